@@ -151,7 +151,10 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
   // A gathered weight is dead when it has been used, so it need not be demoted.
   const bool brief_weight = is_sharded() && !sharding.keep_weights;
-  const int kept = o.pins && needs_weight(*this, u) ? o.state_versions : 1;  // of the weight that is updated
+  // Of the weight that is updated; one beside adapters never changes.
+  const bool changes = !unit.adapted || i == 1;
+  const auto here = static_cast<std::int32_t>(units.size()) - 1;
+  const int kept = o.pins && changes && needs_weight(*this, here) ? o.state_versions : 1;
   versions = is_sharded() ? 1 : kept;
   units.back().weight =
       add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);

@@ -119,7 +119,7 @@ class Emitter {
     const bool split = layout_.state().format().master == MasterFormat::kSplit;
     for (std::int32_t i = 0; i < n; ++i) {
       std::vector<Use> uses{{Operand::kState, {layout_.state_segment(t, i), tier, Access::kRead}}};
-      if (split || (i == n - 1 && layout_.has_frozen(slot.unit))) uses.push_back({Operand::kWeight, weight});
+      if (split || (i == n - 1 && holds_frozen(layout_, t))) uses.push_back({Operand::kWeight, weight});
       add(slot, t, uses, 1, i);
     }
   }

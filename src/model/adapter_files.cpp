@@ -69,6 +69,18 @@ class ConfigReader {
   const json object_;
 };
 
+// Some ways to begin change the model itself (PiSSA, OLoRA, CorDA, LoftQ), beside which B A is meant then.
+void demand_plain_start(const ConfigReader& reader) {
+  const json* start = reader.find("init_lora_weights");
+  if (start == nullptr || start->is_boolean()) return;
+  for (const char* plain : {"gaussian", "eva", "orthogonal"}) {
+    if (*start == plain) return;
+  }
+  reader.wrong("init_lora_weights",
+               "true, false, \"gaussian\", \"eva\" or \"orthogonal\": others change the model (save it "
+               "converted to plain LoRA, with path_initial_model_for_weight_conversion)");
+}
+
 std::uint32_t read_modules(const ConfigReader& reader, const ModelConfig& model) {
   const json* value = reader.find("target_modules");
   const json names = value != nullptr && value->is_string() ? json::array({*value})
@@ -110,6 +122,7 @@ Lora parse_adapter_config(const std::string& json_text, const std::string& where
                      "alora_invocation_tokens", "megatron_config"});
   if (const json* bias = reader.find("bias"); bias != nullptr && *bias != "none")
     reader.wrong("bias", "\"none\"");
+  demand_plain_start(reader);
   Lora lora;
   const double rank = reader.number("r", 1);
   lora.rank = rank <= 1 << 24 ? static_cast<std::int64_t>(rank) : 0;

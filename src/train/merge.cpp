@@ -4,7 +4,6 @@
 
 #include "train/files.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 
@@ -13,17 +12,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What stands beside the weights for those who use a model.
-constexpr const char* kBeside[] = {"generation_config.json",
-                                   "tokenizer.json",
-                                   "tokenizer_config.json",
-                                   "special_tokens_map.json",
-                                   "added_tokens.json",
-                                   "tokenizer.model",
-                                   "vocab.json",
-                                   "merges.txt",
-                                   "chat_template.jinja",
-                                   "chars.json"};
+// What stands beside the weights for those who use a model: tokenizer, template, what ends a text.
+bool is_beside(const fs::directory_entry& entry) {
+  constexpr std::uintmax_t kMost = 256 << 20;
+  const std::string name = entry.path().filename(), kind = entry.path().extension();
+  const bool weights = kind == ".safetensors" || kind == ".bin" || kind == ".pt" || kind == ".pth" ||
+                       kind == ".gguf" || kind == ".h5" || name.find(".index.json") != name.npos;
+  return entry.is_regular_file() && !weights && name != "config.json" && entry.file_size() <= kMost;
+}
 
 void refuse_same(const std::string& out, const std::string& other) {
   std::error_code error;
@@ -46,10 +42,8 @@ std::int64_t merge_adapters(const std::string& base, const std::string& adapters
               const bool here = merged.merge(p, begin, end, values);
               if (here && begin == 0) ++changed;
             });
-    for (const char* name : kBeside) {
-      const std::string from = base + "/" + name;
-      if (fs::exists(from))
-        write_file_atomically(fresh + "/" + name, read_text_file(from, "a file of the model"));
+    for (const fs::directory_entry& entry : fs::directory_iterator(base)) {
+      if (is_beside(entry)) fs::copy_file(entry.path(), fs::path(fresh) / entry.path().filename());
     }
   });
   return changed;

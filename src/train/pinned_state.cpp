@@ -234,7 +234,7 @@ class Form {
                                add_trained(index, layout_.state_elements(tile_, i), range, first, count);
                              });
       }
-      if (weight_ >= 0 && layout_.has_frozen(unit())) add_frozen();
+      if (weight_ >= 0 && holds_frozen(layout_, tile_)) add_frozen();
     }
     return std::move(form_);
   }

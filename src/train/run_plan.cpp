@@ -510,7 +510,8 @@ double RunPlan::bubble_share() const {
 std::int64_t RunPlan::tile_bytes() const {
   const Unit& layer = model->units()[1];
   std::int64_t most = 0;
-  for (std::size_t i = 1; i < layer.tiles.size(); ++i) most = std::max(most, layer.tiles[i].count);
+  for (std::size_t i = 1; i < layer.tiles.size() && layer.in_tiles(); ++i)
+    most = std::max(most, layer.tiles[i].count);
   return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }
 

@@ -189,8 +189,6 @@ TEST(Frozen, WholeUnitsHaveNoGradientsAndNoBackwardBelow) {
             EXPECT_TRUE(one.masters(u, p) == two.masters(u, p)) << p.name;
         }
         two.expect_within_budgets();
-        EXPECT_EQ(two.engine().settled_traffic(),
-                  forecast(two.layout(), two.programs(), two.budgets(), two.engine().history()));
       }
     }
   }

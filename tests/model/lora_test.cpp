@@ -320,6 +320,8 @@ TEST(AdapterFiles, AreRefusedWithOneMessage) {
       {replaced("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 8}"), "\"rank_pattern\" is"},
       {replaced("\"q_proj\"", "\"c_attn\""), "expected names among q_proj, k_proj, v_proj, o_proj"},
       {replaced("\"q_proj\"", "\".*\""), "expected names among"},
+      {replaced("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_4\""),
+       "others change the model"},
       {replaced("\"use_rslora\": false", "\"use_rslora\": 1"), "\"use_rslora\" is 1, expected true or false"},
   };
   for (const auto& [text, said] : cases) {

@@ -28,7 +28,7 @@ class LoraRuns : public CheckpointFixture {
   RunConfig adapted(const std::string& out, const Strings& more = {}) const {
     return on_book(Strings{"model.from=" + model_, "data.seq_len=16", "data.validation=0.2", "eval.batches=1",
                            "steps=4", "train_batch_size=4", "train_micro_batch_size_per_gpu=2",
-                           "optimizer.params.lr=0.02", "gradient_clipping=1",
+                           "optimizer.type=AdamW", "optimizer.params.lr=0.02", "gradient_clipping=1",
                            "output.dir=" + directory_ + "/" + out} +
                    more);
   }

@@ -1,5 +1,5 @@
 // Measures the stalls of the compute stream during a step, by cause. What ranks do together
-// runs on another stream, for which it may wait.
+// runs on other streams, for which it may wait.
 //
 // A wait of the rank thread is not always a stall: the thread runs ahead of the stream, and its wait may end
 // before the stream has finished the work that it was given. So the two are intersected. The time of the rank
@@ -13,7 +13,8 @@
 // next operation needs the weight, the gradient or the memory of an update that is running, the cause is the
 // optimizer. The same holds where a step ends with its updates and the rank thread waits for the optimizer's
 // stream. While it waits for the compute stream at the end of a step, everything has been issued, so idle
-// time there is hand-over (kOther).
+// time there is hand-over (kOther). But where the stream itself waited for what parts of layers or of
+// sequences exchange, that counts by itself (kParts).
 #pragma once
 #include <algorithm>
 #include <array>
@@ -51,12 +52,20 @@ class StallMeter final : public WaitObserver {
     busy_ = busy;
   }
   // The stalls since begin(). The clock and the stream are not read at exactly the same moment, so the idle
-  // time of a stream that was always busy may come out slightly negative; it is clamped to 0.
-  StallTimes end() {
+  // time of a stream that was always busy may come out slightly negative; it is clamped to 0. `exchanged`:
+  // seconds in which the stream waited for the exchanges of parts.
+  StallTimes end(double exchanged) {
     mark(StallCause::kOther);
     StallTimes times = idle_;
+    const auto of = [&](StallCause cause) -> double& {
+      return times.seconds[static_cast<std::size_t>(cause)];
+    };
     // On a GPU the stream itself waits for copies that are under way, and counts as busy then.
-    times.seconds[static_cast<std::size_t>(StallCause::kCopies)] += compute_.waited_seconds() - waited_;
+    of(StallCause::kCopies) += compute_.waited_seconds() - waited_;
+    for (const StallCause cause : {StallCause::kOther, StallCause::kCopies}) {
+      const double moved = std::clamp(of(cause), 0.0, exchanged);
+      of(cause) -= moved, of(StallCause::kParts) += moved, exchanged -= moved;
+    }
     for (double& seconds : times.seconds) seconds = std::max(0.0, seconds);
     return times;
   }

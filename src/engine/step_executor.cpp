@@ -28,8 +28,9 @@ std::uint64_t next_identity() {
 }  // namespace
 
 const char* name_of(StallCause cause) {
-  static constexpr const char* kNames[] = {"reads",   "write-backs", "memory in order", "copies", "optimizer",
-                                           "gathers", "ranks",       "stages",          "other"};
+  static constexpr const char* kNames[] = {"reads",     "write-backs", "memory in order", "copies",
+                                           "optimizer", "gathers",     "ranks",           "stages",
+                                           "parts",     "other"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 
@@ -89,7 +90,7 @@ StepExecutor::StepExecutor(const Options& o)
   groups_.pieces = group(CommAxis::kPieces);
   groups_.copies = group(CommAxis::kCopies);
   if (auto parts = group(CommAxis::kTensor)) {
-    exchange_ = std::make_unique<Exchange>(std::move(parts), *timer_);
+    exchange_ = std::make_unique<Exchange>(device_, std::move(parts), *timer_);
     part_ = layout_.model->with(*exchange_);
   }
   if (place.parts.context > 1)
@@ -107,8 +108,9 @@ StepExecutor::~StepExecutor() {
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
   // reported.
   Stream* const context = context_ != nullptr ? &context_->stream() : nullptr;
+  Stream* const exchange = exchange_ != nullptr ? &exchange_->stream() : nullptr;
   for (Stream* stream :
-       {comm_.get(), context, send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
+       {comm_.get(), context, exchange, send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
     try {
       if (stream != nullptr) stream->synchronize();
     } catch (...) {
@@ -352,6 +354,7 @@ std::span<const double> StepExecutor::read_scalars() {
     stall_->mark(StallCause::kRanks);
     comm_->synchronize();
     if (context_ != nullptr) context_->stream().synchronize();
+    if (exchange_ != nullptr) exchange_->stream().synchronize();
     for (Stream* stream : {receive_.get(), send_.get()}) {
       if (stream == nullptr) continue;
       stall_->mark(StallCause::kStages);
@@ -529,7 +532,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   }
   if (const auto updates = sequence_.next()) run_updates(*updates);
   result.seconds = seconds_between(begin, Clock::now());
-  result.stall_for = stall_->end();
+  result.stall_for = stall_->end(timer_->waited_seconds());
   result.stall = result.stall_for.total();
   result.phases = timer_->phases();
   result.traffic = traffic() - before;

@@ -1,4 +1,5 @@
-// Measures how long the streams were busy with each phase of a step, and with calls of other ranks.
+// Measures how long the streams were busy with each phase of a step, and with calls of other ranks, and how
+// long the compute stream waited for such calls.
 #pragma once
 #include <atomic>
 
@@ -66,13 +67,22 @@ class StepExecutor::Timer {
     comm_[axis].add(seconds_between(comm_started_[axis], Clock::now()));
   }
 
+  // Lets the compute stream wait for what ranks exchange on another stream.
+  void wait(Stream& compute, const Event& exchanged) {
+    compute.callback([this] { wait_began_ = Clock::now(); });
+    compute.wait(exchanged);
+    compute.callback([this] { waited_.add(seconds_between(wait_began_, Clock::now())); });
+  }
+
   void reset() {
+    waited_.reset();
     for (Sum& n : nanoseconds_) n.reset();
     for (Sum& n : comm_.all) n.reset();
   }
   Phases phases() const {
     return {nanoseconds_[0].seconds(), nanoseconds_[1].seconds(), nanoseconds_[2].seconds()};
   }
+  double waited_seconds() const { return waited_.seconds(); }
   ByAxis<double> comm_seconds() const {
     ByAxis<double> seconds;
     for (std::size_t i = 0; i < seconds.all.size(); ++i) seconds.all[i] = comm_.all[i].seconds();
@@ -130,6 +140,8 @@ class StepExecutor::Timer {
   int lane_[Position::kWork] = {};
   Clock::time_point started_[Position::kWork];
   Sum nanoseconds_[3];
+  Clock::time_point wait_began_;  // of wait(); the compute stream's
+  Sum waited_;
   ByAxis<Clock::time_point> comm_started_;
   ByAxis<Sum> comm_;
 };

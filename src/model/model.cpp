@@ -188,6 +188,7 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
                   call.table_part(), documents);
   if (part_.sequence) {
     call.exchange->reduce_scatter(s, rows, x);
+    call.exchange->end(s);
   } else {
     call.sum_of_parts(x);
   }

@@ -77,10 +77,11 @@ struct StepResult {
   CommTraffics comm;               // with other ranks
   // How long each axis was busy, waits for other ranks included; gathers may run beside compute.
   ByAxis<double> comm_seconds;
-  // Without the waits for other ranks (kGathers, kRanks, kStages): large where a rank holds up the others.
+  // Without the waits for other ranks (kGathers, kRanks, kStages, kParts): large where a rank holds up the
+  // others.
   double own_seconds() const {
     return seconds - stall_for[StallCause::kGathers] - stall_for[StallCause::kRanks] -
-           stall_for[StallCause::kStages];
+           stall_for[StallCause::kStages] - stall_for[StallCause::kParts];
   }
 };
 

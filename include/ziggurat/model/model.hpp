@@ -76,7 +76,9 @@ enum class Gradients { kAdd, kOverwrite };
 enum class Backward { kWhole, kInHalves };
 
 // What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
-// Views are without gaps. Exchanges are enqueued on the stream of the call.
+// Views are without gaps. An exchange begins when the work that the stream `s` has so far is done, and goes
+// on beside later work of `s`, which must leave its views alone until end(). Those that are begun are carried
+// out one after the other.
 class PartExchange {
  public:
   virtual ~PartExchange() = default;
@@ -87,6 +89,9 @@ class PartExchange {
   virtual void reduce_scatter(Stream& s, const View& in, const View& out) = 0;
   // out gets `in` of every part, in the order of the parts; `in` may be this part's piece of `out`.
   virtual void all_gather(Stream& s, const View& in, const View& out) = 0;
+  // Work that `s` gets later begins when the oldest exchange that has not been ended is done. Each is ended
+  // once.
+  virtual void end(Stream& s) = 0;
 };
 
 // One call of PartExchange, for forecasts. count: elements of the data, or of one part's piece of it.

@@ -5,7 +5,7 @@
 
 #include "engine/context_parts.hpp"
 #include "engine/part_exchange.hpp"
-#include "engine/tile_walk.hpp"
+#include "engine/pass.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 
@@ -99,95 +99,7 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kReceive:
       return pass_on(op);
     default:
-      return issue_pass(op);
-  }
-}
-
-// A forward or backward of a unit.
-void StepExecutor::issue_pass(const StepOp& op) {
-  const Model& model = this->model();
-  const Workspace w(layout_, workspace_.get());
-  const BatchShape shape = layout_.options.micro_batch;
-  const Layout::UnitTensors& unit = layout_.unit(op.unit);  // of a unit in tiles, the first one
-  Stream& s = *compute_;
-  const auto data = [&](Operand operand) { return lease(op, operand).data(); };
-  const auto flat = [&](Operand operand, TensorId id) {
-    const bool of_table = operand == Operand::kTable || operand == Operand::kTableAccumulator;
-    return unit_view(data(operand), id, of_table ? layout_.unit(0) : unit);
-  };
-  const auto rows = [&](Operand operand) {
-    return View(data(operand), model.dtype(), model.residual_rows(shape), model.config().width);
-  };
-  const auto weight = [&] { return flat(Operand::kWeight, unit.weight); };
-  // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
-  const auto table = [&] {
-    return op.has(Operand::kTable) ? flat(Operand::kTable, layout_.unit(0).weight) : weight();
-  };
-  const auto accumulator = [&] { return flat(Operand::kAccumulator, unit.accumulator); };
-  // What the first micro-batch finds in an accumulator is left over from others.
-  const Gradients into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
-  std::optional<TileWalk> walk;
-  if (op.in_tiles()) walk.emplace(*this);
-  TileWalk* const tiles = walk ? &*walk : nullptr;
-  const std::optional<DropoutPlace> place = dropout_of(op);
-  const DropoutPlace* const dropout = place ? &*place : nullptr;
-  const std::int64_t layer = static_cast<std::int64_t>(op.unit) - 1;  // of a block
-  const View documents = w.documents(op.micro_batch);
-  const auto forward = [&](const View& out, void* saved) {
-    model.block_forward(s, shape, weight(), rows(Operand::kInput), out, saved, w.scratch(), context_.get(),
-                        tiles, dropout, layer, documents);
-  };
-
-  switch (op.kind) {
-    case OpKind::kEmbedding:
-      model.embedding_forward(s, shape, weight(), w.ids(op.micro_batch), rows(Operand::kOutput), w.scratch(),
-                              dropout, documents);
-      break;
-    case OpKind::kForward:
-      forward(rows(Operand::kOutput), op.has(Operand::kSaved) ? data(Operand::kSaved) : w.saved());
-      break;
-    case OpKind::kHeadLoss:
-      model.head_loss(s, shape, weight(), table(), rows(Operand::kInput), w.targets(op.micro_batch),
-                      w.scalar(0), w.scratch());
-      break;
-    case OpKind::kHead: {
-      const View sum = accumulator();
-      const View table_sum = op.has(Operand::kTableAccumulator)
-                                 ? flat(Operand::kTableAccumulator, layout_.unit(0).accumulator)
-                                 : sum;
-      model.head_loss_and_gradient(s, shape, weight(), table(), rows(Operand::kInput),
-                                   w.targets(op.micro_batch), w.scalar(0), rows(Operand::kActivationGradient),
-                                   sum, table_sum, w.scratch(), head_scale_, into);
-      break;
-    }
-    case OpKind::kBackward: {
-      const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), sum = accumulator();
-      const View weights = weight();
-      const bool again = !op.has(Operand::kSaved);
-      void* saved = again ? w.saved() : data(Operand::kSaved);
-      if (again) forward(View(), saved);
-      model.block_backward(s, shape, weights, x, saved, dx, sum, w.scratch(), into, context_.get(), tiles,
-                           dropout, layer, documents);
-      break;
-    }
-    case OpKind::kBackwardInput: {
-      const View x = rows(Operand::kInput), weights = weight();
-      void* const saved = data(Operand::kSaved);
-      if (layout_.options.recompute) forward(View(), saved);
-      model.block_backward_input(s, shape, weights, x, saved, rows(Operand::kActivationGradient), w.scratch(),
-                                 context_.get(), dropout, layer, documents);
-      break;
-    }
-    case OpKind::kBackwardWeight:
-      model.block_backward_weight(s, shape, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
-                                  w.scratch(), into, dropout);
-      break;
-    case OpKind::kEmbeddingBackward:
-      model.embedding_backward(s, shape, w.ids(op.micro_batch), rows(Operand::kActivationGradient),
-                               accumulator(), into, w.scratch(), dropout, documents);
-      break;
-    default:
-      ZG_ASSERT(false, "{} is no work of a stream", name_of(op.kind));
+      return Pass(*this, op).issue();
   }
 }
 

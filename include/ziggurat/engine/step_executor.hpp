@@ -197,6 +197,7 @@ class StepExecutor {
   class ContextParts;
   class Exchange;
   class TileWalk;
+  class Pass;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
   const StepOp& current_op() const { return running_->ops[static_cast<std::size_t>(at_)]; }
@@ -204,7 +205,6 @@ class StepExecutor {
   void end_op();    // releases them when its work is done
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
-  void issue_pass(const StepOp& op);
   void issue_update(const StepOp& op);
   std::optional<DropoutPlace> dropout_of(const StepOp& op) const;
   void run_updates(const ProgramStart& start);

@@ -1,0 +1,397 @@
+// The axes: what a run can choose on each, and how it says so.
+#include <algorithm>
+
+#include "config/axis_names.hpp"
+#include "ziggurat/config/composition.hpp"
+
+namespace zg {
+namespace {
+
+using namespace config;
+using Run = const RunConfig&;
+using Kind = DeviceConfig::Kind;
+using Choices = std::vector<Axis::Choice>;
+
+int ranks_of(Run r) {
+  return r.ranks();
+}
+// With a section "tiers", what no offload section places goes wherever there is room.
+constexpr const char* kAnywhere = "wherever there is room: a section tiers, and nothing that says otherwise";
+
+Choices parameter_places() {
+  return {{"none",
+           {"zero_optimization.offload_param.device=none"},
+           "weights stay on the device",
+           [](Run r) { return r.offload_param == OffloadTarget::kDevice; }},
+          {"cpu",
+           {"zero_optimization.offload_param.device=cpu"},
+           "weights may sink to host memory",
+           [](Run r) { return r.offload_param == OffloadTarget::kHost; }},
+          {"nvme",
+           {"zero_optimization.offload_param.device=nvme"},
+           "weights may sink to the drives",
+           [](Run r) { return r.offload_param == OffloadTarget::kNvme; }},
+          {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
+             return r.offload_param == OffloadTarget::kAuto;
+           }}};
+}
+
+Choices state_places() {
+  return {{"none",
+           {"zero_optimization.offload_optimizer.device=none"},
+           "the optimizer's state stays on the device, which updates the weights",
+           [](Run r) { return r.offload_optimizer == OffloadTarget::kDevice; }},
+          {"cpu",
+           {"zero_optimization.offload_optimizer.device=cpu"},
+           "the state may sink to host memory",
+           [](Run r) { return r.offload_optimizer == OffloadTarget::kHost; }},
+          {"nvme",
+           {"zero_optimization.offload_optimizer.device=nvme"},
+           "the state may sink to the drives",
+           [](Run r) { return r.offload_optimizer == OffloadTarget::kNvme; }},
+          {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
+             return r.offload_optimizer == OffloadTarget::kAuto;
+           }}};
+}
+
+Choices activation_places() {
+  return {{"none",
+           {"activation_checkpointing.cpu_checkpointing=false"},
+           "activations stay on the device",
+           [](Run r) { return r.offload_activation == OffloadTarget::kDevice; }},
+          {"cpu",
+           {"activation_checkpointing.cpu_checkpointing=true"},
+           "activations may sink to host memory",
+           [](Run r) { return r.offload_activation == OffloadTarget::kHost; }},
+          {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
+             return r.offload_activation == OffloadTarget::kAuto;
+           }}};
+}
+
+Choices optimizers() {
+  return {{"AdamW",
+           {"optimizer.type=AdamW"},
+           "two moments",
+           [](Run r) { return r.optimizer.kind == OptimizerKind::kAdam && r.optimizer.decoupled; }},
+          {"Adam",
+           {"optimizer.type=Adam", "optimizer.params.adam_w_mode=false"},
+           "two moments, weight decay in the gradient",
+           [](Run r) { return r.optimizer.kind == OptimizerKind::kAdam && !r.optimizer.decoupled; }},
+          {"SGD",
+           {"optimizer.type=SGD"},
+           "no moment",
+           [](Run r) { return r.optimizer.kind == OptimizerKind::kSgd && r.optimizer.momentum == 0; }},
+          {"SGD with momentum",
+           {"optimizer.type=SGD", "optimizer.params.momentum=0.9"},
+           "one moment",
+           [](Run r) { return r.optimizer.kind == OptimizerKind::kSgd && r.optimizer.momentum > 0; }},
+          {"Lion", {"optimizer.type=Lion"}, "one moment", [](Run r) {
+             return r.optimizer.kind == OptimizerKind::kLion;
+           }}};
+}
+
+Choices state_formats() {
+  return {{"fp32",
+           {"optimizer.state=fp32"},
+           "master weights and moments in fp32",
+           [](Run r) { return r.optimizer.state == StatePrecision::kFull; }},
+          {"split",
+           {"optimizer.state=split"},
+           "the same bits; the bf16 weight is one half of the master weight",
+           [](Run r) { return r.optimizer.state == StatePrecision::kSplit; }},
+          {"bf16",
+           {"optimizer.state=bf16"},
+           "moments in bf16, rounded stochastically",
+           [](Run r) { return r.optimizer.state == StatePrecision::kBf16; }},
+          {"int8", {"optimizer.state=int8"}, "moments in 8 bits, block by block", [](Run r) {
+             return r.optimizer.state == StatePrecision::kInt8;
+           }}};
+}
+
+Choices arithmetics() {
+  return {
+      {"fp32", {"bf16.enabled=false"}, "the default", [](Run r) { return r.dtype == DType::kF32; }},
+      {"bf16",
+       {"bf16.enabled=true"},
+       "weights and activations in bf16",
+       [](Run r) { return r.dtype == DType::kBF16; }},
+      {"fp16",
+       {"fp16.enabled=true"},
+       "weights and activations in fp16, with a loss scale; a step that overflows is skipped by all ranks",
+       [](Run r) { return r.dtype == DType::kF16; }},
+      {"fp64", {"fp64.enabled=true"}, "for tests", [](Run r) { return r.dtype == DType::kF64; }}};
+}
+
+Choices communication_types() {
+  return {{"as the arithmetic",
+           {"communication_data_type=none"},
+           "gradients leave the device as they are computed",
+           [](Run r) { return r.gradient_dtype == r.dtype; }},
+          {"fp32",
+           {"communication_data_type=fp32"},
+           "in fp32",
+           [](Run r) { return r.gradient_dtype == DType::kF32; }},
+          {"bf16",
+           {"communication_data_type=bf16"},
+           "in bf16",
+           [](Run r) { return r.gradient_dtype == DType::kBF16; }},
+          {"fp16", {"communication_data_type=fp16"}, "in fp16", [](Run r) {
+             return r.gradient_dtype == DType::kF16;
+           }}};
+}
+
+bool any_group(Run r, bool frozen) {
+  return std::any_of(r.optimizer.groups.begin(), r.optimizer.groups.end(),
+                     [&](const ParamGroup& group) { return group.frozen == frozen; });
+}
+
+Choices parameter_groups() {
+  return {{"none", {}, "one rule for all parameters", [](Run r) { return r.optimizer.groups.empty(); }},
+          {"with a rule",
+           {R"(optimizer.param_groups=[{"params": "*.bias", "lr_factor": 2}])"},
+           "some have a learning rate or a weight decay of their own",
+           [](Run r) { return any_group(r, false); }},
+          {"frozen",
+           {R"(optimizer.param_groups=[{"params": "*.bias", "frozen": true}])"},
+           "some are never updated",
+           [](Run r) { return any_group(r, true); }}};
+}
+
+Choices devices() {
+  return {{"host",
+           {"devices=host"},
+           "one rank, on the processor",
+           [](Run r) { return r.device.kind == Kind::kHost && ranks_of(r) == 1; }},
+          {"host:N",
+           {"devices=host:8"},
+           "N ranks on the processor",
+           [](Run r) { return r.device.kind == Kind::kHost && ranks_of(r) > 1; }},
+          {"cuda:N",
+           {"devices=cuda:0"},
+           "one rank, on a GPU",
+           [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) == 1; }},
+          {"cuda:N,M",
+           {"devices=cuda:0-7"},
+           "a rank on each of several GPUs, over NCCL; also cuda:0,1 and cuda:all, and one process on each "
+           "machine",
+           [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) > 1; }}};
+}
+
+Choices stages_of_zero() {
+  return {{"0",
+           {"zero_optimization.stage=0"},
+           "every rank holds everything",
+           [](Run r) { return r.zero_stage == 0; }},
+          {"1",
+           {"zero_optimization.stage=1"},
+           "gradients and optimizer state are sharded; weights are gathered once a step",
+           [](Run r) { return r.zero_stage == 1; }},
+          {"2", {"zero_optimization.stage=2"}, "as stage 1", [](Run r) { return r.zero_stage == 2; }},
+          {"3",
+           {"zero_optimization.stage=3"},
+           "weights are sharded, too, and gathered for forward and for backward",
+           [](Run r) { return r.zero_stage == 3; }}};
+}
+
+Choices shardings() {
+  return {{"over all ranks", {}, "they hold everything once", [](Run r) { return r.shard_group == 0; }},
+          {"over groups",
+           {"zero_optimization.zero_hpz_partition_size=2"},
+           "hybrid, also mics_shard_size: each group of neighbouring ranks holds everything once",
+           [](Run r) { return r.shard_group > 0; }}};
+}
+
+Choices tensor_parts() {
+  return {{"off", {}, "each rank has whole layers", [](Run r) { return r.parallel.tensor == 1; }},
+          {"on",
+           {"parallel.tensor=2"},
+           "so many neighbouring ranks have a part of every layer each; also tensor_parallel.autotp_size",
+           [](Run r) { return r.parallel.tensor > 1 && !r.parallel.sequence; }},
+          {"sequence",
+           {"parallel.tensor=2", "parallel.sequence=true"},
+           "they share norms, residuals and checkpoints, too, by rows",
+           [](Run r) { return r.parallel.tensor > 1 && r.parallel.sequence; }}};
+}
+
+Choices context_parts() {
+  return {
+      {"off", {}, "every rank has whole sequences", [](Run r) { return r.parallel.context == 1; }},
+      {"ring",
+       {"parallel.context=2"},
+       "ranks have parts of each sequence; keys and values go around",
+       [](Run r) { return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kRing; }},
+      {"ulysses",
+       {"parallel.context=2", "parallel.context_method=ulysses"},
+       "ranks have parts of each sequence, and in attention some heads of all of it",
+       [](Run r) { return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kUlysses; }}};
+}
+
+Choices packings() {
+  return {{"none",
+           {},
+           "sequences are windows of the tokens",
+           [](Run r) { return r.data.packing == Packing::kNone; }},
+          {"documents", {"data.packing=documents"}, "sequences are several whole documents", [](Run r) {
+             return r.data.packing == Packing::kDocuments;
+           }}};
+}
+
+Choices weight_bits() {
+  return {{"off", {}, "weights are gathered as they are", [](Run r) { return !r.quantize_weights; }},
+          {"on",
+           {"zero_optimization.zero_quantized_weights=true"},
+           "in 8 bits, with a scale for each 256",
+           [](Run r) { return r.quantize_weights; }}};
+}
+
+Choices gradient_bits() {
+  return {{"off", {}, "gradients are summed as they are", [](Run r) { return !r.quantize_gradients; }},
+          {"on",
+           {"zero_optimization.zero_quantized_gradients=true"},
+           "sent in 4 or 8 bits (parallel.quantized_gradient_bits), with a scale for each 256",
+           [](Run r) { return r.quantize_gradients; }}};
+}
+
+Choices update_shares() {
+  return {
+      {"1", {}, "what is offloaded is updated on the host", [](Run r) { return r.host_update_share == 1; }},
+      {"below 1",
+       {"zero_optimization.offload_optimizer.ratio=0.5"},
+       "the rest stays on the device and is updated there",
+       [](Run r) { return r.host_update_share < 1; }}};
+}
+
+Choices drives() {
+  return {{"none", {}, "device and host memory only", [](Run r) { return r.tiers.nvme.empty(); }},
+          {"drives",
+           {R"(tiers.nvme=[{"path": "/mnt/nvme0/ziggurat"}])"},
+           "one or several, shared by all ranks",
+           [](Run r) { return !r.tiers.nvme.empty(); }}};
+}
+
+Choices direct_transfers() {
+  using Direct = DeviceConfig::Direct;
+  return {{"off",
+           {"cuda.gpudirect_storage=off"},
+           "bytes of drives pass through host memory; or auto",
+           [](Run r) { return r.device.direct != Direct::kOn; }},
+          {"on", {"cuda.gpudirect_storage=on"}, "drives read and write the GPU's memory", [](Run r) {
+             return r.device.direct == Direct::kOn;
+           }}};
+}
+
+Choices clippings() {
+  return {{"0", {"gradient_clipping=0"}, "off", [](Run r) { return r.gradient_clipping == 0; }},
+          {"above 0", {"gradient_clipping=1"}, "by the norm over all ranks", [](Run r) {
+             return r.gradient_clipping > 0;
+           }}};
+}
+
+Choices overlaps() {
+  return {{"on",
+           {"optimizer.overlap=on"},
+           "updates run in backward; with clipping or fp16 in the next forward",
+           [](Run r) { return r.optimizer.overlap; }},
+          {"off", {"optimizer.overlap=off"}, "updates are a phase of their own", [](Run r) {
+             return !r.optimizer.overlap;
+           }}};
+}
+
+Choices pipelines() {
+  return {{"1", {}, "every rank has all layers", [](Run r) { return r.parallel.pipeline == 1; }},
+          {"above 1",
+           {"parallel.pipeline=2"},
+           "stages, each with a stretch of the layers, or with several (parallel.chunks)",
+           [](Run r) { return r.parallel.pipeline > 1; }}};
+}
+
+Choices accumulations() {
+  return {{"layer_major",
+           {"accumulation=layer_major"},
+           "all micro-batches through a layer, then the next layer",
+           [](Run r) { return r.accumulation == Accumulation::kLayerMajor; }},
+          {"micro_batch_major",
+           {"accumulation=micro_batch_major"},
+           "a micro-batch through all layers, then the next one",
+           [](Run r) { return r.accumulation == Accumulation::kMicroBatchMajor; }}};
+}
+
+Choices tile_modes() {
+  return {
+      {"auto",
+       {"tiers.tiles=auto"},
+       "the weights of a layer are multiplied in tiles where the whole layer does not fit",
+       [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kAuto; }},
+      {"on", {"tiers.tiles=on"}, "always", [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOn; }},
+      {"off", {"tiers.tiles=off"}, "never", [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOff; }}};
+}
+
+Choices recomputations() {
+  return {{"on",
+           {"activation_checkpointing.recompute=true"},
+           "only the input of each block is kept",
+           [](Run r) { return r.recompute; }},
+          {"off", {"activation_checkpointing.recompute=false"}, "all that backward needs is kept", [](Run r) {
+             return !r.recompute;
+           }}};
+}
+
+Choices checkpoint_modes() {
+  return {{"none", {}, "a killed run is lost", [](Run r) { return !r.checkpoint.asked(); }},
+          {"on",
+           {"checkpoint.every=100"},
+           "written by the ranks that together hold everything, and resumed on any number of them",
+           [](Run r) { return r.checkpoint.asked(); }}};
+}
+
+Choices samples() {
+  return {{"none",
+           {},
+           "also ziggurat generate, later, with the saved model",
+           [](Run r) { return r.sample_tokens == 0; }},
+          {"sample.tokens",
+           {"sample.tokens=20"},
+           "at the end, on the processor, with the saved model",
+           [](Run r) { return r.sample_tokens > 0; }}};
+}
+
+std::vector<Axis> make_axes() {
+  return {
+      {kDevices, devices()},
+      {kStage, stages_of_zero()},
+      {kSharding, shardings()},
+      {kTensor, tensor_parts()},
+      {kContext, context_parts()},
+      {kPacking, packings()},
+      {kWeightBits, weight_bits()},
+      {kGradientBits, gradient_bits()},
+      {kParams, parameter_places()},
+      {kState, state_places()},
+      {kRatio, update_shares()},
+      {"activations", activation_places()},
+      {kDrives, drives()},
+      {kDirect, direct_transfers()},
+      {"optimizer", optimizers()},
+      {kFormat, state_formats()},
+      {kArithmetic, arithmetics()},
+      {kCommunication, communication_types()},
+      {"parameter groups", parameter_groups()},
+      {"gradient_clipping", clippings()},
+      {"optimizer.overlap", overlaps()},
+      {kPipeline, pipelines()},
+      {kAccumulation, accumulations()},
+      {kTiles, tile_modes()},
+      {"recomputation", recomputations()},
+      {kCheckpoints, checkpoint_modes()},
+      {"generated text", samples()},
+  };
+}
+
+}  // namespace
+
+const std::vector<Axis>& composition_axes() {
+  static const std::vector<Axis> axes = make_axes();
+  return axes;
+}
+
+}  // namespace zg

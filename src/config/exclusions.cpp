@@ -1,0 +1,281 @@
+// What cannot be combined, each with its reason and the nearest that can; and what has no effect together.
+#include <fmt/format.h>
+
+#include "config/axis_names.hpp"
+#include "ziggurat/config/composition.hpp"
+
+namespace zg {
+namespace {
+
+using namespace config;
+using Run = const RunConfig&;
+
+// The keys that ask for these choices.
+constexpr const char* kPlace = "zero_optimization.offload_param.device";
+constexpr const char* kStatePlace = "zero_optimization.offload_optimizer.device";
+constexpr const char* kRatioKey = "zero_optimization.offload_optimizer.ratio";
+constexpr const char* kHpz = "zero_optimization.zero_hpz_partition_size";
+constexpr const char* kMics = "zero_optimization.mics_shard_size";
+constexpr const char* kPath = "name a directory on a drive: nvme_path, or tiers.nvme";
+constexpr const char* kWeightBitsKey = "zero_optimization.zero_quantized_weights";
+
+int ranks_of(Run r) {
+  return r.ranks();
+}
+
+std::string undivided(Run r) {
+  const int ranks = r.sharding_ranks();
+  if (r.shard_group == 0 || ranks == 1 || ranks % r.shard_group == 0) return "";
+  const char* of = r.parallel.pipeline > 1 ? " of a stage"
+                   : ranks < ranks_of(r)   ? " that have the same weights"
+                                           : "";
+  return fmt::format("{} does not divide the {} ranks{}", r.shard_group, ranks, of);
+}
+
+std::string undivided_by_parts(Run r) {
+  if (ranks_of(r) % r.parallel.tensor == 0) return "";
+  return fmt::format("{} does not divide the {} ranks", r.parallel.tensor, ranks_of(r));
+}
+
+// Before the other degrees are known to divide the ranks.
+std::string context_apart(Run r) {
+  const std::int64_t context = r.parallel.context, all = ranks_of(r);
+  const std::int64_t others = std::int64_t{r.parallel.tensor} * r.parallel.pipeline, ranks = all / others;
+  if (all % (others * context) == 0) return "";
+  if (all % others != 0) {
+    return fmt::format("tensor {} x context {} x pipeline {} does not divide the {} ranks", r.parallel.tensor,
+                       context, r.parallel.pipeline, all);
+  }
+  std::int64_t below = context, above = context;
+  while (ranks % below != 0) --below;
+  while (above < ranks && ranks % above != 0) ++above;
+  return fmt::format(
+      "{} does not divide the {} ranks{}, {}", context, ranks,
+      others > 1 ? " with the same part of a layer" : "",
+      above > ranks ? fmt::format("{} does", below) : fmt::format("{} and {} do", below, above));
+}
+
+std::string no_stages(Run r) {
+  const std::int64_t tensor = r.parallel.tensor, pipeline = r.parallel.pipeline, all = ranks_of(r);
+  if (all % (tensor * pipeline) == 0) return "";
+  return tensor == 1
+             ? fmt::format("{} does not divide the {} ranks", pipeline, all)
+             : fmt::format("tensor {} x pipeline {} does not divide the {} ranks", tensor, pipeline, all);
+}
+
+std::vector<Exclusion> of_placements() {
+  return {
+      {{kParams, {"cpu", "nvme"}},
+       {kStage, {"0", "1", "2"}},
+       "offload_param means what it means in DeepSpeed, which shards weights with stage 3 only",
+       "set zero_optimization.stage to 3; or give budgets (tiers) in place of offload_param, and weights go "
+       "wherever there is room, with any stage",
+       {kPlace, "zero_optimization.cpu_offload_param", "zero_optimization.cpu_offload_params"}},
+      {{kState, {"cpu", "nvme"}},
+       {kStage, {"0"}},
+       "offload_optimizer means what it means in DeepSpeed, which shards the state from stage 1 on",
+       "set zero_optimization.stage to 1, 2 or 3; or give budgets (tiers) in place of offload_optimizer",
+       {kStatePlace, "zero_optimization.cpu_offload"}},
+      {{kParams, {"nvme"}}, {kDrives, {"none"}}, "there is no drive to sink to", kPath, {kPlace}},
+      {{kState, {"nvme"}}, {kDrives, {"none"}}, "there is no drive to sink to", kPath, {kStatePlace}},
+  };
+}
+
+std::vector<Exclusion> of_groups_of_ranks() {
+  return {
+      {{kSharding, {"over groups"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "groups have equally many ranks",
+       "name a divisor, or another number of ranks (devices)",
+       {kHpz, kMics},
+       nullptr,
+       undivided},
+      {{kTensor, {"on", "sequence"}},
+       {kDevices, {"host", "cuda:N"}},
+       "the parts of a layer are on ranks of their own",
+       "name several ranks (devices), e.g. --devices host:2",
+       {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"}},
+      {{kTensor, {"on", "sequence"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "every layer has equally many parts",
+       "name a divisor, or another number of ranks (devices)",
+       {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"},
+       nullptr,
+       undivided_by_parts},
+      {{kContext, {"ring", "ulysses"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank has whole sequences",
+       "name several ranks (devices), or remove the key",
+       {"parallel.context"}},
+      {{kContext, {"ring", "ulysses"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "groups have equally many ranks",
+       "name a divisor, or another number of ranks (devices)",
+       {"parallel.context"},
+       nullptr,
+       context_apart},
+      {{kPacking, {"documents"}},
+       {kContext, {"ring", "ulysses"}},
+       "parts of sequences do not know the documents of the others so far",
+       "remove parallel.context, or leave data.packing \"none\"",
+       {"data.packing"}},
+  };
+}
+
+std::vector<Exclusion> of_stages_and_tiles() {
+  return {
+      {{kPipeline, {"above 1"}},
+       {kDevices, {"host", "cuda:N"}},
+       "each stage is a rank of its own",
+       "name several ranks (devices)",
+       {"parallel.pipeline", "pipeline.stages"}},
+      {{kPipeline, {"above 1"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "all stages have equally many ranks",
+       "name a divisor, or another number of ranks (devices)",
+       {"parallel.pipeline", "pipeline.stages"},
+       nullptr,
+       no_stages},
+      {{kAccumulation, {"micro_batch_major"}},
+       {kPipeline, {"above 1"}},
+       "parallel.pipeline_schedule says in which order micro-batches pass",
+       "remove the key; \"depth_first\" and \"1f1b\" hold the activations of fewest micro-batches",
+       {"accumulation"},
+       [](RunConfig& r) { r.accumulation = Accumulation::kLayerMajor; }},
+      {{kTiles, {"on"}},
+       {kTensor, {"on", "sequence"}},
+       "a part of a layer is multiplied as a whole so far",
+       "leave it \"auto\"; more parts need less room each",
+       {"tiers.tiles"}},
+      {{kTiles, {"on"}},
+       {kPipeline, {"above 1"}},
+       "stages multiply whole layers so far",
+       "leave it \"auto\", or remove parallel.pipeline",
+       {"tiers.tiles"}},
+  };
+}
+
+std::vector<Exclusion> of_number_formats() {
+  return {
+      {{kFormat, {"split"}},
+       {kArithmetic, {"fp32", "fp16"}},
+       "\"split\" makes the bf16 weight one half of the master weight",
+       "enable bf16, or choose another state",
+       {"optimizer.state"}},
+      {{kFormat, {"split", "bf16", "int8"}},
+       {kArithmetic, {"fp64"}},
+       "with fp64 all of the state is fp64",
+       "choose state \"fp32\", the default, or disable fp64",
+       {"optimizer.state"}},
+      {{kCommunication, {"fp16"}},
+       {kArithmetic, {"fp32", "bf16", "fp64"}},
+       "gradients in fp16 need the loss scale that \"fp16\": {\"enabled\": true} brings",
+       "use \"bf16\", or \"none\" with fp64",
+       {"communication_data_type"}},
+      {{kCommunication, {"fp32", "bf16"}},
+       {kArithmetic, {"fp64"}},
+       "with fp64 gradients stay fp64",
+       "remove the key",
+       {"communication_data_type"}},
+  };
+}
+
+std::vector<Exclusion> of_direct_transfers() {
+  return {
+      {{kDirect, {"on"}},
+       {kDevices, {"host", "host:N"}},
+       "this run trains on the processor, and drives have no GPU to move bytes to",
+       "leave it \"auto\", and aio.use_gds false",
+       {"cuda.gpudirect_storage", "aio.use_gds"}},
+      {{kDirect, {"on"}},
+       {kDevices, {"cuda:N,M"}},
+       "GPUDirect Storage serves runs on one GPU alone",
+       "leave it \"auto\", and aio.use_gds false; drives then reach the GPUs by way of host memory",
+       {"cuda.gpudirect_storage", "aio.use_gds"}},
+  };
+}
+
+// What a choice without effect is set to.
+void whole_ratio(RunConfig& r) {
+  r.host_update_share = 1;
+}
+void no_groups(RunConfig& r) {
+  r.shard_group = 0;
+}
+void whole_weights(RunConfig& r) {
+  r.quantize_weights = false;
+}
+void whole_gradients(RunConfig& r) {
+  r.quantize_gradients = false;
+}
+
+std::vector<Exclusion> without_effect() {
+  return {
+      {{kSharding, {"over groups"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank holds everything",
+       "with several ranks (devices) the groups act",
+       {kHpz, kMics},
+       no_groups},
+      {{kSharding, {"over groups"}},
+       {kStage, {"0"}},
+       "stage 0 shards nothing",
+       "set zero_optimization.stage to 1, 2 or 3",
+       {kHpz, kMics},
+       no_groups},
+      {{kWeightBits, {"on"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank gathers nothing",
+       "with several ranks (devices) it acts",
+       {kWeightBitsKey},
+       whole_weights},
+      {{kWeightBits, {"on"}},
+       {kStage, {"0"}},
+       "with stage 0 every rank has all weights",
+       "set zero_optimization.stage to 1, 2 or 3",
+       {kWeightBitsKey},
+       whole_weights},
+      {{kGradientBits, {"on"}},
+       {kDevices, {"host", "cuda:N"}},
+       "one rank sends no gradients",
+       "with several ranks (devices) it acts",
+       {"zero_optimization.zero_quantized_gradients"},
+       whole_gradients},
+      {{kRatio, {"below 1"}},
+       {kState, {"none"}},
+       "everything is updated on the device",
+       "set offload_optimizer.device to cpu or nvme",
+       {kRatioKey},
+       whole_ratio},
+      {{kRatio, {"below 1"}},
+       {kState, {"anywhere"}},
+       "the plan finds what is updated where",
+       "set offload_optimizer.device to cpu or nvme",
+       {kRatioKey},
+       whole_ratio},
+      {{kRatio, {"below 1"}},
+       {kStage, {"1", "2"}},
+       "as in DeepSpeed, it counts with stage 3 alone",
+       "set zero_optimization.stage to 3",
+       {kRatioKey},
+       whole_ratio},
+  };
+}
+
+std::vector<Exclusion> make_exclusions() {
+  std::vector<Exclusion> all;
+  for (const auto& some : {of_placements(), of_groups_of_ranks(), of_stages_and_tiles(), of_number_formats(),
+                           of_direct_transfers(), without_effect()}) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+const std::vector<Exclusion>& exclusions() {
+  static const std::vector<Exclusion> all = make_exclusions();
+  return all;
+}
+
+}  // namespace zg

@@ -272,12 +272,14 @@ struct Call {
   double rate_of(Dropped what) const {
     return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
   }
-  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile.
+  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A matrix
+  // in the first tile is whole.
   template <class F>
   void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
     const bool gradient = kind == TileUse::Kind::kGradient;
-    if (tiles == nullptr) return f(gradient ? grad(index) : weight(index), 0);
     const Param& p = unit.params[index];
+    if (tiles == nullptr || p.offset < unit.tiles.front().count)
+      return f(gradient ? grad(index) : weight(index), 0);
     for (std::size_t i = 1; i < unit.tiles.size(); ++i) {
       const Tile& tile = unit.tiles[i];
       if (tile.param != static_cast<std::int32_t>(index)) continue;

@@ -72,7 +72,6 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
   validate(config);
   validate_parts(config, part.parts);
   ZG_ASSERT(part.part >= 0 && part.part < part.parts, "part {} of {}", part.part, part.parts);
-  ZG_ASSERT(part.parts == 1 || blocks == Blocks::kWhole, "a part of a model in tiles");
   here_ = model::part_config(config, part_);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
@@ -155,7 +154,7 @@ std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
-  const View sums = tile_sums(shape, nullptr);
+  const View sums = tile_sums(shape, how, nullptr);
   return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
          sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
@@ -285,7 +284,7 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, grads, into, context);
   call.tiles = tiles;
-  call.sums = tile_sums(shape, workspace);
+  call.sums = tile_sums(shape, Backward::kWhole, workspace);
   call.dropout = dropout;
   set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
@@ -296,8 +295,9 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
 }
 
 void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                                 void* workspace, ContextExchange* context, const DropoutPlace* dropout,
-                                 std::int64_t layer, const View& documents) const {
+                                 void* workspace, ContextExchange* context, TileAccess* tiles,
+                                 const DropoutPlace* dropout, std::int64_t layer,
+                                 const View& documents) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -305,8 +305,10 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
   check_exchange(shape, context);
-  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
+  call.tiles = tiles;
+  call.sums = tile_sums(shape, Backward::kInHalves, workspace);
   call.dropout = dropout;
   set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
@@ -317,14 +319,16 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
 }
 
 void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads,
-                                  void* workspace, Gradients into, const DropoutPlace* dropout) const {
+                                  void* workspace, Gradients into, TileAccess* tiles,
+                                  const DropoutPlace* dropout) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(saved != nullptr && workspace != nullptr);
-  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
+  call.tiles = tiles;
   call.dropout = dropout;
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward_weight(call, x, saved, workspace);

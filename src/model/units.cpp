@@ -261,13 +261,15 @@ void cut_into_tiles(Unit& unit) {
     p.offset = end;
     end = round_up(end + p.count(), kParamAlign);
   };
+  // What several parts have and sum is summed whole.
+  const auto stays = [](const Param& p) { return p.vector || p.summed; };
   for (Param& p : unit.params) {
-    if (p.vector) place(p);
+    if (stays(p)) place(p);
   }
   unit.tiles = {{0, end}};
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     Param& p = unit.params[i];
-    if (p.vector) continue;
+    if (stays(p)) continue;
     place(p);
     const std::int64_t count = tile_rows(p) * p.cols;
     for (std::int64_t first = p.offset; first < p.offset + p.count(); first += count)

@@ -380,12 +380,11 @@ class Planner {
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }
 
-  // Stages of a pipeline and parts of layers hold less of them already. Tiles move, so that weights which
-  // stay on the device gain nothing; and of small layers they would spare little.
+  // Tiles move, so that weights which stay on the device gain nothing; and of small layers they would spare
+  // little.
   bool may_become_tiles() const {
     constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
-    const ParallelConfig& p = config_.parallel;
-    return config_.tiers.tiles == TierConfig::Tiles::kAuto && p.tensor == 1 && p.pipeline == 1 &&
+    return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
            config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }

@@ -209,14 +209,15 @@ class Model {
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
                       TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr,
                       std::int64_t layer = -1, const View& documents = {}) const;
-  // The same in two calls, of blocks that are no tiles; `saved` and `workspace` are as large as
-  // Backward::kInHalves says. The first one overwrites x and `saved` with what the second one needs of them.
+  // The same in two calls; `saved` and `workspace` are as large as Backward::kInHalves says. The first one
+  // overwrites x and `saved` with what the second one needs of them.
   void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                            void* workspace, ContextExchange* context = nullptr,
+                            void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                             const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
                             const View& documents = {}) const;
   void block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads, void* workspace,
-                             Gradients into = Gradients::kAdd, const DropoutPlace* dropout = nullptr) const;
+                             Gradients into = Gradients::kAdd, TileAccess* tiles = nullptr,
+                             const DropoutPlace* dropout = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
@@ -245,7 +246,7 @@ class Model {
   // How a block's layer attends.
   void set_layer(model::Call& call, std::int64_t layer, const View& documents) const;
   // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
-  View tile_sums(BatchShape shape, void* workspace) const;
+  View tile_sums(BatchShape shape, Backward how, void* workspace) const;
 
   const OpSizes* sizes_;
   PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing

@@ -40,6 +40,8 @@ HALVES = ("zg_test_model", "*BackwardInHalves*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
+OVERLAP = ("zg_test_model", "PartsOverlap.*")
+GPT2, EXCHANGE = "src/model/gpt2_block.cpp", "src/engine/part_exchange.hpp"
 SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
 PINNED = ("zg_test_train", "Pinned*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
@@ -251,8 +253,8 @@ BUGS = (
           "    if (holds()) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
     Bug("zero-bubble: the gradient of a bias is added in both halves",
         (("src/model/gpt2_block.cpp",
-          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n",
-          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n"
+          "  linear_backward(call, w, f.fc, input.end(), kFcWeight, kFcBias);\n",
+          "  linear_backward(call, w, f.fc, input.end(), kFcWeight, kFcBias);\n"
           "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
         ((COPIES, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
@@ -293,6 +295,40 @@ BUGS = (
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("src/engine/workspace.hpp", "l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();",
           "l.options.place().ranks() > 1;"),), TILES),
+    Bug("the last tile of a matrix is short by a row",
+        ((CALL, "const std::int64_t rows = std::min(p.rows - first, tile.count / p.cols),",
+          "const std::int64_t rows = std::min(p.rows - first - 1, tile.count / p.cols),"),), TILES),
+    Bug("every tile has the gradient of the first one's rows",
+        ((CALL, "f(View(flat.data, flat.dtype, rows, p.cols), first);",
+          "f(View(flat.data, flat.dtype, rows, p.cols), gradient ? 0 : first);"),), TILES),
+    Bug("heads that several parts have are cut into tiles",
+        ((UNITS, "return p.vector || p.summed; };", "return p.vector; };"),), TILES),
+    Bug("what several parts have is summed with every tile",
+        ((COPIES, "if (groups_.copies == nullptr || op.tile != layout_.first_tile(op.unit)) return;",
+          "if (groups_.copies == nullptr) return;"),), TILES),
+    Bug("second halves finish no gradient of a tile",
+        ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight)\n",
+          "if (slot.kind == OpKind::kBackward)\n"),), TILES),
+    Bug("sums of tiles lie where a half of a backward keeps a gradient",
+        ((MODEL, "call.sums = tile_sums(shape, Backward::kInHalves, workspace);",
+          "call.sums = tile_sums(shape, Backward::kWhole, workspace);"),), TILES),
+    Bug("the second half reads tiles of weights",
+        (("src/model/tiles.cpp", "  if (input) add(products[i], TileUse::Kind::kWeight);",
+          "  add(products[i], TileUse::Kind::kWeight);"),), TILES),
+    Bug("the sum of an input's gradient is waited for where it begins",
+        ((DECODER, "    const Begun sum = call.begin_sum_of_parts(w.d_norm);\n",
+          "    const Begun sum(call.sum_of_parts(w.d_norm), nullptr, s);\n"),), OVERLAP),
+    Bug("gradients of weights take rows that are under way",
+        ((DECODER, "if (whole_) stack.backward_weight(dy, input.end());",
+          "if (whole_) stack.backward_weight(dy, call.part.sequence ? w.all_rows : input.end());\n"
+          "    if (whole_ && call.part.sequence) (void)input.end();"),), OVERLAP),
+    Bug("the second half gathers two inputs into one room",
+        ((GPT2, "input = call.begin_all_rows(f.ln1, w.d_narrow);", "input = call.begin_all_rows(f.ln1, w.all_rows);"),),
+        OVERLAP),
+    Bug("an exchange begins before what it exchanges is there",
+        ((EXCHANGE, "    stream_->wait(s.record());\n", "    (void)s;\n"),), PARTS),
+    Bug("computation goes on with what is still exchanged",
+        ((EXCHANGE, "    timer_.wait(s, begun_.front());\n", "    (void)s;\n"),), PARTS),
     Bug("a norm with 1 + w has w in its backward",
         (("kernels/host/norms.cpp", "const auto g = hn::Mul(e, load_weight<kNorm>(d, args.w + i, w));",
           "const auto g = hn::Mul(e, load(d, args.w + i, w));"),), HEAD_NORMS),

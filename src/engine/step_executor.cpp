@@ -28,9 +28,8 @@ std::uint64_t next_identity() {
 }  // namespace
 
 const char* name_of(StallCause cause) {
-  static constexpr const char* kNames[] = {"reads",     "write-backs", "memory in order", "copies",
-                                           "optimizer", "gathers",     "ranks",           "stages",
-                                           "parts",     "other"};
+  static constexpr const char* kNames[] = {"reads",   "write-backs", "memory in order", "copies", "optimizer",
+                                           "gathers", "ranks",       "stages",          "parts",  "other"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 

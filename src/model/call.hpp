@@ -272,8 +272,8 @@ struct Call {
   double rate_of(Dropped what) const {
     return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
   }
-  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A matrix
-  // in the first tile is whole.
+  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A
+  // matrix in the first tile is whole.
   template <class F>
   void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
     const bool gradient = kind == TileUse::Kind::kGradient;

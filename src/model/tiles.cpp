@@ -9,8 +9,8 @@
 namespace zg {
 namespace {
 
-// The matrices of a block in the order of its forward: those that multiply the input of a branch, and then the
-// one that gives what the branch adds.
+// The matrices of a block in the order of its forward: those that multiply the input of a branch, and then
+// the one that gives what the branch adds.
 std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
   if (c.arch == Arch::kGpt2) {
     using namespace model::gpt2;

@@ -27,8 +27,7 @@ std::vector<RunPlan> plan_ranks(Processes& processes, int ranks, bool each, cons
   }
   for (int r = 0; r < choosing; ++r) {
     RunPlan& plan = plans[static_cast<std::size_t>(r)];
-    if (!(plan.choices == choices))
-      plan = plan_of(r, choices);
+    if (!(plan.choices == choices)) plan = plan_of(r, choices);
   }
   for (int r = choosing; r < ranks; ++r) plans.push_back(plan_of(r, choices));
   return plans;

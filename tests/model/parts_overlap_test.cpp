@@ -129,7 +129,8 @@ Batch some_batch() {
 }
 
 // The loss and all gradients of each part.
-std::vector<std::string> bits_of(ModelConfig config, bool sequence, Backward how, bool drops, Exchanges when) {
+std::vector<std::string> bits_of(ModelConfig config, bool sequence, Backward how, bool drops,
+                                 Exchanges when) {
   constexpr int kParts = 2;
   config.dropout = {.embedding = 0.1, .residual = 0.3};
   std::vector<std::string> bits(kParts);

@@ -33,9 +33,7 @@ class LocalParts {
       begin([this, data] { meet(data, data, [&](std::int64_t i) { return sum(i); }); });
     }
     void reduce_scatter(Stream&, const View& in, const View& out) override {
-      begin([this, in, out] {
-        meet(in, out, [&](std::int64_t i) { return sum(part_ * out.count() + i); });
-      });
+      begin([this, in, out] { meet(in, out, [&](std::int64_t i) { return sum(part_ * out.count() + i); }); });
     }
     void all_gather(Stream&, const View& in, const View& out) override {
       begin([this, in, out] {

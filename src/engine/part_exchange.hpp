@@ -14,7 +14,7 @@ class StepExecutor::Exchange final : public PartExchange {
  public:
   // The timer must outlive it.
   Exchange(Device& device, std::unique_ptr<Communicator> group, Timer& timer)
-      : group_(std::move(group)), timer_(timer), stream_(device.make_stream("exchange")) {}
+      : group_(std::move(group)), timer_(timer), stream_(device.make_stream("parts")) {}
 
   Stream& stream() { return *stream_; }
   // The exchanges that follow are for this operation, which outlives them.

@@ -62,7 +62,9 @@ class StallMeter final : public WaitObserver {
     };
     // On a GPU the stream itself waits for copies that are under way, and counts as busy then.
     of(StallCause::kCopies) += compute_.waited_seconds() - waited_;
-    for (const StallCause cause : {StallCause::kOther, StallCause::kCopies}) {
+    // While the stream works off what it was given, the rank thread mostly waits for the last sums already.
+    for (const StallCause cause :
+         {StallCause::kRanks, StallCause::kOther, StallCause::kStages, StallCause::kCopies}) {
       const double moved = std::clamp(of(cause), 0.0, exchanged);
       of(cause) -= moved, of(StallCause::kParts) += moved, exchanged -= moved;
     }

@@ -53,7 +53,7 @@ TEST_F(StallMeterTest, EachPieceBelongsToItsCauseAndNothingIsLost) {
   const double optimizer = pass();
   meter_.awaits_nothing();
   const double least = seconds_between(inside, Clock::now());
-  const StallTimes times = meter_.end();
+  const StallTimes times = meter_.end(0);
   const double most = seconds_between(outside, Clock::now());
   EXPECT_GE(times[StallCause::kOther], other);
   EXPECT_GE(times[StallCause::kReads], reads);
@@ -74,7 +74,7 @@ TEST_F(StallMeterTest, WhatTheOptimizerStillHasIsItsStall) {
   EXPECT_EQ(meter_.awaited(), StallCause::kOther);
   meter_.awaits_nothing();
   EXPECT_EQ(meter_.awaited(), std::nullopt);
-  const StallTimes times = meter_.end();
+  const StallTimes times = meter_.end(0);
   EXPECT_GE(times[StallCause::kOptimizer], memory);
   EXPECT_EQ(times[StallCause::kMemory], 0);
 }
@@ -87,9 +87,27 @@ TEST_F(StallMeterTest, WaitsBehindWorkDoNotCount) {
   meter_.awaits(WaitCause::kWriteBacks, nullptr);
   const double write_backs = pass();
   meter_.awaits_nothing();
-  const StallTimes times = meter_.end();
+  const StallTimes times = meter_.end(0);
   EXPECT_EQ(times[StallCause::kReads], 0);
   EXPECT_GE(times[StallCause::kWriteBacks], write_backs);
+}
+
+// What the stream waited for other parts is no wait of the rank thread, whatever that did meanwhile, and is
+// never more than the stream was idle.
+TEST_F(StallMeterTest, ExchangesOfPartsAreTakenFromWhereTheyWereCounted) {
+  meter_.begin();
+  meter_.mark(StallCause::kRanks);
+  const double ranks = pass();
+  meter_.mark(StallCause::kOther);
+  const double other = pass();
+  const StallTimes times = meter_.end(ranks + other / 2);
+  EXPECT_NEAR(times[StallCause::kParts], ranks + other / 2, 1e-9);
+  EXPECT_GE(times[StallCause::kRanks] + times[StallCause::kOther], other / 2 - 1e-9);
+  meter_.begin();
+  (void)pass();
+  const StallTimes all = meter_.end(1000);
+  EXPECT_EQ(all[StallCause::kOther], 0);
+  EXPECT_EQ(all[StallCause::kParts], all.total());
 }
 
 void expect_whole(const StepResult& r) {

@@ -45,7 +45,8 @@ StepExecutor::StepExecutor(const Options& o)
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place())),
-      stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
+      stall_(
+          std::make_unique<StallMeter>(*compute_, *optimizer_, [this] { return timer_->waited_seconds(); })),
       identity_(next_identity()),
       sequence_(programs_) {
   const std::int64_t bytes = layout_.workspace_bytes();
@@ -531,7 +532,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   }
   if (const auto updates = sequence_.next()) run_updates(*updates);
   result.seconds = seconds_between(begin, Clock::now());
-  result.stall_for = stall_->end(timer_->waited_seconds());
+  result.stall_for = stall_->end();
   result.stall = result.stall_for.total();
   result.phases = timer_->phases();
   result.traffic = traffic() - before;

@@ -2,6 +2,8 @@
 // long the compute stream waited for such calls.
 #pragma once
 #include <atomic>
+#include <mutex>
+#include <optional>
 
 #include "engine/position.hpp"
 #include "ziggurat/base/trace.hpp"
@@ -69,20 +71,30 @@ class StepExecutor::Timer {
 
   // Lets the compute stream wait for what ranks exchange on another stream.
   void wait(Stream& compute, const Event& exchanged) {
-    compute.callback([this] { wait_began_ = Clock::now(); });
+    compute.callback([this] {
+      std::lock_guard lock(wait_mutex_);
+      wait_began_ = Clock::now();
+    });
     compute.wait(exchanged);
-    compute.callback([this] { waited_.add(seconds_between(wait_began_, Clock::now())); });
+    compute.callback([this] {
+      std::lock_guard lock(wait_mutex_);
+      waited_ += seconds_between(*wait_began_, Clock::now());
+      wait_began_.reset();
+    });
+  }
+  // How long it has waited, up to now. Any thread.
+  double waited_seconds() const {
+    std::lock_guard lock(wait_mutex_);
+    return waited_ + (wait_began_ ? seconds_between(*wait_began_, Clock::now()) : 0);
   }
 
   void reset() {
-    waited_.reset();
     for (Sum& n : nanoseconds_) n.reset();
     for (Sum& n : comm_.all) n.reset();
   }
   Phases phases() const {
     return {nanoseconds_[0].seconds(), nanoseconds_[1].seconds(), nanoseconds_[2].seconds()};
   }
-  double waited_seconds() const { return waited_.seconds(); }
   ByAxis<double> comm_seconds() const {
     ByAxis<double> seconds;
     for (std::size_t i = 0; i < seconds.all.size(); ++i) seconds.all[i] = comm_.all[i].seconds();
@@ -140,8 +152,9 @@ class StepExecutor::Timer {
   int lane_[Position::kWork] = {};
   Clock::time_point started_[Position::kWork];
   Sum nanoseconds_[3];
-  Clock::time_point wait_began_;  // of wait(); the compute stream's
-  Sum waited_;
+  mutable std::mutex wait_mutex_;  // guards the two below
+  std::optional<Clock::time_point> wait_began_;
+  double waited_ = 0;
   ByAxis<Clock::time_point> comm_started_;
   ByAxis<Sum> comm_;
 };

@@ -13,7 +13,7 @@ namespace {
 
 StallTimes some_stall() {
   StallTimes stall;
-  stall.seconds = {0.4, 0.21, 0.03, 0.01, 0.04, 0, 0, 0, 0.02};
+  stall.seconds = {0.4, 0.21, 0.03, 0.01, 0.04, 0, 0, 0, 0, 0.02};
   return stall;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`ziggurat generate` beside transformers' generate() on the same model: tokens a second with kept keys and values, in turns.
+"""Our generation beside transformers' on the same model: tokens a second with kept keys and values, in turns.
 
     ninja -C build ziggurat
     bench/generate.py --model DIR [--make] [--prompt 64] [--tokens 128] [--rounds 5] [--build build] [--out FILE.json]

@@ -88,6 +88,29 @@ TEST(DocumentsInParts, OfLearnedPositions) {
   }
 }
 
+// A batch in two micro-batches is the same as in one.
+TEST(DocumentsInParts, OfMicroBatches) {
+  TinySetup whole = with_sgd(setup_of("qwen3", true));
+  whole.layout.micro_batch.sequences = 4, whole.layout.micro_batches = 1;
+  TinySetup halves = whole;
+  halves.layout.micro_batch.sequences = 2, halves.layout.micro_batches = 2;
+  halves.data = [whole](std::int64_t step, std::int64_t m) {
+    const Batch all = tiny_batch(whole, step, 0);
+    Batch half{all.shape, {}, {}};
+    half.shape.sequences = 2;
+    const auto rows = half.shape.rows();
+    const auto cut = [&](const std::vector<std::int32_t>& of) {
+      return std::vector(of.begin() + m * rows, of.begin() + (m + 1) * rows);
+    };
+    half.ids = cut(all.ids), half.targets = cut(all.targets), half.documents = cut(all.documents);
+    return half;
+  };
+  const RanksOutcome one = train_on_ranks(whole, {}, 2);
+  RanksOutcome two = train_on_ranks(halves, {}, 2);
+  two.evals = one.evals;  // of other batches
+  expect_near(two, one);
+}
+
 struct FamiliesInStages : testing::TestWithParam<const char*> {};
 
 TEST_P(FamiliesInStages, HaveTheBitsOfOneStage) {

@@ -271,7 +271,7 @@ ROWS = (
         instead=("bench_tokenise --tokenizer tokens --text book.txt --seconds 0.05 --threads 2",), expect=('"tokens":',)),
     Row("tokenise_beside_others", ("bench/tokenise.py *",),
         why="needs Hugging Face's tokenizers; bench_tokenise, which it runs, has a row"),
-    Row("generate_beside_others", ("bench/generate.py *",), why="needs PyTorch and transformers"),
+    Row("generate_beside_others", ("bench/generate.py", "bench/generate.py *"), why="needs PyTorch and transformers"),
     Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
     Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(

@@ -151,10 +151,9 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
   // A gathered weight is dead when it has been used, so it need not be demoted.
   const bool brief_weight = is_sharded() && !sharding.keep_weights;
-  // Of the weight that is updated; one beside adapters never changes.
-  const bool changes = !unit.adapted || i == 1;
+  // Of the weight that is updated. One of which nothing is trained never changes.
   const auto here = static_cast<std::int32_t>(units.size()) - 1;
-  const int kept = o.pins && changes && needs_weight(*this, here) ? o.state_versions : 1;
+  const int kept = o.pins && trains(u, i) && needs_weight(*this, here) ? o.state_versions : 1;
   versions = is_sharded() ? 1 : kept;
   units.back().weight =
       add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
@@ -214,7 +213,8 @@ void Layout::add_activations() {
       for (std::int64_t m = 0; m < stretch.activations; ++m) {
         activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model->dtype(), checkpoint,
                                             Role::kActivation, lowest, 0}));
-        if (m >= stretch.saved || l == stretch.end) continue;
+        // Nothing comes back to what is below all that is trained.
+        if (m >= stretch.saved || l == stretch.end || l + 1 < first_trained_) continue;
         saved[at].push_back(table.add(
             {fmt::format("saved.{}.{}", l, m), DType::kU8, saved_bytes, Role::kActivation, lowest, 0}));
       }

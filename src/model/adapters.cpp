@@ -33,14 +33,18 @@ std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern
   return bits;
 }
 
-std::string text_of(const Lora& lora) {
+std::string shape_of(const Lora& lora) {
   if (!lora.on()) return "none";
   std::vector<LoraModule> modules;
   for (int m = 0; m < kLoraModules; ++m) {
     if (lora.has(static_cast<LoraModule>(m))) modules.push_back(static_cast<LoraModule>(m));
   }
-  return fmt::format("rank {}, alpha {}{}, dropout {}, of {}", lora.rank, lora.alpha,
-                     lora.rslora ? " (rslora)" : "", lora.dropout, names_of(modules));
+  return fmt::format("rank {}, of {}", lora.rank, names_of(modules));
+}
+
+std::string arithmetic_of(const Lora& lora) {
+  if (!lora.on()) return "none";
+  return fmt::format("alpha {}{}, dropout {}", lora.alpha, lora.rslora ? " (rslora)" : "", lora.dropout);
 }
 
 std::string names_of(const std::vector<LoraModule>& modules) {

@@ -18,7 +18,7 @@ std::vector<std::string> agreement_of(const RunPlan& plan) {
                   c.model_from.empty() ? "from scratch" : "from a directory", m.norm_eps, m.block.rope.theta,
                   m.init_std, m.dropout.embedding, m.dropout.residual),
       "model as " + write_hf_config(m),
-      "adapters as " + text_of(m.lora),
+      fmt::format("adapters: {}; {}", shape_of(m.lora), arithmetic_of(m.lora)),
       fmt::format("seed {}", c.seed),
       fmt::format("precision {}, gradients {}", name_of(c.dtype), name_of(c.gradient_dtype)),
       fmt::format("batch of {} micro-batches of {} sequences of {} tokens on each of {} ranks",

@@ -28,6 +28,7 @@ constexpr const char* kResidualDropout = "model.dropout.residual";
 constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
 constexpr const char* kLora = "lora";
+constexpr const char* kLoraArithmetic = "lora.arithmetic";
 constexpr const char* kOrder = "data.order";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
@@ -114,7 +115,7 @@ class Writer {
     if (m.dropout.embedding > 0) add(kEmbeddingDropout, m.dropout.embedding);
     if (m.dropout.residual > 0) add(kResidualDropout, m.dropout.residual);
     // A checkpoint that does not say it is of a run that trains the model itself.
-    if (m.lora.on()) add(kLora, text_of(m.lora));
+    if (m.lora.on()) add(kLora, shape_of(m.lora)), add(kLoraArithmetic, arithmetic_of(m.lora));
   }
 
   void batch(const RunConfig& c, const DataSet& data) {
@@ -282,7 +283,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kBlock, kPlain), before.emplace(kBlock, kPlain);
   now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
   now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
-  now.emplace(kLora, text_of(Lora{})), before.emplace(kLora, text_of(Lora{}));
+  now.emplace(kLora, shape_of(Lora{})), before.emplace(kLora, shape_of(Lora{}));
   now.emplace(kOrder, "random"), before.emplace(kOrder, "random");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {

@@ -40,7 +40,7 @@ std::int64_t merge_adapters(const std::string& base, const std::string& adapters
             [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* values) {
               weights.read(p, begin, end, values);
               const bool here = merged.merge(p, begin, end, values);
-              if (here && begin == 0) ++changed;
+              if (here && begin == 0 && p.file_row == 0) ++changed;
             });
     for (const fs::directory_entry& entry : fs::directory_iterator(base)) {
       if (is_beside(entry)) fs::copy_file(entry.path(), fs::path(fresh) / entry.path().filename());

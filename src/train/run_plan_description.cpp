@@ -56,7 +56,8 @@ std::string describe_adapters(const RunPlan& plan) {
   for (const Unit& unit : plan.model->units()) {
     for (const Param& p : unit.params) count += p.adapter ? p.whole_count() : 0;
   }
-  return fmt::format("\nadapters   {}{}; {:.3f} M of the parameters, which alone are trained", text_of(lora),
+  return fmt::format("\nadapters   {}, {}{}; {:.3f} M of the parameters, which alone are trained",
+                     shape_of(lora), arithmetic_of(lora),
                      plan.config.lora.from.empty() ? "" : ", from " + plan.config.lora.from,
                      static_cast<double>(count) / 1e6);
 }

@@ -118,12 +118,17 @@ TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {
 TEST_F(LoraRuns, GoOnFromPinnedState) {
   std::filesystem::create_directories(directory_ + "/drive");
   const Strings settings =
-      kRank4 + Strings{"checkpoint.every=2", "tiers.host=600KiB", "tiers.device=900KiB",
-                       "tiers.nvme.0.path=" + directory_ + "/drive", "bf16.enabled=true"};
+      kRank4 + Strings{"checkpoint.every=1",   "checkpoint.keep=2",
+                       "checkpoint.state=pin", "tiers.host=600KiB",
+                       "tiers.device=900KiB",  "tiers.nvme.0.path=" + directory_ + "/drive",
+                       "bf16.enabled=true"};
   const Outcome whole = train("whole", settings);
-  (void)train("half", settings + Strings{"steps=2"});
-  const Outcome rest = train("half", settings, "");
+  (void)train("part", settings + Strings{"steps=2"});
+  (void)train("part", settings + Strings{"steps=3"}, "");
+  const Outcome rest = train("part", settings, "");
+  EXPECT_EQ(rest.losses.size(), 1u);
   expect_tail(whole, rest);
+  EXPECT_TRUE(weights("whole") == weights("part"));
 }
 
 TEST_F(LoraRuns, StartFromAdaptersAndLeaveThemAsTheyWere) {

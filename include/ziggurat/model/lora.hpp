@@ -39,8 +39,10 @@ std::vector<LoraModule> lora_modules(const ModelConfig& model);
 // The bits of the modules that a pattern selects, in which * and ? match as in a shell; "all-linear": all of
 // them. 0: none.
 std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern);
-// "rank 8, alpha 16, dropout 0, of q_proj, v_proj": all that there is to say of them; "none".
-std::string text_of(const Lora& lora);
+// "rank 8, of q_proj and v_proj": what decides the adapters' tensors; and "alpha 16, dropout 0.1": what else
+// there is to say of them. "none" without adapters.
+std::string shape_of(const Lora& lora);
+std::string arithmetic_of(const Lora& lora);
 // "q_proj, k_proj and v_proj"
 std::string names_of(const std::vector<LoraModule>& modules);
 

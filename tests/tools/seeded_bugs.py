@@ -364,10 +364,10 @@ BUGS = (
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        ((ISSUE, "const std::optional<DropoutPlace> place = dropout_of(op);", "std::optional<DropoutPlace> place = dropout_of(op);"),
-         (ISSUE, "      if (again) forward(View(), saved);\n",
-          "      if (again && place) ++place->step;\n      if (again) forward(View(), saved);\n"
-          "      if (again && place) --place->step;\n")), DROPOUT),
+        (("src/engine/pass.hpp", "  const std::optional<DropoutPlace> dropout_;", "  std::optional<DropoutPlace> dropout_;"),
+         ("src/engine/pass.cpp", "  if (again) forward(View(), saved);\n",
+          "  if (again && dropout_) ++dropout_->step;\n  if (again) forward(View(), saved);\n"
+          "  if (again && dropout_) --dropout_->step;\n")), DROPOUT),
     Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),
     Bug("dropout: all layers have the masks of the first",
         ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),

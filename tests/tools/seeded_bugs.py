@@ -314,7 +314,7 @@ BUGS = (
           "call.sums = tile_sums(shape, Backward::kWhole, workspace);"),), TILES),
     Bug("the second half reads tiles of weights",
         (("src/model/tiles.cpp", "  if (input) add(products[i], TileUse::Kind::kWeight);",
-          "  add(products[i], TileUse::Kind::kWeight);"),), TILES),
+          "  if (input || weight) add(products[i], TileUse::Kind::kWeight);"),), TILES),
     Bug("a stage that needs no tiles has whole layers beside those that do",
         (("src/train/rank_plans.cpp", "    mine.blocks = std::max(mine.blocks, plan.choices.blocks);\n", ""),),
         ("zg_test_train", "PlansOfRanks.*")),

@@ -114,11 +114,6 @@ std::vector<Exclusion> of_groups_of_ranks() {
        {"parallel.context"},
        nullptr,
        context_apart},
-      {{kPacking, {"documents"}},
-       {kContext, {"ring", "ulysses"}},
-       "parts of sequences do not know the documents of the others so far",
-       "remove parallel.context, or leave data.packing \"none\"",
-       {"data.packing"}},
   };
 }
 

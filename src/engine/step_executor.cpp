@@ -335,7 +335,8 @@ void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
   std::memcpy(tokens + bytes, batch.targets, static_cast<std::size_t>(bytes));
   ZG_ASSERT_EQ(batch.first_keys != nullptr, layout_.options.micro_batch.documents);
   if (layout_.options.micro_batch.documents)
-    std::memcpy(tokens + 2 * bytes, batch.first_keys, static_cast<std::size_t>(bytes));
+    std::memcpy(tokens + 2 * bytes, batch.first_keys,
+                static_cast<std::size_t>(Workspace::document_bytes(layout_)));
 }
 
 // Copies the staged micro-batches to the device, and zeroes its scalars.
@@ -561,7 +562,8 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   dropout_step_.reset();
   const std::int64_t group = layout_.live_micro_batches();
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
-  const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
+  const auto numbers = static_cast<std::size_t>(layout_.options.micro_batch.document_numbers());
+  const std::vector<std::int32_t> nothing(std::max(rows, numbers), 0), ignored(rows, -1);
   const MicroBatch empty{nothing.data(), ignored.data(),
                          layout_.options.micro_batch.documents ? nothing.data() : nullptr};
   double loss = 0;

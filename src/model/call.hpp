@@ -39,6 +39,11 @@ class BufferPlan {
   std::int64_t bytes_ = 0;
 };
 
+// Of what calls are told of documents the numbers of the rows here.
+inline View documents_of_rows(const BatchShape& shape, const View& documents) {
+  return documents ? documents.col_range(0, shape.rows()) : View();
+}
+
 // What the sum of the embedding is multiplied by.
 inline double embedding_factor(const ModelConfig& c) {
   return c.block.scaled_embedding ? std::sqrt(static_cast<double>(c.width)) : 1;
@@ -99,12 +104,14 @@ struct Call {
   TileAccess* tiles = nullptr;
   View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
   const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
-  // Of a block: how its layer attends and turns heads, and of each row the first row of its document; null:
-  // sequences are one document each.
+  // Of a block: how its layer attends and turns heads, and where its documents begin, as calls of Model are
+  // told; null: sequences are one document each.
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
   View documents = {};
-  View past = {};  // Model::block_next(); null: sequences begin here
+  View sinks = {},
+       d_sinks = {};  // of a block's heads, and their gradient; null: it has none, or none is wanted
+  View past = {};     // Model::block_next(); null: sequences begin here
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.

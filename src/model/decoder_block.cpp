@@ -30,10 +30,11 @@ NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
   return {heads, c.head_size};
 }
 
-// The widest weight of a norm.
+// The widest weight of a norm, or the sinks.
 std::int64_t norm_columns(const ModelConfig& c) {
-  if (c.block.head_norms == HeadNorms::kNone) return c.width;
-  return std::max(c.width, normed_heads(c, c.heads).head_size);
+  const std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
+  if (c.block.head_norms == HeadNorms::kNone) return widest;
+  return std::max(widest, normed_heads(c, c.heads).head_size);
 }
 
 // After a backward gate_up holds its gradient. After the first half of one attention.qkv holds the gradient
@@ -249,7 +250,7 @@ struct Block {
   void rope(const View& qkv, bool inverse) const {
     // q and k are the first heads of a row, so one call turns both.
     ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope, inverse,
-             call.documents);
+             documents_of_rows(call.shape, call.documents));
   }
   // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
   template <class F>
@@ -273,6 +274,12 @@ struct Block {
   void weight_gradient(const Branch& b, const View& dy) const {
     if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
     call.linear_dw_db(dy, b.input, b.matrix, call.grad(b.bias), w.bias_partials);
+  }
+  // The call of the block's attention, with its sinks; d_sinks: where their gradient is added up.
+  Call with_sinks(const View& d_sinks = {}) const {
+    Call own = call;
+    if (p.sinks != kNone) own.sinks = call.weight(p.sinks), own.d_sinks = d_sinks;
+    return own;
   }
 
   // y = addend + what the branch gives; a null y: only what the backward needs.
@@ -334,7 +341,8 @@ class BlockBackward : Block {
     if (whole_) weight_gradient(attention, dy);
     call.linear_dx(dy, p.o, w.d_att);
     const Begun input = rows_for_weight(input1(x));
-    attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
+    attention_backward(with_sinks(p.sinks == kNone ? View() : norm_sum(p.sinks)), f.attention, w.attention,
+                       w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
     if (p.q_norm != kNone) {
       for_head_norms([&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n,
@@ -414,7 +422,7 @@ void decoder_block_forward(const Call& call, View x, View out, void* saved, void
   b.qkv().forward(call.all_rows(b.input1(x), b.w.all_rows), qkv);
   b.normalise_heads(qkv);
   b.rope(qkv, false);
-  attention_forward(call, b.f.attention, b.w.attention);
+  attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
   b.add(b.attention, x, b.f.x1);
 
   b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);

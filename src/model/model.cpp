@@ -184,7 +184,7 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
   ops().embedding(s, ids, call.weight(model::embedding::kTokens),
                   positions ? call.weight(model::embedding::kPositions) : View{}, shape.positions(), rows,
-                  call.table_part(), documents);
+                  call.table_part(), model::documents_of_rows(shape, documents));
   if (part_.sequence) {
     call.exchange->reduce_scatter(s, rows, x);
     call.exchange->end(s);
@@ -213,7 +213,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   if (factor != 1) ops().scale(s, all, factor, room), all = room;
   ops().embedding_backward(s, ids, all, shape.positions(), call.grad(model::embedding::kTokens),
                            config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{},
-                           call.table_part(), documents);
+                           call.table_part(), model::documents_of_rows(shape, documents));
 }
 
 std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {

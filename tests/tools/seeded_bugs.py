@@ -52,6 +52,9 @@ ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
 DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
+MERGES, HF_TOKENS = "src/data/merge_table.cpp", "src/data/hf_tokenizer.cpp"
+TOKENS = ("zg_test_data", "HfMerges.*:Nfc.*")
+IN_PARTS = ("zg_test_engine", "*InParts*")
 FAMILIES = ("zg_test_model", "Model/Families.*:*FamilyFiles*")
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
@@ -163,13 +166,12 @@ BUGS = (
          ("src/model/model.cpp", "shape.positions(), rows,", "shape.time, rows,")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
-        ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);",
-          "r.queries(d_att), r.block, r.queries(w.sums), r.keys(step == 0 ? sums : next_sums), w.scratch);"),), CONTEXT),
+        ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch,",
+          "r.queries(d_att), r.block, r.queries(w.sums), r.keys(step == 0 ? sums : next_sums), w.scratch,"),), CONTEXT),
     Bug("gradients of keys and values stay where they are last",
         ((ATTENTION, "ops.cast(s, w.dkv[parts % 2], d_qkv", "ops.cast(s, w.dkv[(parts + 1) % 2], d_qkv"),), CONTEXT),
     Bug("a part before one's own is seen by causality",
-        ((ATTENTION, "    if (from < shape.part.part) block.keys = chunk;",
-          "    if (from < shape.part.part) block.causal = true;"),), CONTEXT),
+        ((ATTENTION, "block.keys = chunk, block.key_positions = stretch(block.key_positions.early);", "block.causal = true;"),), CONTEXT),
     Bug("all queries see a later part",
         ((ATTENTION, "block.queries = chunk, first_query = chunk;", "first_query = 0;"),), CONTEXT),
     Bug("heads of keys in another order than those of queries",
@@ -355,7 +357,7 @@ BUGS = (
     Bug("packing: documents see what is before them in their sequence",
         ((DATASET, "std::fill_n(first_keys + at, n, static_cast<std::int32_t>(at));", "std::fill_n(first_keys + at, n, 0);"),), PACKED),
     Bug("packing: all micro-batches have the first one's documents",
-        (("src/engine/workspace.hpp", "numbers(layout_) * micro_batch + 2", "0 * micro_batch + 2"),), ("zg_test_train", "Blends.*")),
+        (("src/engine/workspace.hpp", "return tokens(micro_batch, 2 *", "return tokens(0 * micro_batch, 2 *"),), IN_PARTS),
     Bug("blends: a source is drawn by the place in the micro-batch",
         ((DATASET, "blend.below(number, 1ull << 53)", "blend.below(static_cast<std::uint64_t>(i), 1ull << 53)"),),
         ("zg_test_data", "SeveralFiles.*")),
@@ -364,7 +366,7 @@ BUGS = (
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        (("src/engine/pass.hpp", "  const std::optional<DropoutPlace> dropout_;", "  std::optional<DropoutPlace> dropout_;"),
+        (("src/engine/pass.hpp", "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;"),
          ("src/engine/pass.cpp", "  if (again) forward(View(), saved);\n",
           "  if (again && dropout_) ++dropout_->step;\n  if (again) forward(View(), saved);\n"
           "  if (again && dropout_) --dropout_->step;\n")), DROPOUT),
@@ -468,7 +470,7 @@ BUGS = (
     Bug("family: the amplitude of YaRN forgotten",
         ((ROPE_TABLES, ": amplitude(1);", ": 1;"),), FAMILIES),
     Bug("family: the cap of scores forgotten",
-        ((ATTENTION, ".softcap = c.block.attention_softcap};", ".softcap = 0};"),), FAMILIES),
+        ((ATTENTION, ".softcap = c.block.attention_softcap,", ".softcap = 0,"),), FAMILIES),
     Bug("family: the gradient of the embedding is not scaled",
         ((MODEL, "ops().scale(s, all, factor, room), all = room;", "ops().cast(s, all, room), all = room;"),), FAMILIES),
     Bug("family: the cap of logits is not in the loss",
@@ -483,7 +485,51 @@ BUGS = (
     Bug("family: norms of heads are not summed over parts",
         ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one, part.parts > 1);",
           "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one);"),),
-        ("zg_test_model", "*Parts*every_option*"))
+        ("zg_test_model", "*Parts*every_option*")),
+    Bug("tokenizer: of equal pairs the rightmost is joined first",
+        ((MERGES, "merges[i]->rank < merges[best]->rank", "merges[i]->rank <= merges[best]->rank"),), TOKENS),
+    Bug("tokenizer: of equal pairs the rightmost is joined first in long pieces",
+        ((MERGES, "rank > other.rank : at > other.at;", "rank > other.rank : at < other.at;"),), TOKENS),
+    Bug("tokenizer: marks do not block the marks behind them",
+        (("src/data/unicode.cpp", "starter < kept && (last_class < its_class || last_class == -1);",
+          "starter < kept && (last_class < its_class || last_class >= -1);"),), TOKENS),
+    Bug("tokenizer: whole words go through the merges", ((HF_TOKENS, "if (whole_first_) {\n      const auto it",
+        "if (whole_first_ && piece.empty()) {\n      const auto it"),), TOKENS),
+    Bug("tokenizer: whole words come first everywhere", ((HF_TOKENS, "whole_first_(d.ignore_merges) {",
+        "whole_first_(d.ignore_merges || true) {"),), TOKENS),
+    Bug("epochs: all have the order of the first",
+        ((DATASET, "number / n), n)", "0 * number), n)"),), ("zg_test_data", "Epochs.*")),
+    Bug("epochs: each step begins anew",
+        ((DATASET, "step * s.step_sequences + first_sequence + i, n", "0 * step + first_sequence + i, n"),),
+        ("zg_test_data", "Epochs.*")),
+    Bug("sinks: they take no part in the sum",
+        ((HOST_ATTENTION, "sum = sum * rescale[c] + std::exp2(sink - top);", "sum = sum * rescale[c];"),), RULES),
+    Bug("sinks: what was summed before is not rescaled",
+        ((HOST_ATTENTION, "s.factor[c] = rescale[c] / s.sum[i][c];", "s.factor[c] = 1.0f / s.sum[i][c];"),), RULES),
+    Bug("sinks: the gradient has the other sign",
+        ((HOST_ATTENTION, "x.d_sinks[h] -= static_cast<Acc<T>>(sum);", "x.d_sinks[h] += static_cast<Acc<T>>(sum);"),), RULES),
+    Bug("sinks: they take no part in the sum on a GPU",
+        (("kernels/cuda/attention.hpp", "sum = sum * rescale + static_cast<A>(exp2(of_sink - top));",
+          "sum = sum * rescale + 0 * of_sink;"),), CUDA_RULES),
+    Bug("sinks: the gradient of the last rows is left out on a GPU",
+        (("kernels/cuda/attention_sinks.cu", "row < rows; row += kWarps", "row + 1 < rows; row += kWarps"),), CUDA_RULES),
+    Bug("sinks: with Ulysses all ranks have the first heads' sinks",
+        ((ATTENTION, "numbers.col_range(call.shape.part.part * shape.heads, shape.heads)", "numbers.col_range(0 * call.shape.part.part, shape.heads)"),),
+        IN_PARTS),
+    Bug("sinks: each block of a ring has them",
+        ((ATTENTION, "step == 0 ? call.sinks : View()", "call.sinks"),), IN_PARTS),
+    Bug("ring: a window is counted in the rows of a part",
+        ((VISIBLE, "queries.at(query) - window + 1;", "query - window + 1;"),), ("zg_test_kernels", "*AttentionBlocks*:VisibleBlockKeys*")),
+    Bug("ring: keys of a window are counted in whole sequences",
+        ((VISIBLE, "return keys.rows_before(in_document > in_window ? in_document : in_window);",
+          "return in_document > in_window ? in_document : in_window > 0 ? in_window : 0;"),), IN_PARTS),
+    Bug("ring: queries of the later chunk have the documents of the earlier one",
+        ((ATTENTION, "x.col_range(first_query, block.query_rows())", "x.col_range(0, block.query_rows())"),), IN_PARTS),
+    Bug("ring: queries that see none of the keys are merged with nothing",
+        ((HOST_ATTENTION, "s.sum[tile][c] > 0 ? std::exp(here - all) * rescale[c] / s.sum[tile][c] : 0.0f;",
+          "std::exp(here - all) * rescale[c] / s.sum[tile][c];"),), ("zg_test_kernels", "*AttentionBlocks*")),
+    Bug("ulysses: the documents are those of this rank's rows",
+        ((ATTENTION, "documents = call.documents.col_range(rows, rows *", "documents = call.documents.col_range(0, rows *"),), IN_PARTS)
 )
 
 

@@ -55,7 +55,7 @@ struct UpdateRule {
 struct MicroBatch {
   const std::int32_t* ids = nullptr;      // [rows]
   const std::int32_t* targets = nullptr;  // [rows]; a row with a negative target does not count
-  // [rows], with BatchShape::documents, else null: the first row of the row's document, of its sequence's.
+  // [document_numbers()], with BatchShape::documents, else null: as a model's calls take them.
   const std::int32_t* first_keys = nullptr;
 };
 

@@ -41,6 +41,12 @@ struct BatchShape {
   bool documents = false;
   std::int64_t first = 0;
   std::int64_t rows() const { return sequences * time; }
+  // Numbers that say where documents begin: of each row here, and, where attention sees whole sequences
+  // (Ulysses), of all rows of these behind them.
+  std::int64_t document_numbers() const {
+    const bool whole = part.parts > 1 && part.method == ContextMethod::kUlysses;
+    return rows() * (1 + (whole ? part.parts : 0));
+  }
   RowPositions positions() const {
     RowPositions rows = part.positions(time);
     rows.early += first;
@@ -171,9 +177,9 @@ class Model {
   // overwritten) are a unit's flat tensors [1, count], or its first tile's. `ids` and `targets` are i32
   // [1,N]; a target below 0 is not counted.
   //
-  // `documents`: i32 [1,N], of each row the first row of its sequence (0 to T-1) that is of its document;
-  // null: each sequence is one document, as where the shape says that there are no others. A backward takes
-  // the same.
+  // `documents`: i32 [1,document_numbers()], of each row the first row of its whole sequence (from 0) that is
+  // of its document; null: each sequence is one document, as where the shape says that there are no others. A
+  // backward takes the same.
   //
   // `dropout`: of a training step, which drops by config().dropout; null: nothing is dropped. A backward
   // takes the same as its forward.
@@ -196,10 +202,10 @@ class Model {
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                      const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
                      const View& documents = {}) const;
-  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its first
-  // tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()], where the
-  // keys, as they turn, and values of the tokens before are; those of these tokens are put behind them. Of a
-  // whole model alone, whose T is accumulator_dtype().
+  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its
+  // first tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()],
+  // where the keys, as they turn, and values of the tokens before are; those of these tokens are put behind
+  // them. Of a whole model alone, whose T is accumulator_dtype().
   std::int64_t past_columns() const;
   void block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
                   void* workspace, std::int64_t layer) const;

@@ -5,8 +5,8 @@
     bench/ranks_efficiency.py [--what efficiency|bubbles] [--model gpt2-124m|small] [--fp32] [--rounds 3] [--steps 4]
                               [--old PROGRAM] [--out bench/results/NAME.json]
 
-Each case is `ziggurat train` of the same model, data and global batch, in turns; of each run the first step is not
-counted. What is lost is told by the run's own log: shares of the step in which the compute streams of the ranks had no
+Each case is `ziggurat train` of the same model, data and global batch, in turns, on two cores; of each run the first
+step is not counted, and each is a ratio to the case that is named behind it. What is lost is told by the run's own log: shares of the step in which the compute streams of the ranks had no
 work, by cause (a mean over the ranks), and how long the axis of parts was busy. `efficiency`: ZeRO-3, parts of layers and
 stages on two ranks of one core each, beside one rank of two cores. `bubbles`: schedules of 2 and 4 stages; the formula
 is for a processor a stage, so stages that are more than the cores must wait for longer. `--old`: another build's program,
@@ -32,6 +32,7 @@ MODELS = {
     "tiny": {"model.n_layer": 4, "model.n_embd": 64, "model.n_head": 2, "model.vocab_size": 515, "data.seq_len": 32},
 }
 CONFIG, BATCH = ROOT / "configs/bench-gpt2-124m.json", 8
+CORES = 2
 TWO = {"devices": "host:2"}
 EFFICIENCY = {
     "1 rank": {"devices": "host"},
@@ -80,9 +81,14 @@ def cell_of(name, steps):
     return cell
 
 
-def text_of(cell, first):
+def base_of(name):
+    """What a case is compared with."""
+    return f"1 rank, micro-batches of 1{', old' * name.endswith(', old')}" if name.startswith("PP") else None
+
+
+def text_of(cell, base):
     causes = ", ".join(f"{c} {100 * v:.1f}%" for c, v in cell["stall_share"].items() if v >= 0.0005)
-    text = f"{cell['case']:<34} {cell['step_ms']:8.0f} ms (MAD {cell['mad_ms']:.0f})  {cell['step_ms'] / first['step_ms']:.3f}  stall: {causes}"
+    text = f"{cell['case']:<34} {cell['step_ms']:8.0f} ms (MAD {cell['mad_ms']:.0f})  {cell['step_ms'] / base['step_ms']:.3f} of {base['case']}  stall: {causes}"
     if "tensor_axis_share" in cell:
         text += f"; tensor axis {100 * cell['tensor_axis_share']:.1f}%"
     if "bubble" in cell:
@@ -104,6 +110,10 @@ def main():
     parser.add_argument("--out")
     args = parser.parse_args()
     cases = {n: c for n, c in (EFFICIENCY if args.what == "efficiency" else BUBBLES).items() if args.only in n}
+    if not cases:
+        parser.error(f"--only {args.only}: no case has this in its name")
+    if len(os.sched_getaffinity(0)) != CORES:
+        parser.error(f"needs {CORES} cores: begin the command with taskset -c 0-{CORES - 1}")
     programs = {"": args.program} | ({", old": args.old} if args.old else {})
     steps = {name + which: [] for name in cases for which in programs}
     with tempfile.TemporaryDirectory() as directory:
@@ -116,8 +126,9 @@ def main():
                 for which, program in programs.items():
                     steps[name + which] += run(program, case, args, work)
     cells = [cell_of(name, of) for name, of in steps.items()]
+    by_name = {cell["case"]: cell for cell in cells}
     for cell in cells:
-        print(text_of(cell, cells[0]), flush=True)
+        print(text_of(cell, by_name.get(base_of(cell["case"]), cells[0])), flush=True)
     for name in cases if args.old else ():
         losses = [[s["loss"] for s in steps[name + which]] for which in programs]
         if losses[0] != losses[1]:

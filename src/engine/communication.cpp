@@ -314,6 +314,7 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
                                 activation_count(layout), name_of(layout.model->dtype()),
                                 layout.model->config().tied ? table_count(layout) : 0));
+    lines.push_back(fmt::format("layers in {} tiles", layout.model->units()[1].tiles.size()));
     if (layout.is_sharded())
       lines.push_back(fmt::format("weights are gathered {} units ahead", programs.gather_ahead));
     lines.push_back(fmt::format("ranks exchange weights in {} bits, gradients in {} (0: as they are)",

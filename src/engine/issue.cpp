@@ -101,7 +101,8 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kReceive:
       return pass_on(op);
     default:
-      return Pass(*this, op).issue();
+      Pass(*this, op).issue();
+      if (exchange_ != nullptr) exchange_->expect_ended();
   }
 }
 

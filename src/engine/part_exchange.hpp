@@ -20,6 +20,8 @@ class StepExecutor::Exchange final : public PartExchange {
   // The exchanges that follow are for this operation, which outlives them.
   void begin(const StepOp& op) { op_ = &op; }
   CommTraffic traffic() const { return group_->traffic(); }
+  // After a call of the model, which has ended all that it has begun.
+  void expect_ended() const { ZG_ASSERT(begun_.empty(), "{} exchanges have no end", begun_.size()); }
 
   void all_reduce(Stream& s, const View& data) override {
     run(s, [&] { group_->all_reduce(*stream_, data.data, dense(data), data.dtype, Reduction::kSum); });

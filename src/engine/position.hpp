@@ -211,6 +211,13 @@ inline std::string StepExecutor::Position::text() const {
       text += fmt::format(", operation {} of {}: {}", op + 1, program->ops.size(), text_of(program->ops[op]));
   }
   text += kWaits[static_cast<int>(waits_.load())];
+  for (const CommAxis axis : {CommAxis::kTensor, CommAxis::kContext}) {
+    const std::uint64_t left = meetings_[axis].left.load(), entered = meetings_[axis].entered.load();
+    if (entered == 0) continue;
+    const StepOp* op = meetings_[axis].op.load();
+    text += fmt::format("\n{} axis: {} exchanges done, {}", zg::name_of(axis), left,
+                        entered > left ? "within one for " + text_of(*op) : "in none");
+  }
   for (int i = 0; i < kWork; ++i) {
     const StepOp* op = working_[i].load();
     if (i >= 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank, or one stage

@@ -129,7 +129,7 @@ struct Call {
     return x.row_range(part.part * rows, rows);
   }
   // All rows of x, of which a part may have its own alone: x, or `room` [N, C] with those of all parts.
-  Begun begin_all_rows(const View& x, const View& room) const {
+  [[nodiscard]] Begun begin_all_rows(const View& x, const View& room) const {
     if (!part.sequence) return {x, nullptr, stream};
     exchange->all_gather(stream, x, room);
     return {room, exchange, stream};
@@ -137,7 +137,8 @@ struct Call {
   View all_rows(const View& x, const View& room) const { return begin_all_rows(x, room).end(); }
   // all_rows() of the gradient of what forward dropped, by the gradient `dy` of what was left of it. dy stays
   // as it is. own: as large as dy, of a part that has all rows; `room` is for those of a part that has not.
-  Begun begin_all_rows_dropped(Dropped what, const View& dy, const View& own, const View& room) const {
+  [[nodiscard]] Begun begin_all_rows_dropped(Dropped what, const View& dy, const View& own,
+                                             const View& room) const {
     if (!drops(what)) return begin_all_rows(dy, room);
     const View kept = part.sequence ? mine(room) : own;
     drop(what, dy, kept);
@@ -160,7 +161,7 @@ struct Call {
                 y);
   }
   // The sum of `partial` [N, C] over the parts: mine(), in its memory.
-  Begun begin_sum_of_parts(const View& partial) const {
+  [[nodiscard]] Begun begin_sum_of_parts(const View& partial) const {
     const View sum = mine(partial);
     if (part.sequence) {
       exchange->reduce_scatter(stream, partial, sum);

@@ -103,11 +103,13 @@ class Planner {
 
   void run(const std::optional<RankChoices>& asked) {
     may_pin_ = !asked || asked->pins, must_pin_ = asked && asked->pins;
+    must_be_in_tiles_ =
+        asked ? asked->blocks == Blocks::kInTiles : config_.tiers.tiles == TierConfig::Tiles::kOn;
     check_composition(config_);
     check_model(config_, plan_.model_config);
     check_pipeline(config_, plan_.model_config);
     check_parts();
-    make_model(asked ? asked->blocks : must_be_in_tiles() ? Blocks::kInTiles : Blocks::kWhole);
+    make_model(must_be_in_tiles_ ? Blocks::kInTiles : Blocks::kWhole);
     make_layout();
     find_budgets();
     choose_programs(asked);
@@ -380,7 +382,6 @@ class Planner {
            config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
-  bool must_be_in_tiles() const { return config_.tiers.tiles == TierConfig::Tiles::kOn; }
 
   bool fit_in_tiles() {
     make_model(Blocks::kInTiles);
@@ -440,7 +441,7 @@ class Planner {
   [[noreturn]] void throw_no_room() {
     std::optional<Budgets> least = smallest();
     bool tiles_need_less = in_tiles();
-    if (in_tiles() && !must_be_in_tiles()) {
+    if (in_tiles() && !must_be_in_tiles_) {
       make_model(Blocks::kWhole);
       make_layout();
       fit(0);
@@ -487,6 +488,7 @@ class Planner {
   const std::int64_t ranks_;                // of this machine
   std::optional<std::int64_t> host_;        // this rank's part of tiers.host
   bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
+  bool must_be_in_tiles_ = false;           // as all ranks have chosen, or the configuration says
 };
 
 }  // namespace

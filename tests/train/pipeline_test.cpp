@@ -140,6 +140,21 @@ TEST(PlansOfRanks, TheRankWithLeastRoomDecidesHowFarAllGatherAhead) {
   EXPECT_EQ(asked, (std::vector<int>{1, 1, 2}));
 }
 
+// One stage that needs tiles has all of them in tiles: those that chose whole layers are planned again.
+TEST(PlansOfRanks, AllStagesAreInTilesIfOneIs) {
+  Processes alone;
+  std::vector<int> asked(3);
+  const PlanOf plan_of = [&](int local, const std::optional<RankChoices>& choices) {
+    RunPlan plan;
+    if (choices) ++asked[static_cast<std::size_t>(local)];
+    plan.choices.blocks = choices ? choices->blocks : local == 1 ? Blocks::kInTiles : Blocks::kWhole;
+    return plan;
+  };
+  for (const RunPlan& plan : plan_ranks(alone, 3, true, plan_of))
+    EXPECT_EQ(plan.choices.blocks, Blocks::kInTiles);
+  EXPECT_EQ(asked, (std::vector<int>{1, 0, 1}));
+}
+
 // A backward in halves is drawn in halves. Of the ten turns of this step each stage idles in one.
 TEST_F(PipelineOfARun, DrawsTheHalvesOfABackward) {
   Trainer planned(config({"devices=host:2", "parallel.pipeline=2", "parallel.pipeline_schedule=zero_bubble",

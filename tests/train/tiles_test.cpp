@@ -150,8 +150,7 @@ TEST_F(TileRuns, OfSeveralRanksGoOnFromACheckpoint) {
   expect_near(two, one);
 }
 
-// The parts of a layer that does not fit as a whole either, and the stages of a pipeline, one of which alone
-// has no room for a whole layer beside the embedding's table.
+// The parts of a layer that do not fit as a whole either, and the stages of a pipeline.
 TEST_F(TileRuns, GoWithPartsAndStages) {
   const Outcome whole = train(64 * kMiB, {"tiers.host=64MiB"});
   const Strings ranks{"devices=host:2", "tiers.host=160MiB"};

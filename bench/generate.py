@@ -89,6 +89,8 @@ def main():
         for who, run in runs if turn % 2 == 0 else reversed(runs):
             few, _ = run(FEW)
             many, made[who] = run(FEW + args.tokens)
+            if many <= few:
+                sys.exit(f"{args.tokens} tokens more took {who} no longer: the model is too small, or the machine is busy")
             if turn > 0:
                 speed[who].append(args.tokens / (many - few))
     peer.stdin.close()

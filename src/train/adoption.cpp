@@ -153,8 +153,8 @@ std::optional<Adoption> find_adoption(const std::vector<RunPlan>& plans, const C
   std::optional<Adoption> found;
   try {
     found = find(plans, from, processes, why);
-  } catch (const Error& error) {
-    why = fmt::format("{} {}", error.where(), error.message());
+  } catch (const std::exception& error) {  // the other processes wait for this one's word
+    why = error.what();
   }
   const double mine = found ? 1 : 0;
   for (const std::vector<double>& theirs : processes.all_gather({&mine, 1})) {

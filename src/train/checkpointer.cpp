@@ -147,9 +147,14 @@ void Checkpointer::keep(int drive) {
       kept ? path.filename().string() : keep_file(*o_.files, path, o_.plan->config.checkpoint.path);
   o_.io->renamed(drive, name, true);
   if (synced_names_.count(name) > 0) return;
-  const std::string directory = path.parent_path();
-  if (const int error = o_.files->sync_directory(directory); error != 0)
-    throw_io(directory, "cannot be brought to the drive", error);
+  const fs::path directory = path.parent_path();
+  const auto sync = [this](const std::string& one) {
+    if (const int error = o_.files->sync_directory(one); error != 0)
+      throw_io(one, "cannot be brought to the drive", error);
+  };
+  sync(directory);
+  // This run has made the directory of a process in that of the drive.
+  if (directory.filename().string().rfind(kProcessDirectory, 0) == 0) sync(directory.parent_path());
   synced_names_.insert(name);
 }
 
@@ -186,13 +191,27 @@ void Checkpointer::settle_pins(bool good) {
     pins_.erase(it);
   };
   if (!good) {
-    unpin(pins_.find(o_.number));
-    // Files that no checkpoint needs go with the run.
-    for (int d = 0; o_.flushes && pins_.empty() && d < o_.io->drive_count(); ++d)
-      o_.io->renamed(d, fs::path(o_.io->file(d)).filename(), false);
+    if (pins_.count(o_.number) > 0) unpin(pins_.find(o_.number));
+    if (o_.flushes) let_go();
     return;
   }
   while (static_cast<std::int64_t>(pins_.size()) > o_.plan->config.checkpoint.keep) unpin(pins_.begin());
+}
+
+// Files of the process's drives that no checkpoint needs go with the run. Other ranks of the process may have
+// pins where this one has none.
+void Checkpointer::let_go() {
+  std::vector<KeptFile> needed;
+  try {
+    needed = kept_by(o_.plan->config.checkpoint.path);
+  } catch (const Error&) {
+    return;  // it cannot be known
+  }
+  for (int d = 0; d < o_.io->drive_count(); ++d) {
+    const std::string name = fs::path(o_.io->file(d)).filename();
+    if (std::none_of(needed.begin(), needed.end(), [&](const auto& file) { return file.name == name; }))
+      o_.io->renamed(d, name, false);
+  }
 }
 
 std::vector<std::vector<double>> Checkpointer::of_all_ranks(std::span<const double> mine) {
@@ -218,7 +237,7 @@ void Checkpointer::save(const CheckpointManifest& state) {
   ++o_.number;
   if (o_.plan->pins()) {
     written_ = o_.engine->write_state();
-    pending_ = true;
+    good_ = false;
     thread_ = NamedThread(fmt::format("zg-commit{}", o_.plan->rank), [this, state] {
       try {
         pins_[o_.number] = o_.engine->pin_state();
@@ -227,6 +246,7 @@ void Checkpointer::save(const CheckpointManifest& state) {
         failure_ = std::current_exception();
       }
     });
+    pending_ = true;
     o_.engine->before_update([this] { settle(); });
   } else {
     (void)commit(state);
@@ -241,7 +261,10 @@ void Checkpointer::settle() {
   thread_.join();
   const double waited = seconds_between(begin, Clock::now());
   o_.engine->before_update(nullptr);
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (failure_) {
+    knows_ = false;
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
   settle_pins(good_);
   if (!good_ || !leads()) return;
   log::progress("");
@@ -384,6 +407,7 @@ std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t by
   }
   if (config.on_interrupt) when += when.empty() ? "when interrupted" : ", and when interrupted";
   if (lost.empty()) lost = "the whole run";
+  if (pinned > 0 && config.every > 0) lost += " and those beside a commit";
   const std::string what =
       pinned > 0 ? fmt::format("{} of state each, pinned where it lies on the drives", format_bytes(pinned))
                  : format_bytes(bytes) + " each";

@@ -67,6 +67,8 @@ class Checkpointer {
   // calls it before it updates; who ends a run, too. Throws the error that keeps this rank from learning the
   // outcome.
   void settle();
+  // Whether the outcome of the last commit is known: not after settle() has thrown.
+  bool knows() const { return knows_; }
 
  private:
   std::vector<std::vector<double>> of_all_ranks(std::span<const double> mine);
@@ -79,6 +81,7 @@ class Checkpointer {
   bool sync_drives();
   void keep(int drive);
   void settle_pins(bool good);
+  void let_go();
   bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files, std::int64_t pinned,
               const std::string& unfinished, const std::string& path);
   void remove_old(const std::string& newest);
@@ -99,7 +102,9 @@ class Checkpointer {
   std::string done_;      // what there is to say of the commit, once it has settled
   double stopped_ = 0;    // seconds in which the training stood still before it was begun
   bool pending_ = false;  // it was begun, and is not settled
-  bool good_ = false;     // its outcome; with the two below its thread's until it was joined
+  bool knows_ = true;
+  // Between save() and settle() these, done_, lost_, synced_names_, written_ and pins_ are the thread's.
+  bool good_ = false;  // the outcome
   std::exception_ptr failure_;
   NamedThread thread_;  // last, so that it ends before what it uses
 };

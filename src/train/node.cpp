@@ -119,7 +119,7 @@ std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, co
   } else {
     processes.together([&] { prepare_directories(asked, processes, own); });
     processes.together([&] { space = space_of(asked); });
-    if (takes_over) count_kept(plan.config, Kept::kAll, space);
+    if (takes_over && !kept.empty()) count_kept(plan.config, Kept::kAll, space);
     for (DriveSpace& one : space) one.free_bytes /= processes.count_here();
     for (io::DriveOptions& drive : asked)
       drive.path = drive_directory(drive.path, processes.number_here(), processes.count_here());

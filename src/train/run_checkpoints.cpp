@@ -204,6 +204,10 @@ void RunCheckpoints::restored() {
 }
 
 void RunCheckpoints::ended(const io::Engine& io) const {
+  // Another process may be naming a checkpoint, which is not seen yet.
+  for (const auto& rank : ranks_) {
+    if (!rank->knows()) return;
+  }
   std::vector<KeptFile> kept;
   for (int d = 0; d < io.drive_count(); ++d) {
     const std::filesystem::path path = io.file(d);

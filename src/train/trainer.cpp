@@ -505,7 +505,8 @@ RunSummary Trainer::run(const std::vector<TrainObserver*>& observers) {
       // A checkpoint that was begun before the failure counts; the other ranks bring it to an end, too.
       try {
         checkpoints_->of(r).settle();
-      } catch (const Error&) {  // it has failed with the run
+      } catch (const std::exception& e) {
+        log::warning("it is not known whether the checkpoint that was under way is whole: {}", e.what());
       }
       throw;
     }

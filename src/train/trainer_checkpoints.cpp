@@ -33,7 +33,7 @@ void Trainer::make_plans(const RunConfig& config, const ModelConfig& model) {
       return now.space.free_bytes < then.space.free_bytes;
     };
     const bool mine = !std::equal(hardware.front().drives.begin(), hardware.front().drives.end(),
-                                  before.drives.begin(), std::not_fn(less));
+                                  before.drives.begin(), before.drives.end(), std::not_fn(less));
     if (sum_of_processes({mine ? 1.0 : 0.0})[0] > 0) {
       checkpoints_->with_room([&] { plans_ = plan(); });
       find(checkpoints_->take_from());

@@ -93,6 +93,12 @@ TEST_F(Beside, TheNextStepRunsAndItsUpdatesWait) {
     SCOPED_TRACE(testing::PrintToString(settings));
     std::atomic<int> waited{0};
     runs_beside(settings, [&](Position& position, int step) {
+      // What the one before has pinned is as it was, though later steps have written.
+      for (const CheckpointEntry& entry :
+           list_checkpoints(directory_ + "/slow" + std::to_string(runs_) + "/checkpoints")) {
+        EXPECT_EQ(entry.step, step == 7 ? 6 : step - 2);
+        Checkpoint(entry.path).verify();
+      }
       if (step != 2) return;
       EXPECT_TRUE(position.ends(3, 60));
       EXPECT_TRUE(position.begins(4, 60));
@@ -106,21 +112,27 @@ TEST_F(Beside, TheNextStepRunsAndItsUpdatesWait) {
 TEST_F(Beside, EarlyUpdatesOfTheNextStepWait) {
   for (const Strings& settings : {Strings{}, two_ranks_}) {
     SCOPED_TRACE(testing::PrintToString(settings));
+    std::atomic<int> waited{0};
     runs_beside(settings + Strings{"gradient_clipping=0"}, [&](Position& position, int step) {
       if (step != 4) return;
       EXPECT_TRUE(position.begins(5, 60));
       EXPECT_FALSE(position.ends(5, 0.5));
+      ++waited;
     });
+    EXPECT_EQ(waited, 1);
   }
 }
 
 // An evaluation needs the updates, too.
 TEST_F(Beside, AnEvaluationWaits) {
+  std::atomic<int> waited{0};
   runs_beside({"eval.every=3"}, [&](Position& position, int step) {
     if (step != 2) return;
     EXPECT_TRUE(position.begins(3, 60));
     EXPECT_FALSE(position.ends(3, 0.5));
+    ++waited;
   });
+  EXPECT_EQ(waited, 1);
 }
 
 // A run that fails behind a step leaves the checkpoint that was begun before.

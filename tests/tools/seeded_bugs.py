@@ -427,7 +427,7 @@ BUGS = (
     Bug("a checkpoint pins the version before the one that is being written",
         (("src/store/store.cpp", "p.mover.nvme()->expect(id, !there);", "p.mover.nvme()->expect(id, false);"),), PINNED),
     Bug("the name of a kept file is not synced",
-        ((SAVER, "if (const int error = o_.files->sync_directory(directory); error != 0)", "if (const int error = 0; error != 0)"),),
+        ((SAVER, "  sync(directory);\n", ""),),
         PINNED),
     Bug("a kept file is removed for a directory that does not know it",
         ((KEPT, "return !purpose.empty() && fs::is_regular_file(marker_of(file, purpose), error);",

@@ -3,13 +3,20 @@
 torch.distributed.checkpoint writing the same state to the same drive.
 
     cmake --preset release && ninja -C build ziggurat
-    bench/checkpoints.py [--drive DIR] [--steps 21] [--rounds 3] [--torch-python PYTHON] [--out bench/results/NAME.json]
+    bench/checkpoints.py [--drive DIR] [--steps 41] [--rounds 3] [--torch-python PYTHON] [--out bench/results/NAME.json]
 
-Of each way: seconds in which the training stands still for a checkpoint, bytes that are written for it, and how much more host memory the
-process takes at its peak. PyTorch's processes hold the state as tensors of their own, one for each parameter and
-moment, and sync what they have written, as the checkpoints here are.
+The runs have an NVMe tier on the drive, and device and host budgets (--budget) of a quarter of GPT-2 124M's state, so
+that most of it lies there: checkpoints pin it. With --budget 0 there is no tier, and they copy it.
+
+Of each way: seconds in which the training stands still for a checkpoint, bytes that are written for it, and how much
+more host memory the process takes at its peak; of the runs also the space that their drive's files take at most, and
+whether all bytes were those of the formula. The mean of a step has in it what the checkpoints of these steps cost: the
+standstill of each, and slower steps beside a commit. Export is one of the newest checkpoint, to the same drive, beside
+what io-bench reads and writes there at once. PyTorch's processes hold the state as tensors of their own, one for each
+parameter and moment, and sync what they have written, as the checkpoints here are.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,10 +26,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from serve import mad, provenance
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+AIM = 0.02  # more for a step
 TORCH = """
 import json, os, resource, sys, time
 import torch
@@ -48,30 +57,79 @@ def bytes_in(path):
     return path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
 
 
+def blocks_in(path):
+    """The bytes that files take on their file system; some may go meanwhile."""
+    taken = 0
+    for p in path.rglob("*"):
+        with contextlib.suppress(OSError):
+            taken += 512 * p.stat().st_blocks
+    return taken
+
+
+def seconds_of(number, unit):
+    return float(number) * {"ms": 1e-3, "us": 1e-6, "s": 1.0, "min": 60.0}[unit]
+
+
 def train(args, out, every):
-    """Trains; returns the seconds of all steps but the first and of each checkpoint, its bytes, the peak of memory."""
+    """Trains; returns the seconds of all steps but the first, and of each checkpoint, bytes, and peaks."""
     words = [str(args.program), "train", str(args.config), "--steps", str(args.steps)]
-    for setting in [f"output.dir={out}", f"checkpoint.every={every}", "eval.every=0", "data.tokenizer=bytes",
-                    f"data.train={out.parent}/text.txt", *args.set]:
+    drive = out.parent / f"drive-{out.name}"
+    settings = [f"output.dir={out}", f"checkpoint.every={every}", "eval.every=0", "data.tokenizer=bytes",
+                f"data.train={out.parent}/text.txt"]
+    if args.budget != "0":
+        drive.mkdir()
+        settings += [f"tiers.device={args.budget}", f"tiers.host={args.budget}", f"tiers.nvme.0.path={drive}"]
+    for setting in [*settings, *args.set]:
         words += ["--set", setting]
+    taken = 0
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(words, stdout=said, stderr=said)
-        _, status, usage = os.wait4(process.pid, 0)
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid != 0:
+                break
+            taken = max(taken, blocks_in(drive))
+            time.sleep(0.2)
+        process.returncode = status
         said.seek(0)
         text = said.read()
     if status != 0:
         sys.exit(f"{' '.join(words)} failed:\n{text[-2000:]}")
-    units = {"ms": 1e-3, "us": 1e-6, "s": 1.0, "min": 60.0}
-    stalls = [float(number) * units[unit] for number, unit in
-              re.findall(r"info: checkpoint \S+: [^\n]*? in ([\d.]+) (us|ms|s|min)\b", text)]
+    unit = "(us|ms|s|min)"
+    stalls = [seconds_of(*m) for m in re.findall(rf"info: checkpoint [^\n]*(?:stood still for| in) ([\d.]+) {unit}\b", text)]
+    waits = [seconds_of(*m) for m in re.findall(rf"info: checkpoint [^\n]*and waited ([\d.]+) {unit}\b", text)]
+    commits = [seconds_of(*m) for m in re.findall(rf"info: checkpoint [^\n]*committed after ([\d.]+) {unit}\b", text)]
     with open(f"{out}/log.jsonl", encoding="utf-8") as file:
         steps = [json.loads(line)["step_ms"] / 1e3 for line in file][1:]
     # Of state that is pinned on drives, what was newer in memory is written there, besides the checkpoint's files.
     sizes = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-    dirty = [float(number) * sizes[unit] for number, unit in
+    dirty = [float(number) * sizes[of] for number, of in
              re.findall(r"of which ([\d.]+) (B|[KMGT]iB) were newer in memory", text)]
-    return {"steps": steps, "stalls": stalls, "peak": 1024 * usage.ru_maxrss, "dirty": dirty,
+    return {"steps": steps, "stalls": stalls, "waits": waits, "commits": commits, "dirty": dirty,
+            "peak": 1024 * usage.ru_maxrss, "drive_peak": taken,
+            "exact": text.count(" exact"), "differs": text.count(" differs"),
             "bytes": max((bytes_in(p) for p in pathlib.Path(out, "checkpoints").glob("*")), default=0)}
+
+
+def per_step(args, run):
+    """The mean seconds of a step, with what the checkpoints of these steps cost. That behind the last is not counted."""
+    counted = run["stalls"][:(args.steps - 1) // args.every]
+    return (sum(run["steps"]) + sum(counted)) / len(run["steps"])
+
+
+def export(args, out):
+    """Bytes per second of an export of the newest checkpoint, and of a copy as io-bench measures it: read and written."""
+    state = json.loads(subprocess.run([args.program, "checkpoint", "list", str(out), "--json"], check=True,
+                                      capture_output=True, text=True).stdout)["checkpoints"][0]
+    copy = out.parent / "copy"
+    begin = time.perf_counter()
+    subprocess.run([args.program, "checkpoint", "export", state["path"], str(copy)], check=True, capture_output=True)
+    seconds = time.perf_counter() - begin
+    size = bytes_in(copy)
+    shutil.rmtree(copy)
+    measured = subprocess.run([args.program, "io-bench", "--path", str(out.parent), "--op", "mixed", "--seconds", "3",
+                               "--json"], check=True, capture_output=True, text=True).stdout
+    return {"bytes": size, "seconds": seconds, "bytes_per_second": size / seconds, "io_bench": json.loads(measured)}
 
 
 def sizes_of(args, out):
@@ -102,7 +160,8 @@ def main():
     parser.add_argument("--program", default=ROOT / "build/ziggurat")
     parser.add_argument("--config", default=ROOT / "configs/bench-gpt2-124m.json")
     parser.add_argument("--drive", default=str(ROOT / "build/bench"), help="directory on the drive that all write to")
-    parser.add_argument("--steps", type=int, default=21)
+    parser.add_argument("--budget", default="474MiB", help="of the device and of the host; 0: no NVMe tier")
+    parser.add_argument("--steps", type=int, default=41)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the runs, e.g. tiers.host")
@@ -111,23 +170,27 @@ def main():
     args = parser.parse_args()
     os.makedirs(args.drive, exist_ok=True)
     runs, theirs = {"none": [], "every": []}, {}
+    exports = []
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=args.drive) as folder:
         work = pathlib.Path(folder)
         (work / "text.txt").write_text("".join(chr(32 + (i * i + i // 7) % 90) for i in range(200_000)))
         for i in range(args.rounds):
-            for way in runs:
+            # Who comes first changes, too.
+            for way in list(runs)[::1 if i % 2 == 0 else -1]:
                 out = work / way
                 shutil.rmtree(out, ignore_errors=True)
+                shutil.rmtree(work / f"drive-{way}", ignore_errors=True)
                 runs[way].append(train(args, out, args.every if way == "every" else 0))
+            exports.append(export(args, work / "every"))
             for way, what in others(args, work, sizes_of(args, work / "every")):
                 theirs.setdefault(way, []).append(what)
             print(f"round {i + 1}/{args.rounds}", flush=True)
-    # One checkpoint for `every` steps; that behind the last step is not one of the regular ones.
-    mean = {way: statistics.median(sum(r["steps"]) / len(r["steps"]) for r in all_) for way, all_ in runs.items()}
+    mean = {way: statistics.median(per_step(args, r) for r in all_) for way, all_ in runs.items()}
     stalls = [s for r in runs["every"] for s in r["stalls"]]
-    share = (mean["every"] + statistics.median(stalls) / args.every) / mean["none"] - 1
+    share = mean["every"] / mean["none"] - 1
     rows = [{"way": "ziggurat", "stall_s": statistics.median(stalls), "mad_s": mad(stalls),
-             "bytes": runs["every"][0]["bytes"] + max(runs["every"][0]["dirty"], default=0), "more_memory": statistics.median(r["peak"] for r in runs["every"])
+             "bytes": runs["every"][0]["bytes"] + max(runs["every"][0]["dirty"], default=0),
+             "more_memory": statistics.median(r["peak"] for r in runs["every"])
              - statistics.median(r["peak"] for r in runs["none"])}]
     for way, all_ in theirs.items():
         rows.append({"way": way, "stall_s": statistics.median(t["stall_s"] for t in all_),
@@ -136,11 +199,21 @@ def main():
     for row in rows:
         print(f"{row['way']:12} stands still {row['stall_s']:.3f} s (MAD {row['mad_s']:.3f}), "
               f"{row['bytes'] / 1e6:.1f} MB, {row['more_memory'] / 1e6:+.1f} MB of host memory")
-    print(f"a step without checkpoints {mean['none']:.3f} s; with one each {args.every} steps {100 * share:+.1f}%")
+    print(f"a step without checkpoints {mean['none']:.3f} s (MAD {mad([per_step(args, r) for r in runs['none']]):.3f}); "
+          f"with one each {args.every} steps {100 * share:+.1f}%; the aim is {100 * AIM:.0f}%")
+    every = runs["every"]
+    if any(r["commits"] for r in every):
+        print(f"committed {statistics.median(s for r in every for s in r['commits']):.3f} s after the step; updates waited "
+              f"{statistics.median(s for r in every for s in r['waits']):.3f} s for it")
+    print(f"files on the drive: {every[0]['drive_peak'] / 1e6:.1f} MB at most, {runs['none'][0]['drive_peak'] / 1e6:.1f} MB "
+          f"without checkpoints; bytes moved: {sum(r['exact'] for r in every)} counters exact, "
+          f"{sum(r['differs'] for r in every)} differ from the formula")
+    print(f"export: {statistics.median(e['bytes_per_second'] for e in exports) / 1e9:.2f} GB/s")
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:
-            json.dump(provenance(ROOT) | {"benchmark": "checkpoints", "load": os.getloadavg(), "runs": runs,
-                                          "ways": rows, "more_per_step": share}, file, indent=1)
+            json.dump(provenance(ROOT) | {"benchmark": "checkpoints", "load": os.getloadavg(), "runs": runs, "aim": AIM,
+                                          "ways": rows, "more_per_step": share, "exports": exports,
+                                          "settings": {k: str(v) for k, v in vars(args).items()}}, file, indent=1)
 
 
 if __name__ == "__main__":

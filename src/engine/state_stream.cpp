@@ -188,15 +188,13 @@ void StepExecutor::adopt(const StepOp& op) {
       });
 }
 
-std::vector<PinnedVersion> StepExecutor::pin_state(std::int64_t& written) {
+std::int64_t StepExecutor::write_state() {
   ZG_ASSERT(layout_.options.pins, "the programs of this run know of no pins");
   flush();
   for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
   (void)begin_activity(Activity::kPin);
-  const std::vector<SegmentId> segments = layout_.pinned_segments();
   const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-  written = store_.write_back(segments);
-  return store_.pin_versions(segments);
+  return store_.write_back(layout_.pinned_segments());
 }
 
 // Takes one lease at a time, since without a program the tiers may not have room for two.

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "engine/context_parts.hpp"
 #include "engine/host_lease.hpp"
@@ -420,6 +421,12 @@ void StepExecutor::run_program(const ProgramStart& start) {
   position_->begin_program(program);
   running_ = &program;
   for (at_ = 0; at_ < program.program.op_count(); ++at_) {
+    if (before_update_ && current_op().kind == OpKind::kUpdate) {
+      const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
+      stall_->mark(StallCause::kWriteBacks);
+      std::exchange(before_update_, nullptr)();
+      stall_->mark(StallCause::kOther);
+    }
     begin_op();
     issue_again(current_op());
     end_op();

@@ -70,6 +70,11 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   return transfer;
 }
 
+bool NvmeCopies::has_expected(SegmentId segment) const {
+  const int slot = volume_.newest_slot(extent(segment));
+  return slot >= 0 && volume_.version(extent(segment), slot) == copies_[segment].expected;
+}
+
 int NvmeCopies::pin(SegmentId segment) {
   const int slot = volume_.newest_slot(extent(segment));
   ZG_ASSERT(slot >= 0, "{} has no copy on NVMe", table_.segment_name(segment));

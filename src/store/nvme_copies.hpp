@@ -34,6 +34,10 @@ class NvmeCopies {
   io::ExtentId extent(SegmentId segment) const { return copies_[segment].extent; }
   io::Volume& volume() const { return volume_; }
 
+  // The newest version is the one that to_write() has begun last or, if `next`, the one that it will begin
+  // next; and whether that version is whole.
+  void expect(SegmentId segment, bool next) { copies_[segment].expected = copies_[segment].writes + next; }
+  bool has_expected(SegmentId segment) const;
   // Pins the newest version, which is whole and at rest; the slot that has it. unpin() takes that slot.
   int pin(SegmentId segment);
   void unpin(SegmentId segment, int slot) { volume_.unpin(extent(segment), slot); }
@@ -51,6 +55,7 @@ class NvmeCopies {
   struct Copies {
     io::ExtentId extent;
     std::int64_t writes = 0;    // begun so far; the number of the newest version
+    std::int64_t expected = 0;  // see expect()
     std::uint64_t written = 0;  // a bit for each slot that was written, or adopted
   };
   int slots(SegmentId segment) const;

@@ -1,7 +1,9 @@
 #include "ziggurat/store/store.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "store/parts.hpp"
@@ -279,6 +281,7 @@ std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
   p.drain(lock);
   const std::int64_t before = p.residency.traffic().nvme_write;
   for (const SegmentId id : segments) {
+    const bool there = p.residency.present(id, Tier::kNvme);
     if (const auto no_room = p.residency.write_back(id, p.actions)) {
       p.actions.clear();  // after a failure the decisions are unusable
       p.fail(Error(Errc::kMemory, "host tier",
@@ -287,21 +290,27 @@ std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
                    "raise this tier's budget"));
       p.throw_failure();
     }
-    p.mover.carry_out(p.actions, Urgency::kDemand);
+    ZG_ASSERT(p.residency.present(id, Tier::kNvme), "{} cannot be brought to NVMe", p.table.segment_name(id));
+    p.mover.nvme()->expect(id, !there);
+    p.mover.carry_out(p.actions, Urgency::kWriteBack);
   }
-  p.drain(lock);
   return p.residency.traffic().nvme_write - before;
 }
 
 std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> segments) {
+  // Segments of a running program may have moves all the time, and who waits for one of them is told of its
+  // leases alone: so this looks again and again.
+  constexpr std::chrono::microseconds kPause{500};
   StoreParts& p = *parts_;
-  StoreParts::Lock lock(p.mutex);
-  p.drain(lock);
   std::vector<PinnedVersion> pinned;
   for (const SegmentId id : segments) {
-    ZG_ASSERT(p.residency.present(id, Tier::kNvme), "{} has no current copy on NVMe",
-              p.table.segment_name(id));
-    pinned.push_back({id, p.mover.nvme()->pin(id)});
+    for (;; std::this_thread::sleep_for(kPause)) {
+      StoreParts::Lock lock(p.mutex);
+      p.throw_failure();
+      if (!p.mover.nvme()->has_expected(id)) continue;
+      pinned.push_back({id, p.mover.nvme()->pin(id)});
+      break;
+    }
   }
   return pinned;
 }

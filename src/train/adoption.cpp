@@ -5,6 +5,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
+#include "ziggurat/train/node.hpp"
 
 namespace zg {
 namespace {
@@ -17,12 +18,14 @@ bool same_directory(const std::string& a, const std::string& b) {
 }
 
 // Why these pins are none of this run's drives, or of segments that it has not; empty: they fit.
-std::string mismatch(const RunPlan& plan, const PinnedState& form, const PinnedState& pins) {
+std::string mismatch(const RunPlan& plan, const Processes& processes, const PinnedState& form,
+                     const PinnedState& pins) {
   const std::vector<io::DriveOptions>& drives = plan.config.tiers.nvme;
   if (pins.files.size() != drives.size()) return "it was written with another number of drives";
   for (std::size_t d = 0; d < drives.size(); ++d) {
-    if (!same_directory(pins.files[d].directory, drives[d].path))
-      return fmt::format("its state lies in {}, where this run has {}", pins.files[d].path(), drives[d].path);
+    const std::string mine = drive_directory(drives[d].path, processes.number_here(), processes.count_here());
+    if (!same_directory(pins.files[d].directory, mine))
+      return fmt::format("its state lies in {}, where this run has {}", pins.files[d].path(), mine);
     if (!is_kept_for(pins.files[d], plan.config.checkpoint.path))
       return fmt::format("{} is kept for other checkpoints", pins.files[d].path());
   }
@@ -74,9 +77,34 @@ bool overlap(std::vector<io::StoredPiece> places) {
   return false;
 }
 
-std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint& from, std::string& why) {
+// The pins of this rank; null: it has none.
+const PinnedState* of_rank(const std::vector<PinnedState>& all, int rank) {
+  const auto it = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.rank == rank; });
+  return it == all.end() ? nullptr : &*it;
+}
+
+// Adds what a checkpoint pins of the ranks of this process. Returns why that cannot be; empty: it is done.
+std::string add(Adoption& to, const std::vector<Writer>& writers, const std::vector<RunPlan>& plans,
+                const Processes& processes, const std::vector<PinnedState>& all, std::int64_t number) {
+  const auto here = std::count_if(plans.begin(), plans.end(),
+                                  [&](const auto& plan) { return of_rank(all, plan.rank) != nullptr; });
+  if (here != static_cast<std::ptrdiff_t>(writers.size())) return "it is of another number of ranks";
+  for (const Writer& writer : writers) {
+    const RunPlan& plan = plans[writer.rank];
+    const PinnedState* const pins = of_rank(all, plan.rank);
+    if (pins == nullptr) return "it is of another number of ranks";
+    std::string why = mismatch(plan, processes, writer.form, *pins);
+    if (!why.empty()) return why;
+    if (!add(to, writer, plan, *pins, number))
+      return "its drives have no room for another version of the state";
+  }
+  return "";
+}
+
+std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint& from,
+                             const Processes& processes, std::string& why) {
   const RunPlan& first = plans.front();
-  if (first.config.processes > 1 || !first.pins()) return std::nullopt;
+  if (!first.pins()) return std::nullopt;
   std::vector<Writer> writers;
   for (std::size_t r = 0; r < plans.size(); ++r) {
     PinnedState form = pinned_form(*plans[r].layout);
@@ -86,7 +114,7 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
   found.versions.resize(plans.size());
   found.pins.resize(plans.size());
   std::int64_t kept = 0;
-  std::vector<KeptFile> files;  // of the one that the run goes on from
+  std::vector<KeptFile> files;  // of this process, of the one that the run goes on from
   for (const CheckpointEntry& entry : list_checkpoints(first.config.checkpoint.path)) {
     const bool is_from = same_directory(entry.path, from.path());
     const std::vector<PinnedState> all = pins_in(entry.path);
@@ -99,20 +127,20 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
       found.surplus.push_back(entry.path);
       continue;
     }
-    if (all.size() != writers.size()) why = "it is of another number of ranks";
+    const PinnedState* const mine = writers.empty() ? nullptr : of_rank(all, plans[writers[0].rank].rank);
     // What lies in other files needs nothing of these, and keeps its own.
-    if (why.empty() && !is_from && all.front().files != files) continue;
-    if (is_from && !all.empty()) files = all.front().files;
-    for (std::size_t w = 0; w < writers.size() && why.empty(); ++w) {
-      const RunPlan& plan = plans[writers[w].rank];
-      why = mismatch(plan, writers[w].form, all[w]);
-      if (why.empty() && !add(found, writers[w], plan, all[w], entry.number))
-        why = "its drives have no room for another version of the state";
+    if (!is_from && mine != nullptr && mine->files != files) continue;
+    if (is_from) {
+      const CheckpointManifest& m = from.manifest();
+      const auto ranks = static_cast<int>(all.size());
+      if (m.ranks != first.config.ranks() || m.processes != processes.count())
+        why = "it is of another number of ranks or processes";
+      if (mine != nullptr) files = mine->files;
+      for (const KeptFile& file : files) found.files.push_back(file.name);
+      if (ranks > 0) found.rates = (mine != nullptr ? *mine : all.front()).rates;
     }
+    if (why.empty()) why = add(found, writers, plans, processes, all, entry.number);
     if (!why.empty()) return std::nullopt;
-    if (!is_from) continue;
-    for (const KeptFile& file : all.front().files) found.files.push_back(file.name);
-    found.rates = all.front().rates;
   }
   if (kept == 0) why = "it lies in another directory than this run's";
   if (overlap(found.places)) why = "places of its state overlap";
@@ -123,13 +151,20 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
 }  // namespace
 
 std::optional<Adoption> find_adoption(const std::vector<RunPlan>& plans, const Checkpoint& from,
-                                      std::string& why) {
+                                      Processes& processes, std::string& why) {
+  std::optional<Adoption> found;
   try {
-    return find(plans, from, why);
-  } catch (const Error& error) {
-    why = fmt::format("{} {}", error.where(), error.message());
-    return std::nullopt;
+    found = find(plans, from, processes, why);
+  } catch (const std::exception& error) {  // the other processes wait for this one's word
+    why = error.what();
   }
+  const double mine = found ? 1 : 0;
+  for (const std::vector<double>& theirs : processes.all_gather({&mine, 1})) {
+    if (theirs[0] > 0 || !found) continue;
+    found.reset();
+    why = "another process cannot take over what it has there";
+  }
+  return found;
 }
 
 }  // namespace zg

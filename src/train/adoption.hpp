@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "train/pinned_state.hpp"
+#include "ziggurat/comm/processes.hpp"
 #include "ziggurat/store/store.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 
 struct Adoption {
-  std::vector<std::string> files;         // of each drive, in its directory
+  // Of each drive, in this process's directory there; empty: all ranks of this process hold what others do.
+  std::vector<std::string> files;
   std::vector<DriveRates> rates;          // as an earlier run has measured the drives; empty: not known
   std::vector<io::StoredPiece> places;    // of all versions
   std::vector<AdoptedVersions> versions;  // by rank of this process; empty: it holds what another one does
@@ -23,8 +25,9 @@ struct Adoption {
   std::vector<std::string> surplus;  // checkpoints beyond checkpoint.keep, which must go first
 };
 
-// Throws nothing: where a run cannot adopt, `why` says so and the result is empty.
+// `plans`: of this process's ranks. All processes call it: they adopt together, or none does, and then `why`
+// says so and the result is empty.
 std::optional<Adoption> find_adoption(const std::vector<RunPlan>& plans, const Checkpoint& from,
-                                      std::string& why);
+                                      Processes& processes, std::string& why);
 
 }  // namespace zg

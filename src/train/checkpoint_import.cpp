@@ -1,24 +1,59 @@
 // Checkpoints of what others have trained.
+#include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/device/ops.hpp"
 #include "ziggurat/model/hf.hpp"
+#include "ziggurat/model/model.hpp"
 
 namespace zg {
 namespace {
 
 namespace fs = std::filesystem;
 
+using Shape = std::vector<std::int64_t>;
+
+// Of each parameter, by its name.
+std::map<std::string, Shape> shapes_of(const Checkpoint& like) {
+  const Model model(model_of(like.manifest().bits, like.path()), DType::kF32, host_ops());
+  std::map<std::string, Shape> shapes;
+  for (const Unit& unit : model.units()) {
+    for (const Param& param : unit.params) {
+      shapes[param.name] =
+          param.vector ? Shape{param.whole_count()} : Shape{param.whole_rows, param.whole_cols};
+    }
+  }
+  return shapes;
+}
+
+// That of a parameter, or of a moment, whose name goes on behind the parameter's.
+const Shape& shape_of(const std::map<std::string, Shape>& shapes, const std::string& tensor,
+                      const Checkpoint& like) {
+  auto found = shapes.find(tensor);
+  if (found == shapes.end()) found = shapes.find(tensor.substr(0, tensor.rfind('.')));
+  if (found != shapes.end()) return found->second;
+  throw Error(Errc::kUsage, like.path(), fmt::format("has a tensor {}, which its model has not", tensor),
+              "the checkpoint is damaged: name another one");
+}
+
+std::string text_of(const Shape& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
 // The tensors that a checkpoint needs, in the file.
 std::vector<const SafeTensors::Entry*> find_all(const Checkpoint& like, const SafeTensors& file) {
   const auto refuse = [&](const std::string& what, const std::string& hint) {
     throw Error(Errc::kUsage, file.path(), what, hint);
   };
+  const std::map<std::string, Shape> shapes = shapes_of(like);
   std::vector<const SafeTensors::Entry*> all;
   for (const CheckpointTensor& tensor : like.tensors()) {
     if (tensor.dtype != "F32") {
@@ -31,10 +66,13 @@ std::vector<const SafeTensors::Entry*> find_all(const Checkpoint& like, const Sa
       refuse(fmt::format("has no tensor {}", tensor.name),
              "tools/checkpoint_doors.py writes such files; moments that are unknown may be zero");
     }
-    if (entry->dtype != "F32" || entry->count() != tensor.count) {
-      refuse(fmt::format("has {} as {} values in {}, {} in F32 expected", tensor.name, entry->count(),
-                         entry->dtype, tensor.count),
-             "the model must be that of " + like.path());
+    const Shape& shape = shape_of(shapes, tensor.name, like);
+    if (entry->dtype != "F32" || entry->shape != shape) {
+      const bool turned = entry->shape == Shape(shape.rbegin(), shape.rend()) && shape.size() == 2;
+      refuse(fmt::format("has {} as {} in {}, {} in F32 expected", tensor.name, text_of(entry->shape),
+                         entry->dtype, text_of(shape)),
+             turned ? "matrices are [out, in]: transpose it"
+                    : "the model must be that of " + like.path() + ", and its matrices [out, in]");
     }
     all.push_back(entry);
   }

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
@@ -146,9 +147,14 @@ void Checkpointer::keep(int drive) {
       kept ? path.filename().string() : keep_file(*o_.files, path, o_.plan->config.checkpoint.path);
   o_.io->renamed(drive, name, true);
   if (synced_names_.count(name) > 0) return;
-  const std::string directory = path.parent_path();
-  if (const int error = o_.files->sync_directory(directory); error != 0)
-    throw_io(directory, "cannot be brought to the drive", error);
+  const fs::path directory = path.parent_path();
+  const auto sync = [this](const std::string& one) {
+    if (const int error = o_.files->sync_directory(one); error != 0)
+      throw_io(one, "cannot be brought to the drive", error);
+  };
+  sync(directory);
+  // This run has made the directory of a process in that of the drive.
+  if (directory.filename().string().rfind(kProcessDirectory, 0) == 0) sync(directory.parent_path());
   synced_names_.insert(name);
 }
 
@@ -185,19 +191,89 @@ void Checkpointer::settle_pins(bool good) {
     pins_.erase(it);
   };
   if (!good) {
-    unpin(pins_.find(o_.number));
-    // Files that no checkpoint needs go with the run.
-    for (int d = 0; leads() && pins_.empty() && d < o_.io->drive_count(); ++d)
-      o_.io->renamed(d, fs::path(o_.io->file(d)).filename(), false);
+    if (pins_.count(o_.number) > 0) unpin(pins_.find(o_.number));
+    if (o_.flushes) let_go();
     return;
   }
   while (static_cast<std::int64_t>(pins_.size()) > o_.plan->config.checkpoint.keep) unpin(pins_.begin());
 }
 
-bool Checkpointer::save(const CheckpointManifest& state) {
+// Files of the process's drives that no checkpoint needs go with the run. Other ranks of the process may have
+// pins where this one has none.
+void Checkpointer::let_go() {
+  std::vector<KeptFile> needed;
+  try {
+    needed = kept_by(o_.plan->config.checkpoint.path);
+  } catch (const Error&) {
+    return;  // it cannot be known
+  }
+  for (int d = 0; d < o_.io->drive_count(); ++d) {
+    const std::string name = fs::path(o_.io->file(d)).filename();
+    if (std::none_of(needed.begin(), needed.end(), [&](const auto& file) { return file.name == name; }))
+      o_.io->renamed(d, name, false);
+  }
+}
+
+std::vector<std::vector<double>> Checkpointer::of_all_ranks(std::span<const double> mine) {
+  if (all_ == nullptr) return {{mine.begin(), mine.end()}};
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(all_->size()));
+  all_->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(mine.size()), DType::kF64);
+  std::vector<std::vector<double>> by_rank;
+  for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(mine.size()))
+    by_rank.emplace_back(at, at + static_cast<std::ptrdiff_t>(mine.size()));
+  return by_rank;
+}
+
+bool Checkpointer::all_are(bool good) {
+  const double mine = good ? 1 : 0;
+  for (const std::vector<double>& theirs : of_all_ranks({&mine, 1})) good = good && theirs[0] > 0;
+  return good;
+}
+
+void Checkpointer::save(const CheckpointManifest& state) {
+  ZG_ASSERT(!pending_, "a checkpoint is under way");
   began_ = told_ = Clock::now();
   step_ = state.step;
   ++o_.number;
+  if (o_.plan->pins()) {
+    written_ = o_.engine->write_state();
+    good_ = false;
+    thread_ = NamedThread(fmt::format("zg-commit{}", o_.plan->rank), [this, state] {
+      try {
+        pins_[o_.number] = o_.engine->pin_state();
+        good_ = commit(state);
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+    });
+    pending_ = true;
+    o_.engine->before_update([this] { settle(); });
+  } else {
+    (void)commit(state);
+  }
+  last_ = Clock::now();
+  stopped_ = seconds_between(began_, last_);
+}
+
+void Checkpointer::settle() {
+  if (!std::exchange(pending_, false)) return;
+  const auto begin = Clock::now();
+  thread_.join();
+  const double waited = seconds_between(begin, Clock::now());
+  o_.engine->before_update(nullptr);
+  if (failure_) {
+    knows_ = false;
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+  settle_pins(good_);
+  if (!good_ || !leads()) return;
+  log::progress("");
+  log::info("{}; the training stood still for {}, and waited {} more when it needed the place", done_,
+            format_seconds(stopped_), format_seconds(waited));
+}
+
+// Returns whether there is a new checkpoint, to all ranks the same.
+bool Checkpointer::commit(const CheckpointManifest& state) {
   const std::string path = o_.plan->config.checkpoint.path + "/" + checkpoint_name(o_.number, step_);
   const std::string unfinished = path + kUnfinished + o_.run;
   bool good = true;
@@ -209,13 +285,9 @@ bool Checkpointer::save(const CheckpointManifest& state) {
       warn(fmt::format("no checkpoint of step {}", step_), error);
     }
   }
+  good = all_are(good);  // all ranks have written before the drives are flushed
   const bool pins = o_.plan->pins();
-  if (pins) {
-    pins_[o_.number] = o_.engine->pin_state(written_);
-    (void)o_.engine->sum_over_ranks(0);  // all ranks have written before the drives are flushed
-    if (leads() && good) good = sync_drives();
-  }
-  good = o_.engine->sum_over_ranks(good ? 0 : 1) == 0;
+  if (pins && good) good = all_are(!o_.flushes || sync_drives());
   std::vector<CheckpointFile> files;
   std::int64_t pinned = 0;
   if (good) {
@@ -226,7 +298,7 @@ bool Checkpointer::save(const CheckpointManifest& state) {
         low(part.header_hash), static_cast<double>(form_.bytes()), static_cast<double>(written_)};
     int rank = 0;
     written_ = 0;  // of all ranks, from here on
-    for (const std::vector<double>& of : o_.engine->of_all_ranks(numbers)) {
+    for (const std::vector<double>& of : of_all_ranks(numbers)) {
       good = good && of[0] > 0;
       if (of[1] > 0)
         files.push_back({pins ? pins_name(rank) : fmt::format("rank-{:05}.safetensors", rank),
@@ -242,10 +314,7 @@ bool Checkpointer::save(const CheckpointManifest& state) {
     std::error_code error;
     if (!good && pins && fs::exists(path, error)) (void)discard_checkpoint(*o_.files, path);
   }
-  good = o_.engine->sum_over_ranks(leads() && !good ? 1 : 0) == 0;
-  if (pins) settle_pins(good);
-  last_ = Clock::now();
-  return good;
+  return all_are(good || !leads()) && good;
 }
 
 bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files,
@@ -272,11 +341,13 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
     return false;
   }
   const double seconds = seconds_between(began_, Clock::now());
-  log::progress("");
-  if (pinned > 0) {
-    log::info("checkpoint {}: {} of state pinned on the drives, of which {} were newer in memory, in {}",
-              path, format_bytes(pinned), format_bytes(written_), format_seconds(seconds));
+  if (o_.plan->pins()) {
+    done_ = fmt::format(
+        "checkpoint {}: {} of state pinned on the drives, of which {} were newer in memory, committed after "
+        "{}",
+        path, format_bytes(pinned), format_bytes(written_), format_seconds(seconds));
   } else {
+    log::progress("");
     log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
               format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));
   }
@@ -336,6 +407,7 @@ std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t by
   }
   if (config.on_interrupt) when += when.empty() ? "when interrupted" : ", and when interrupted";
   if (lost.empty()) lost = "the whole run";
+  if (pinned > 0 && config.every > 0) lost += " and those beside a commit";
   const std::string what =
       pinned > 0 ? fmt::format("{} of state each, pinned where it lies on the drives", format_bytes(pinned))
                  : format_bytes(bytes) + " each";

@@ -2,12 +2,20 @@
 //
 // Every rank of a run has its own; all make the same calls, and agree on each outcome. A checkpoint that
 // fails is told and left, and the one before it stays: training goes on.
+//
+// Where state is pinned, what is newer in memory is written while the next step runs already, and a thread of
+// each rank then pins, flushes and commits: what is pinned stays as it is. The next update of state waits for
+// the outcome, which frees a version. These threads agree among themselves; of the ranks' threads they need
+// that these have begun the same checkpoint, and nothing else.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +23,9 @@
 #include "train/drives.hpp"
 #include "train/files.hpp"
 #include "train/pinned_state.hpp"
+#include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/trace.hpp"
+#include "ziggurat/comm/comm.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 
@@ -32,6 +42,7 @@ class Checkpointer {
     const BitKeys* bits = nullptr;
     std::string run;
     int processes = 1;
+    bool flushes = true;         // the drives of its process, in which this or another rank pins state
     std::int64_t number = 0;     // of the newest checkpoint so far
     std::int64_t all_bytes = 0;  // of a checkpoint, of all ranks
     io::Engine* io = nullptr;    // the drives, if state is pinned there
@@ -40,16 +51,29 @@ class Checkpointer {
     // The drives' rates as they were measured, for a later run that adopts their files.
     const std::vector<DriveRates>* rates = nullptr;
   };
-  explicit Checkpointer(const Options& options)
-      : o_(options), form_(o_.plan->pins() ? pinned_form(*o_.plan->layout) : PinnedState{}), pins_(o_.pins) {}
+  // `all`: of all ranks, for these calls alone; null: there is one rank.
+  Checkpointer(const Options& options, std::unique_ptr<Communicator> all)
+      : o_(options),
+        all_(std::move(all)),
+        form_(o_.plan->pins() ? pinned_form(*o_.plan->layout) : PinnedState{}),
+        pins_(o_.pins) {}
+  Checkpointer(const Checkpointer&) = delete;
 
   // Whether checkpoint.every_seconds have passed since the last one, or since the start.
   bool due() const;
-  // Only after a step with Then::kPause. Of `state` the members of counters and loss count. Returns whether
-  // there is a new checkpoint.
-  bool save(const CheckpointManifest& state);
+  // Only after a step with Then::kPause, and a settle(). Of `state` the members of counters and loss count.
+  void save(const CheckpointManifest& state);
+  // Waits for the commit that is under way, if any, and unpins what no checkpoint needs any more. The engine
+  // calls it before it updates; who ends a run, too. Throws the error that keeps this rank from learning the
+  // outcome.
+  void settle();
+  // Whether the outcome of the last commit is known: not after settle() has thrown.
+  bool knows() const { return knows_; }
 
  private:
+  std::vector<std::vector<double>> of_all_ranks(std::span<const double> mine);
+  bool all_are(bool good);
+  bool commit(const CheckpointManifest& state);
   bool leads() const { return o_.plan->rank == 0; }
   std::string name_unfinished();
   std::optional<CheckpointFile> write_part(const std::string& directory);
@@ -57,12 +81,15 @@ class Checkpointer {
   bool sync_drives();
   void keep(int drive);
   void settle_pins(bool good);
+  void let_go();
   bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files, std::int64_t pinned,
               const std::string& unfinished, const std::string& path);
   void remove_old(const std::string& newest);
   void say_progress(double share);
 
   Options o_;
+  const std::unique_ptr<Communicator> all_;
+  HostStream numbers_{"checkpoint", HostStream::Mode::kInline};
   Clock::time_point last_ = Clock::now();
   Clock::time_point began_, told_;
   std::int64_t step_ = 0;               // of the one that is being written
@@ -72,6 +99,14 @@ class Checkpointer {
   PinnedState form_;                    // this rank's segments and pieces
   // By the checkpoint's number: its versions stay as they are until it is removed.
   std::map<std::int64_t, std::vector<PinnedVersion>> pins_;
+  std::string done_;      // what there is to say of the commit, once it has settled
+  double stopped_ = 0;    // seconds in which the training stood still before it was begun
+  bool pending_ = false;  // it was begun, and is not settled
+  bool knows_ = true;
+  // Between save() and settle() these, done_, lost_, synced_names_, written_ and pins_ are the thread's.
+  bool good_ = false;  // the outcome
+  std::exception_ptr failure_;
+  NamedThread thread_;  // last, so that it ends before what it uses
 };
 
 // What a checkpoint fills: the restored state goes through this. What the checkpoint keeps in another format

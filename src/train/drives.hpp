@@ -8,6 +8,8 @@
 
 namespace zg {
 
+// In a drive's directory, those of a machine's other processes: this, and a number from 1.
+inline constexpr const char* kProcessDirectory = "ziggurat-process-";
 inline constexpr std::int64_t kUnlimited = std::int64_t{1} << 60;
 // The current space of each drive's file system. Throws Error(kIo).
 std::vector<DriveSpace> space_of(const std::vector<io::DriveOptions>& drives);

@@ -70,12 +70,27 @@ bool is_in_use(const std::string& path) {
   return locked;
 }
 
-std::vector<KeptFile> kept_in(const std::string& directory) {
-  std::vector<KeptFile> all;
+// A drive's directory, and those of processes in it.
+std::vector<std::string> directories_of(const std::string& drive) {
+  std::vector<std::string> all{drive};
   std::error_code error;
-  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename();
-    if (name.rfind("ziggurat-", 0) == 0 && ends_in(name, kKeptEnd)) all.push_back({directory, name});
+  for (fs::directory_iterator at(drive, error), end; !error && at != end; at.increment(error)) {
+    std::error_code unknown;
+    if (at->path().filename().string().rfind(kProcessDirectory, 0) == 0 && at->is_directory(unknown))
+      all.push_back(at->path());
+  }
+  return all;
+}
+
+// Files in a drive's directories whose names begin with "ziggurat-" and end in `end_of_name`.
+std::vector<KeptFile> files_in(const std::string& drive, std::string_view end_of_name) {
+  std::vector<KeptFile> all;
+  for (const std::string& directory : directories_of(drive)) {
+    std::error_code error;
+    for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error)) {
+      const std::string name = at->path().filename();
+      if (name.rfind("ziggurat-", 0) == 0 && ends_in(name, end_of_name)) all.push_back({directory, name});
+    }
   }
   return all;
 }
@@ -129,17 +144,13 @@ std::string release_kept(Files& files, const KeptFile& file) {
 
 void reclaim_kept(Files& files, const std::string& directory) {
   // Notes whose files are gone, under both names.
-  std::error_code unknown;
-  std::vector<std::string> notes;
-  for (fs::directory_iterator at(directory, unknown), end; !unknown && at != end; at.increment(unknown))
-    if (const std::string name = at->path(); ends_in(name, std::string(kKeptEnd) + kForEnd))
-      notes.push_back(name);
-  for (const std::string& note : notes) {
-    const std::string kept = note.substr(0, note.size() - std::strlen(kForEnd));
+  for (const KeptFile& file : files_in(directory, std::string(kKeptEnd) + kForEnd)) {
+    std::error_code unknown;
+    const std::string note = file.path(), kept = note.substr(0, note.size() - std::strlen(kForEnd));
     const std::string tier = fs::path(kept).replace_extension(".tier");
     if (!fs::exists(kept, unknown) && !fs::exists(tier, unknown)) (void)files.remove(note);
   }
-  for (const KeptFile& file : kept_in(directory)) {
+  for (const KeptFile& file : files_in(directory, kKeptEnd)) {
     const std::string path = file.path(), purpose = purpose_of(file);
     const std::int64_t bytes = size_of_file(path);
     std::error_code error;
@@ -152,7 +163,8 @@ void reclaim_kept(Files& files, const std::string& directory) {
     if (const std::string failed = release_kept(files, file); !failed.empty()) {
       log::warning("{}", failed);
     } else if (!fs::exists(path, error)) {
-      log::info("reclaimed {} in {}: no checkpoint in {} needs it", format_bytes(bytes), directory, purpose);
+      log::info("reclaimed {} in {}: no checkpoint in {} needs it", format_bytes(bytes), file.directory,
+                purpose);
     }
   }
 }
@@ -197,10 +209,19 @@ bool is_kept_for(const KeptFile& file, const std::string& directory_of_checkpoin
   return purpose_of(file) == absolute(directory_of_checkpoints) && is_known(file, directory_of_checkpoints);
 }
 
-std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints) {
+std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints,
+                        Kept which) {
+  std::vector<KeptFile> needed;
+  try {
+    if (which == Kept::kUnneeded) needed = kept_by(directory_of_checkpoints);
+  } catch (const Error&) {  // it cannot be known which
+    return 0;
+  }
   std::int64_t sum = 0;
-  for (const KeptFile& file : kept_in(directory)) {
-    if (is_kept_for(file, directory_of_checkpoints)) sum += size_of_file(file.path());
+  for (const KeptFile& file : files_in(directory, kKeptEnd)) {
+    const bool is_needed =
+        std::any_of(needed.begin(), needed.end(), [&](const KeptFile& one) { return one.name == file.name; });
+    if (!is_needed && is_kept_for(file, directory_of_checkpoints)) sum += size_of_file(file.path());
   }
   return sum;
 }

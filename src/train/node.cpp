@@ -55,8 +55,6 @@ bool bind_threads(CoreAssignment& cores, Binding wanted) {
   return false;
 }
 
-constexpr const char* kProcessDirectory = "ziggurat-process-";
-
 // Makes this process's directories in those of the drives, which it notes in `own`, and removes what killed
 // runs have left in them. The first process of the machine does so for those of processes that this run does
 // not have, too.
@@ -92,13 +90,15 @@ void prepare_directories(const std::vector<io::DriveOptions>& asked, const Proce
   }
 }
 
-// Counts what is kept for the run's checkpoints as free: a run that goes on from one uses that file.
-void count_kept(const RunConfig& config, std::vector<DriveSpace>& space) {
+// Counts files that are kept for the run's checkpoints as free: those that the run takes over, or that it
+// removes when it starts.
+void count_kept(const RunConfig& config, Kept which, std::vector<DriveSpace>& space) {
   std::map<std::uint64_t, std::int64_t> kept;
   std::set<std::string> seen;
   for (std::size_t i = 0; i < space.size(); ++i) {
     const std::string& path = config.tiers.nvme[i].path;
-    if (seen.insert(path).second) kept[space[i].file_system] += kept_bytes(path, config.checkpoint.path);
+    if (seen.insert(path).second)
+      kept[space[i].file_system] += kept_bytes(path, config.checkpoint.path, which);
   }
   for (DriveSpace& one : space) one.free_bytes += kept[one.file_system];
 }
@@ -107,7 +107,7 @@ void count_kept(const RunConfig& config, std::vector<DriveSpace>& space) {
 // as free. No process takes space before all have looked.
 std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, const CoreAssignment& cores,
                                            Processes& processes, std::vector<std::string>& own,
-                                           const std::vector<std::string>& kept) {
+                                           bool takes_over, const std::vector<std::string>& kept) {
   const RunPlan& plan = plans.front();
   std::vector<io::DriveOptions> asked = plan.config.tiers.nvme;
   std::int64_t bytes = 0;
@@ -119,8 +119,8 @@ std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, co
   } else {
     processes.together([&] { prepare_directories(asked, processes, own); });
     processes.together([&] { space = space_of(asked); });
+    if (takes_over && !kept.empty()) count_kept(plan.config, Kept::kAll, space);
     for (DriveSpace& one : space) one.free_bytes /= processes.count_here();
-    if (!kept.empty()) count_kept(plan.config, space);
     for (io::DriveOptions& drive : asked)
       drive.path = drive_directory(drive.path, processes.number_here(), processes.count_here());
   }
@@ -261,7 +261,7 @@ std::vector<std::unique_ptr<CommRank>> make_comm_ranks(const std::vector<OpenGpu
 }
 
 std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<OpenGpu>& gpus,
-                                  Processes& processes) {
+                                  Processes& processes, bool takes_over) {
   Hardware hardware{.memory = read_memory_limits(),
                     .cores = cores_of_process(processes),
                     .processes = processes.count_here()};
@@ -270,7 +270,7 @@ std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<Ope
   if (config.aio.backend != io::Backend::kRam) {
     try {
       space = space_of(drives);
-      count_kept(config, space);
+      count_kept(config, takes_over ? Kept::kAll : Kept::kUnneeded, space);
     } catch (const Error&) {  // opening the drives will report the error
     }
   }
@@ -304,7 +304,7 @@ struct Node::OwnDirectories {
 };
 
 Node::Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace,
-           Watchdog* watchdog, Processes& processes, const std::vector<std::string>& kept)
+           Watchdog* watchdog, Processes& processes, const std::optional<std::vector<std::string>>& kept)
     : cores_(plans.front().cores), verify_(plans.front().config.aio.verify) {
   const RunPlan& plan = plans.front();
   const bool bind = bind_threads(cores_, plan.config.threads.bind);
@@ -328,7 +328,8 @@ Node::Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, 
     if (!gpus.empty()) o.direct = gpus.front().direct;
     o.trace = trace;
     directories_ = std::make_unique<OwnDirectories>();
-    io_ = io::make_engine(o, sized_drives(plans, cores_, processes, directories_->paths, kept));
+    io_ = io::make_engine(o, sized_drives(plans, cores_, processes, directories_->paths, kept.has_value(),
+                                          kept.value_or(std::vector<std::string>())));
     if (watchdog != nullptr) watched_ = watchdog->watch(part_of(*io_));
   }
   std::int64_t host = 0;

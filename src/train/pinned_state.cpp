@@ -325,6 +325,8 @@ std::vector<PinnedState> pins_in(const std::string& checkpoint) {
     if (!file.is_pins()) continue;
     const std::string path = checkpoint + "/" + file.name;
     all.push_back(parse_pinned(read_text_file(path, "what a checkpoint pins"), path));
+    int& rank = all.back().rank;
+    while (rank < m.ranks && pins_name(rank) != file.name) ++rank;
   }
   return all;
 }

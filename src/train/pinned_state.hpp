@@ -6,6 +6,9 @@
 //   DRIVE/ziggurat-<16 hex digits>.kept-for   the directory of the checkpoints that it is kept for
 //   CHECKPOINTS/ziggurat-<16 digits>.kept     empty: this is that directory, and not another at its path
 //
+// Several processes of a machine have a file on a drive each, in directories of their own in the drive's
+// (drive_directory()); those of all of them are meant by a drive's directory here.
+//
 // A kept file may be removed when no checkpoint of that directory names it. Functions may be called from any
 // thread; errors are Error(kUsage) for what is damaged, with the place, and Error(kIo).
 #pragma once
@@ -57,6 +60,7 @@ struct PinnedState {
   std::vector<DriveRates> rates;  // of the drives, in that order; empty: not known
   std::vector<PinnedSegment> segments;
   std::vector<PinnedPiece> pieces;
+  int rank = -1;  // whose it is, as the name of a checkpoint's file says; -1: it was read from none
 
   std::string text() const;
   std::int64_t bytes() const;  // of all segments
@@ -89,7 +93,10 @@ void reclaim_kept(Files& files, const std::string& directory);
 void free_unpinned(const std::vector<KeptFile>& files, const std::string& directory_of_checkpoints);
 // Whether the file is kept for the checkpoints of this directory.
 bool is_kept_for(const KeptFile& file, const std::string& directory_of_checkpoints);
-// What the kept files in a drive's directory take there for the checkpoints of a directory.
-std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints);
+// What the kept files in a drive's directory take there for the checkpoints of a directory: all of them, or
+// only those that none of its checkpoints names, which the next run removes.
+enum class Kept { kAll, kUnneeded };
+std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints,
+                        Kept which);
 
 }  // namespace zg

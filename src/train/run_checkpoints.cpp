@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <random>
 
 #include "train/checkpoint_writer.hpp"
@@ -37,7 +38,8 @@ std::function<void(std::int64_t)> verifying() {
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet& data, Processes& processes,
-                               const std::optional<std::string>& resume, Files* files)
+                               const std::optional<std::string>& resume, Files* files,
+                               std::optional<Opened> opened)
     : config_(plans.front().config.checkpoint),
       processes_(processes),
       files_(files != nullptr ? *files : system_files()),
@@ -48,25 +50,25 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   if (!config_.asked() && !resume) return;
   bits_ = bit_keys(plans.front(), data);
   double mine = 0;
+  double pinned = 0;
   for (const RunPlan& plan : plans) {
-    pinned_ += plan.pins() ? pinned_form(*plan.layout).bytes() : 0;
+    pinned += plan.pins() ? static_cast<double>(pinned_form(*plan.layout).bytes()) : 0;
     if (config_.asked() && !plan.pins() && writes_file(*plan.layout))
       mine += static_cast<double>(RankFile(*plan.layout, plan.rank).bytes());
   }
-  for (const std::vector<double>& theirs : processes_.all_gather({&mine, 1}))
-    bytes_ += static_cast<std::int64_t>(theirs[0]);
+  pins_here_ = pinned > 0;
+  const double both[] = {mine, pinned};
+  for (const std::vector<double>& theirs : processes_.all_gather(both))
+    bytes_ += static_cast<std::int64_t>(theirs[0]), pinned_ += static_cast<std::int64_t>(theirs[1]);
   for (const CheckpointEntry& entry : list_checkpoints(config_.path)) there_.push_back(entry.path);
-  if (resume) open(*resume);
-  if (from_) compare(plans.front());
+  const bool again = opened.has_value();
+  if (opened) from_ = std::move(opened->from);
+  if (resume && !again) open(*resume);
+  if (from_ && !again) compare(plans.front());
   if (from_ && from_->manifest().pinned > 0) {
-    std::string why;
-    adoption_ = find_adoption(plans, *from_, why);
-    if (adoption_) {
-      rates_ = adoption_->rates;
-      log::info("{} of state stay where they are on the drives", format_bytes(from_->manifest().pinned));
-    } else if (!why.empty()) {
-      log::info("the state of {} is read and written anew, since {}", from_->path(), why);
-    }
+    adoption_ = find_adoption(plans, *from_, processes_, not_adopted_because_);
+    if (again) not_adopted_because_ = opened->not_adopted_because;
+    if (adoption_) rates_ = adoption_->rates;
   }
   const std::vector<CheckpointEntry> there = list_checkpoints(config_.path);
   if (!there.empty()) number_ = there.front().number;
@@ -114,6 +116,33 @@ void RunCheckpoints::open(const std::string& asked) {
   });
 }
 
+void RunCheckpoints::say_what_stays() const {
+  if (!from_ || from_->manifest().pinned == 0) return;
+  if (adoption_) {
+    log::info("{} of state stay where they are on the drives", format_bytes(from_->manifest().pinned));
+  } else if (!not_adopted_because_.empty()) {
+    log::info("the state of {} is read and written anew, since {}", from_->path(), not_adopted_because_);
+  }
+}
+
+void RunCheckpoints::with_room(const std::function<void()>& work) const {
+  try {
+    work();
+  } catch (const Error& error) {
+    const bool room = error.where().rfind("tiers.nvme", 0) == 0 || error.where() == "checkpoint.state";
+    if (!room || !from_ || from_->manifest().pinned == 0 || adoption_) throw;
+    throw Error(
+        Errc::kUsage, error.where(),
+        fmt::format("{}. The {} of state that {} pins stay on the drives until the next checkpoint, and "
+                    "are not taken over{}",
+                    error.message(), format_bytes(from_->manifest().pinned), from_->path(),
+                    not_adopted_because_.empty() ? "" : ", since " + not_adopted_because_),
+        fmt::format("--resume with the drives, ranks and budgets of the run that wrote it; or export it "
+                    "(ziggurat checkpoint export), discard it, and --resume the copy; or {}",
+                    error.hint()));
+  }
+}
+
 void RunCheckpoints::compare(const RunPlan& plan) {
   const CheckpointManifest& m = from_->manifest();
   const bool first = processes_.number() == 0;
@@ -150,7 +179,7 @@ void RunCheckpoints::prepare() const {
 }
 
 void RunCheckpoints::prepare_drives() const {
-  if (processes_.number() > 0) return;
+  if (processes_.number_here() > 0) return;
   for (const std::string& drive : drives_) reclaim_kept(files_, drive);
 }
 
@@ -175,6 +204,10 @@ void RunCheckpoints::restored() {
 }
 
 void RunCheckpoints::ended(const io::Engine& io) const {
+  // Another process may be naming a checkpoint, which is not seen yet.
+  for (const auto& rank : ranks_) {
+    if (!rank->knows()) return;
+  }
   std::vector<KeptFile> kept;
   for (int d = 0; d < io.drive_count(); ++d) {
     const std::filesystem::path path = io.file(d);
@@ -188,19 +221,27 @@ std::string RunCheckpoints::describe() const {
   return copies_because_.empty() ? text : text + "; state is copied, since " + copies_because_;
 }
 
-void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io) {
+void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io, CommRank* comm) {
   const std::size_t local = ranks_.size();
-  ranks_.emplace_back(Checkpointer::Options{.plan = &plan,
-                                            .engine = &engine,
-                                            .files = &files_,
-                                            .bits = &bits_,
-                                            .run = run_,
-                                            .processes = processes_.count(),
-                                            .number = number_,
-                                            .all_bytes = bytes_,
-                                            .io = io,
-                                            .pins = adoption_ ? adoption_->pins[local] : Pins(),
-                                            .rates = &rates_});
+  std::unique_ptr<Communicator> all;
+  if (comm != nullptr) {
+    std::vector<int> members(static_cast<std::size_t>(comm->size()));
+    std::iota(members.begin(), members.end(), 0);
+    all = comm->group(members, "checkpoint");
+  }
+  const Checkpointer::Options options{.plan = &plan,
+                                      .engine = &engine,
+                                      .files = &files_,
+                                      .bits = &bits_,
+                                      .run = run_,
+                                      .processes = processes_.count(),
+                                      .flushes = local == 0 && pins_here_,
+                                      .number = number_,
+                                      .all_bytes = bytes_,
+                                      .io = io,
+                                      .pins = adoption_ ? adoption_->pins[local] : Pins(),
+                                      .rates = &rates_};
+  ranks_.push_back(std::make_unique<Checkpointer>(options, std::move(all)));
 }
 
 }  // namespace zg

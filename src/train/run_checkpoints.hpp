@@ -1,9 +1,11 @@
 // The checkpoints of a run in this process: the one that it goes on from, and those that its ranks write.
 // Private to src/train.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "train/adoption.hpp"
@@ -14,25 +16,37 @@ namespace zg {
 
 class RunCheckpoints {
  public:
+  struct Opened {
+    std::optional<Checkpoint> from;
+    std::string not_adopted_because;
+  };
   // `resume`: a checkpoint or a directory of them, of which the newest valid one counts; an empty text stands
   // for checkpoint.path; none: the run begins with its first step. All processes call this together. Throws
-  // Error(kUsage) for a checkpoint that is damaged or does not belong to this run.
+  // Error(kUsage) for a checkpoint that is damaged or does not belong to this run. `opened`: what take_from()
+  // of one for other plans has given, which is not read again.
   RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet& data, Processes& processes,
-                 const std::optional<std::string>& resume, Files* files);
+                 const std::optional<std::string>& resume, Files* files, std::optional<Opened> opened = {});
+  Opened take_from() { return {std::exchange(from_, std::nullopt), not_adopted_because_}; }
 
   const Checkpoint* from() const { return from_ ? &*from_ : nullptr; }  // null: from the first step
   std::int64_t first_step() const { return from_ ? from_->manifest().step : 0; }
   // Before anything is trained, once the drives are open: whether there is room, and nobody else's
   // checkpoints are in the way. Removes what killed runs have left. In the first process alone.
   void prepare() const;
-  void add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io);
-  Checkpointer& of(int local) { return ranks_[static_cast<std::size_t>(local)]; }
+  // `comm`: null where it is the only rank.
+  void add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io, CommRank* comm);
+  Checkpointer& of(int local) { return *ranks_[static_cast<std::size_t>(local)]; }
   std::string describe() const;
+  // Logs whether the run takes over what from() pins.
+  void say_what_stays() const;
 
   // What the run takes over of the drives; null: nothing.
   const Adoption* adoption() const { return adoption_ ? &*adoption_ : nullptr; }
+  // Calls `work`, which asks for room on the drives. Where there is too little, and the state of from() stays
+  // there beside the run's own, the error says so.
+  void with_room(const std::function<void()>& work) const;
   // Before the drives are opened: removes files there that no checkpoint needs any more. In the first process
-  // alone.
+  // of each machine alone.
   void prepare_drives() const;
   // The state of all ranks is restored: from() keeps its manifest alone.
   void restored();
@@ -55,11 +69,13 @@ class RunCheckpoints {
   std::int64_t bytes_ = 0;   // of a checkpoint, of all ranks
   std::int64_t pinned_ = 0;  // bytes of state that it pins on the drives
   std::string copies_because_;
+  bool pins_here_ = false;  // this process has state that is pinned
+  std::string not_adopted_because_;
   std::optional<Adoption> adoption_;
   std::vector<DriveRates> rates_;
   std::vector<std::string> drives_;  // their directories
   std::vector<std::string> there_;   // all checkpoints in the run's directory, before any was looked at
-  std::vector<Checkpointer> ranks_;
+  std::vector<std::unique_ptr<Checkpointer>> ranks_;
 };
 
 }  // namespace zg

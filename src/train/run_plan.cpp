@@ -249,7 +249,7 @@ class Planner {
   std::string why_not_pinned(const Layout& layout) const {
     if (config_.tiers.nvme.empty()) return "tiers.nvme names no drive";
     if (config_.aio.backend == io::Backend::kRam) return "aio.backend is ram, which has no files";
-    if (config_.processes > 1) return "the run has several processes";
+    if (config_.processes > hardware_.processes) return "the run's processes are on several machines";
     if (!config_.aio.verify) return "aio.verify is off, and pinned state needs its checksums";
     if (config_.checkpoint.keep > kMostKept) return fmt::format("checkpoint.keep is more than {}", kMostKept);
     const auto sinks = [&](TensorId id) {

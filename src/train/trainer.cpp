@@ -12,7 +12,6 @@
 #include "train/drives.hpp"
 #include "train/files.hpp"
 #include "train/optimizer_setup.hpp"
-#include "train/rank_plans.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
 #include "train/watch.hpp"
@@ -137,11 +136,13 @@ class Trainer::Loop {
       if (after.evaluate) record.val_loss = summary_.val_loss = t_.evaluate_on(rank_);
       for (TrainObserver* o : observers_) o->on_step(record);
       if (after.save) {
+        t_.checkpoints_->of(rank_).settle();
         for (TrainObserver* o : observers_) o->on_checkpoint(record.step);
         t_.save_checkpoint(rank_, record.step, record.result.loss);
       }
       if (after.last) break;
     }
+    t_.checkpoints_->of(rank_).settle();
     summary_.seconds = seconds_between(begin, Clock::now());
     Rank& mine = t_.rank(rank_);
     mine.engine().flush();
@@ -283,13 +284,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     if (processes_.number() == 0) tell_dropout(config);
     read_data(config, model);
     gpus_ = open_gpus(config);
-    const std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_);
-    const auto plan_of = [&](int local, const std::optional<RankChoices>& choices) {
-      const int rank = processes_.number() * config.device.ranks + local;
-      return make_run_plan(config, model, data_->validation_sequences(),
-                           hardware[static_cast<std::size_t>(local)], rank, choices);
-    };
-    plans_ = plan_ranks(processes_, config.device.ranks, config.parallel.pipeline > 1, plan_of);
+    make_plans(config, model);
     add_up();
     go_on_from_checkpoint();
   });
@@ -299,32 +294,6 @@ Trainer::~Trainer() {
   watched_.end();
   ranks_.clear();
   if (has_drives()) checkpoints_->ended(*node_->io());
-}
-
-void Trainer::go_on_from_checkpoint() {
-  checkpoints_ =
-      std::make_unique<RunCheckpoints>(plans_, *data_, processes_, options_.resume, options_.files);
-  if (resumed_from() == nullptr) return;
-  const CheckpointManifest& m = resumed_from()->manifest();
-  for (StepState& state : states_) {
-    state.updates = m.updates, state.skipped = m.skipped;
-    if (state.scaler && m.scaler) state.scaler->restore(*m.scaler);
-  }
-}
-
-std::int64_t Trainer::first_step() const {
-  return checkpoints_->first_step();
-}
-const Checkpoint* Trainer::resumed_from() const {
-  return checkpoints_->from();
-}
-
-void Trainer::save_checkpoint(int r, std::int64_t step, double loss) {
-  const StepState& state = states_[static_cast<std::size_t>(r)];
-  CheckpointManifest m;
-  m.step = step, m.updates = state.updates, m.skipped = state.skipped, m.loss = loss;
-  if (state.scaler) m.scaler = state.scaler->state();
-  checkpoints_->of(r).save(m);
 }
 
 // The first process tokenises a text before the others look for it, so that those that share its directory
@@ -400,9 +369,11 @@ void Trainer::open_node() {
   ZG_ASSERT(node_ == nullptr, "the drives are open");
   processes_.together([&] { checkpoints_->prepare_drives(); });
   processes_.together([&] {
-    const Adoption* const adopted = checkpoints_->adoption();
-    node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_,
-                                   adopted != nullptr ? adopted->files : std::vector<std::string>());
+    std::optional<std::vector<std::string>> kept;
+    if (checkpoints_->adoption() != nullptr) kept = checkpoints_->adoption()->files;
+    checkpoints_->with_room([&] {
+      node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_, kept);
+    });
   });
   processes_.together([&] { checkpoints_->prepare(); });
 }
@@ -481,7 +452,8 @@ void Trainer::start(const std::vector<double>& drive_shares) {
                                  gpus_.empty() ? nullptr : gpus_[static_cast<std::size_t>(r)].device.get(),
                                  comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get(),
                                  trace_of(r), options_.watchdog, versions_of(r)));
-      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine(), node_->io());
+      checkpoints_->add_rank(plans_[static_cast<std::size_t>(r)], rank(r).engine(), node_->io(),
+                             comm_.empty() ? nullptr : comm_[static_cast<std::size_t>(r)].get());
     }
     if (ranks() > 1 && options_.watchdog != nullptr) {
       std::vector<const StepExecutor*> engines;
@@ -529,8 +501,18 @@ RunSummary Trainer::run(const std::vector<TrainObserver*>& observers) {
   ZG_ASSERT(!ranks_.empty(), "start() comes first");
   RunSummary summary;
   on_ranks([&](int r) {
-    RunSummary of_rank = Loop(*this, r, observers).run();
-    if (r == 0) summary = std::move(of_rank);
+    try {
+      RunSummary of_rank = Loop(*this, r, observers).run();
+      if (r == 0) summary = std::move(of_rank);
+    } catch (...) {
+      // A checkpoint that was begun before the failure counts; the other ranks bring it to an end, too.
+      try {
+        checkpoints_->of(r).settle();
+      } catch (const std::exception& e) {
+        log::warning("it is not known whether the checkpoint that was under way is whole: {}", e.what());
+      }
+      throw;
+    }
   });
   return summary;
 }

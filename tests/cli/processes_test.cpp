@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "cli/fixture.hpp"
@@ -316,7 +317,7 @@ TEST_F(ProcessesTest, AProcessThatIsKilledEndsAllOthers) {
 
 // Each process writes what its ranks hold, and a run of any number of processes with as many ranks goes on.
 TEST_F(ProcessesTest, ACheckpointOfProcessesGoesOnInOne) {
-  const Strings more{"steps=8", "checkpoint.every=2", "tiers.device=700KiB"};
+  const Strings more{"steps=8", "checkpoint.every=2", "tiers.device=700KiB", "checkpoint.state=copy"};
   const Outcome whole = run_in(mpirun(2), train_words("host:2", "whole", more));
   ASSERT_EQ(whole.code, 0) << whole.err;
   EXPECT_EQ(count(whole.err, "info: checkpoint "), 4u) << whole.err;
@@ -334,6 +335,83 @@ TEST_F(ProcessesTest, ACheckpointOfProcessesGoesOnInOne) {
   EXPECT_EQ(damaged.code, 2);
   EXPECT_EQ(count(damaged.err, "ziggurat: "), 1u) << damaged.err;
   EXPECT_HAS(damaged.err, "rank-00002.safetensors: is missing");
+}
+
+// Each process pins what its ranks hold in files of its own on the drive, and takes them over when it goes
+// on; another number of processes reads them, and they go when nothing needs them.
+TEST_F(ProcessesTest, StateThatProcessesPinGoesOn) {
+  const Strings more{"steps=9", "checkpoint.every=2", "tiers.device=700KiB", "checkpoint.state=pin"};
+  const auto kept = [&] {
+    std::set<std::string> all;
+    for (const auto& entry : fs::recursive_directory_iterator(path("disk"))) {
+      if (entry.path().extension() == ".kept") all.insert(entry.path());
+      EXPECT_NE(entry.path().extension(), ".tier");
+    }
+    return all;
+  };
+  const Outcome whole = run_in(mpirun(2), train_words("host:2", "whole", more));
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(count(whole.err, "of state pinned on the drives"), 5u) << whole.err;
+  EXPECT_EQ(kept().size(), 2u);
+  ASSERT_EQ(run(Strings{"checkpoint", "discard", "whole/checkpoints/0005-step-9"}).code, 0);
+  EXPECT_TRUE(kept().empty());
+
+  const auto go = [&](const Strings& launcher, const char* devices, const char* steps) {
+    const Strings words = train_words(devices, "parts", more + Strings{steps}) + Strings{"--resume"};
+    const Outcome o = launcher.empty() ? run(words) : run_in(launcher, words);
+    EXPECT_EQ(o.code, 0) << o.err;
+    return o.err;
+  };
+  go(mpirun(2), "host:2", "steps=3");
+  const std::set<std::string> files = kept();
+  EXPECT_EQ(files.size(), 2u);
+  const std::string again = go(mpirun(2), "host:2", "steps=6");
+  EXPECT_EQ(count(again, "of state stay where they are on the drives"), 1u) << again;
+  EXPECT_TRUE(kept() == files);
+  EXPECT_HAS(go({}, "host:4", "steps=7"),
+             "is read and written anew, since it is of another number of ranks or processes");
+  EXPECT_EQ(kept().size(), 1u);
+  EXPECT_HAS(go(mpirun(2), "host:2", "steps=9"), "is read and written anew");
+  EXPECT_EQ(kept().size(), 2u);
+  expect_same("whole", "parts");
+  const Outcome valid = run(Strings{"checkpoint", "verify", "parts"});
+  EXPECT_EQ(valid.code, 0) << valid.err;
+  // Where one of them cannot, none does.
+  for (const std::string& file : kept()) {
+    if (file.find("process-1") != file.npos) fs::remove(file + "-for");
+  }
+  EXPECT_HAS(go(mpirun(2), "host:2", "steps=11"), "since another process cannot take over what it has there");
+  EXPECT_EQ(kept().size(), 3u);  // nobody knows any more whether that file is needed
+}
+
+// All of its processes are killed at a random moment; ZG_TEST_KILLS times. It goes on to the same bits.
+TEST_F(ProcessesTest, PinnedStateOfProcessesThatAreKilledGoesOn) {
+  const char* const asked = std::getenv("ZG_TEST_KILLS");
+  const int kills = asked != nullptr ? std::atoi(asked) : 4;
+  std::mt19937_64 random(test::test_seed(18));
+  const Strings more{"steps=40", "checkpoint.every=1", "tiers.device=700KiB", "checkpoint.state=pin",
+                     "eval.every=0"};
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_EQ(run_in(mpirun(2), train_words("host:2", "whole", more)).code, 0);
+  const double length = Seconds(std::chrono::steady_clock::now() - begin).count();
+  for (int i = 0, killed = 0; i < kills; ++i, killed = 0) {
+    std::error_code error;
+    fs::remove_all(path("parts"), error);
+    for (int run = 0; run < 20; ++run) {
+      Outcome o;
+      std::thread launcher(
+          [&] { o = run_in(mpirun(2), train_words("host:2", "parts", more) + Strings{"--resume"}); });
+      if (killed < 2) {
+        sleep_for(std::uniform_real_distribution<double>(0.2 * length, length)(random));
+        for (const pid_t pid : processes("ziggurat")) killed += kill(pid, SIGKILL) == 0 ? 1 : 0;
+      }
+      launcher.join();
+      EXPECT_TRUE(nobody_is_left(20));
+      if (o.code == 0) break;
+      EXPECT_GT(killed, 0) << o.err;
+    }
+    expect_same("whole", "parts");
+  }
 }
 
 // A run of one process removes what one of several has left.

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
+#include <thread>
+#include <utility>
 
 #include "store/programs.hpp"
 #include "store/rig.hpp"
@@ -133,6 +136,50 @@ TEST(StoreVersions, APinnedVersionStays) {
   rig.store->run(nullptr, nullptr);
   write_back(*rig.store, 0, 7);
   EXPECT_EQ(rig.store->versions(0), (Versions{7, 6, 5}));
+}
+
+// While a later program reads the segments, a thread waits for the versions that are being written, and pins
+// them, not those before, which are whole.
+TEST(StoreVersions, AVersionIsPinnedWhenItIsWritten) {
+  const TensorTable table = versioned(2, 2);
+  Rig rig(table, {0, 4 * kPage},
+          std::make_unique<MemoryIo>(
+              table.drives(), table.drive_bytes(),
+              MemoryIo::Options{.max_delay = std::chrono::milliseconds(30), .faults = {}}));
+  const Deadline deadline(30, [&] { return rig.store->state(); });
+  const auto program_of = [](const char* name, Access access) {
+    Program program(name);
+    for (const SegmentId id : {0, 1})
+      program.add_op(std::vector<AccessStep>{{id, Tier::kHost, access, false}});
+    program.finish(2);
+    return program;
+  };
+  const Program writes = program_of("writes", Access::kOverwrite), reads = program_of("reads", Access::kRead);
+  const SegmentId both[] = {0, 1};
+  std::vector<PinnedVersion> pinned;
+  for (std::int64_t round = 1; round <= 8; ++round) {
+    const auto run = [&](const Program& program) {
+      rig.store->run(&program, nullptr);
+      std::vector<Lease> leases;
+      for (std::int32_t op = 0; op < 2; ++op) {
+        rig.store->acquire_op(nullptr, leases);
+        const auto content = static_cast<std::uint64_t>(round);
+        if (&program == &writes) fill(leases[0].data(), kBytes, op, content);
+        EXPECT_TRUE(holds(leases[0].data(), kBytes, op, content));
+        leases.clear();
+      }
+    };
+    run(writes);
+    // Nothing could be written again while both versions are pinned.
+    rig.store->unpin_versions(std::exchange(pinned, {}));
+    EXPECT_EQ(rig.store->write_back(both), 2 * 2 * kPage);
+    std::thread thread([&] { pinned = rig.store->pin_versions(both); });
+    run(reads);
+    thread.join();
+    ASSERT_EQ(pinned.size(), 2u);
+    for (const PinnedVersion& version : pinned) EXPECT_EQ(rig.store->stored(version).version, round);
+  }
+  rig.store->unpin_versions(pinned);
 }
 
 TEST(StoreVersions, AWriteThatFailsLeavesTheOneBefore) {

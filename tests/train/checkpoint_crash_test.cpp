@@ -1,13 +1,15 @@
 // The crash model. A recorder notes what a run writes, syncs and renames for its checkpoints. The replay
 // makes the states that a loss of power may leave after each operation: all that was synced is there, and of
 // the rest any part, writes torn at sectors. Every state must open to the newest checkpoint or, before its
-// commit has returned, to the one before it: whole, never an error. Mutations of the order turn it red.
+// commit has returned, to the one before it: whole, never an error. From a share of the states a run goes on
+// to the bits of one that was never stopped. Mutations of the order turn it red.
 #include <algorithm>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
@@ -25,9 +27,7 @@ class CrashModel : public CheckpointFixture {
   // Three checkpoints, of which one stays.
   const std::vector<Op>& recorded() {
     if (!files_.ops.empty()) return files_.ops;
-    const Strings settings{"steps=3",        "checkpoint.every=1",  "model.n_embd=8",
-                           "model.n_head=1", "model.n_positions=8", "data.seq_len=8"};
-    Trainer trainer(config("out", settings + settings_), {.files = &files_});
+    Trainer trainer(config("out", small_ + settings_ + Strings{"steps=3"}), {.files = &files_});
     trainer.open_node();
     files_.watch(drives_);
     files_.look();
@@ -82,7 +82,7 @@ class CrashModel : public CheckpointFixture {
         ++states_;
         const Disk disk = replay(
             ops, crash, [&](std::size_t i) { return sure[i] || loose_happens(i); },
-            [&](std::size_t) { return tears && random() % 2 == 0; }, files_.began);
+            [&](std::size_t) { return tears && random() % 2 == 0; }, files_.began, {path_});
         return problem_of(disk, returned);
       };
       std::vector<std::string> problems{try_with([](std::size_t) { return false; }, false),
@@ -131,7 +131,7 @@ class CrashModel : public CheckpointFixture {
     fs::create_directories(here);
     for (const auto& [path, identity] : disk.directories) {
       const std::string target = here + "/" + fs::path(path).filename().string();
-      if (path == path_ || path.find(".part-") != path.npos) continue;
+      if (parent_of(path) != path_ || path.find(".part-") != path.npos) continue;
       fs::create_directory(target);
       for (const auto& [key, data] : disk.files) {
         if (key.first == identity) test::write_file(target + "/" + key.second, data);
@@ -144,11 +144,14 @@ class CrashModel : public CheckpointFixture {
         return fmt::format("number {} is found, {} have been committed", number, returned);
       if (found && found->manifest().text() != manifests_.at(number))
         return fmt::format("number {} is another than was written", number);
-      return {};
+      return found && hash.value() % one_of_ == 0 ? going_on(disk) : "";
     } catch (const Error& error) {
       return error.what();
     }
   }
+
+  // What is wrong with a run that goes on from what the drive has; empty: nothing.
+  virtual std::string going_on(const Disk&) { return {}; }
 
   // Makes the drive's file what the disk has of it. It has no name that a checkpoint could know before it was
   // renamed.
@@ -159,8 +162,10 @@ class CrashModel : public CheckpointFixture {
     for (const auto& entry : fs::directory_iterator(drive)) {
       if (entry.path().extension() == ".kept") fs::rename(entry.path(), aside);
     }
-    if (renamed != disk.drive_names.end()) fs::rename(aside, name = drive + "/" + renamed->second);
+    if (renamed != disk.drive_names.end()) name = drive + "/" + renamed->second;
+    if (name != aside && fs::exists(aside)) fs::rename(aside, name);
     std::string& now = placed_[drive];  // empty: not known
+    if (!fs::exists(name)) test::write_file(name, data), now = data;
     std::fstream file(name, std::ios::in | std::ios::out | std::ios::binary);
     constexpr std::size_t kPage = 4096;
     for (std::size_t at = 0; at < data.size(); at += kPage) {
@@ -205,6 +210,8 @@ class CrashModel : public CheckpointFixture {
            op.to.find(".part-") != std::string::npos;
   }
 
+  const Strings small_{"checkpoint.every=1", "model.n_embd=8", "model.n_head=1", "model.n_positions=8",
+                       "data.seq_len=8"};
   Strings settings_;
   std::vector<std::string> drives_;  // their directories
   Recorder files_;
@@ -213,6 +220,7 @@ class CrashModel : public CheckpointFixture {
   const std::string path_ = directory_ + "/out/checkpoints";
   std::int64_t states_ = 0;
   std::set<std::uint64_t> seen_;
+  std::uint64_t one_of_ = 1;  // of so many states that look different a run goes on from one
 };
 
 TEST_F(CrashModel, EveryStateOpensWhole) {
@@ -248,6 +256,7 @@ class PinnedCrashModel : public CrashModel {
   PinnedCrashModel() {
     settings_ = {"tiers.device=600KiB", "tiers.host=300KiB", "aio.backend=threads", "checkpoint.state=pin",
                  "model.n_embd=16"};
+    one_of_ = 32;
     for (int d = 0; d < 2; ++d) {
       drives_.push_back(fmt::format("{}/drive{}", directory_, d));
       fs::create_directories(drives_.back());
@@ -257,6 +266,59 @@ class PinnedCrashModel : public CrashModel {
   bool is_drive_sync(const Op& op, int drive) const {
     return op.kind == Op::Kind::kDriveSync && op.path == drives_[static_cast<std::size_t>(drive)];
   }
+
+  // It takes over the drives' files, since all that it needs for that is on the drives before a commit.
+  std::string going_on(const Disk& disk) override {
+    const std::string out = directory_ + "/out", aside = directory_ + "/recorded",
+                      crash = directory_ + "/crash";
+    if (tensors_.empty()) {
+      Strings settings = settings_;
+      for (std::string& s : settings) {
+        if (const std::size_t at = s.find("/drive"); at != s.npos) s.replace(at, 6, "/whole");
+      }
+      for (int d = 0; d < 2; ++d) fs::create_directories(fmt::format("{}/whole{}", directory_, d));
+      tensors_ = run("whole", small_ + settings + Strings{"steps=4"}).tensors;
+    }
+    fs::rename(out, aside);
+    fs::create_directories(out);
+    fs::rename(crash + "/checkpoints", out + "/checkpoints");
+    const auto place_files = [&](const std::string& directory) {
+      for (const auto& [key, data] : disk.files) {
+        if (key.first == disk.directories.at(directory)) test::write_file(directory + "/" + key.second, data);
+      }
+    };
+    place_files(path_);
+    for (const std::string& drive : drives_) {
+      for (const auto& entry : fs::directory_iterator(drive)) {
+        if (entry.path().extension() == ".kept-for") fs::remove(entry.path());
+      }
+      place_files(drive);
+    }
+    std::string problem;
+    try {
+      Trainer trainer(config("out", small_ + settings_ + Strings{"steps=4"}), {.resume = ""});
+      trainer.start();
+      (void)trainer.run();
+      ++went_on_;
+      for (const std::string& drive : drives_) {
+        if (!fs::exists(drive + "/" + disk.drive_names.at(drive)))
+          problem = "a run does not take over " + drive;
+      }
+      const auto all = list_checkpoints(path_);
+      if (all.size() != 1 || tensors_in(all.front().path) != tensors_)
+        problem = "a run that goes on has other bits";
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    fs::remove_all(out), fs::remove_all(crash);
+    fs::rename(aside, out);
+    for (const std::string& drive : drives_) fs::remove_all(drive), fs::create_directories(drive);
+    placed_.clear();
+    return problem;
+  }
+
+  Tensors tensors_;  // of the run that was never stopped
+  int went_on_ = 0;
 };
 
 TEST_F(PinnedCrashModel, EveryStateOpensWhole) {
@@ -264,9 +326,10 @@ TEST_F(PinnedCrashModel, EveryStateOpensWhole) {
   EXPECT_EQ(manifests_.size(), 3u);
   const auto writes = std::count_if(files_.ops.begin(), files_.ops.end(),
                                     [](const Op& op) { return op.kind == Op::Kind::kDriveWrite; });
-  std::printf("%lld crash states of %lld pages written, %zu of which look different\n",
-              static_cast<long long>(states_), static_cast<long long>(writes), seen_.size());
+  std::printf("%lld crash states of %lld pages written, %zu of which look different; runs go on from %d\n",
+              static_cast<long long>(states_), static_cast<long long>(writes), seen_.size(), went_on_);
   EXPECT_GT(states_, 10'000);
+  EXPECT_GT(went_on_, 10);
   EXPECT_GT(seen_.size(), 1'000u);
 }
 
@@ -286,6 +349,10 @@ TEST_F(PinnedCrashModel, MutationsAreFound) {
   EXPECT_NE(crash_everywhere(without([&](const Op& op) { return is_parent_sync(op); })), "")
       << "the directory above is not synced";
   EXPECT_NE(crash_everywhere(moved(loses_name, -6)), "") << "the one before is removed too early";
+  const std::uint64_t usual = std::exchange(one_of_, 1);
+  EXPECT_NE(crash_everywhere(without([](const Op& op) { return is_sync_of(op, ".kept-for"); }), 2), "")
+      << "what a drive's file is kept for is not synced";
+  one_of_ = usual;
   // Each commit comes before the drives are flushed for it.
   std::vector<Op> ops = recorded();
   for (std::size_t i = 0; i < ops.size(); ++i) {

@@ -34,6 +34,8 @@ struct Op {
   std::string path, to;
   std::int64_t offset = 0;  // kCreate: the size
   std::string data;
+  std::int64_t number = 0;  // in the order in which they began
+  std::int64_t covers = 0;  // kDriveSync: the last one that had begun before it
 };
 
 inline bool is_sync(const Op& op) {
@@ -63,8 +65,7 @@ class Recorder final : public Files {
       if (before.empty()) before = now;
       for (std::size_t at = 0; at < now.size(); at += kPage) {
         if (now.compare(at, kPage, before, at, kPage) == 0) continue;
-        ops.push_back(
-            {Op::Kind::kDriveWrite, directory, {}, static_cast<std::int64_t>(at), now.substr(at, kPage)});
+        add({Op::Kind::kDriveWrite, directory, {}, static_cast<std::int64_t>(at), now.substr(at, kPage)});
       }
       before = std::move(now);
     }
@@ -98,14 +99,21 @@ class Recorder final : public Files {
     return Files::sync_directory(path);
   }
   int sync_drive(io::Engine& io, int drive) override {
-    look();  // what it covers was written before
+    // What it covers was written before; the training goes on to write meanwhile.
+    look();
+    std::int64_t covers = 0;
+    {
+      std::lock_guard lock(mutex_);
+      covers = last_;
+    }
     const int error = Files::sync_drive(io, drive);
     std::lock_guard lock(mutex_);
-    ops.push_back({Op::Kind::kDriveSync, parent_of(io.file(drive)), {}, 0, {}});
+    add({Op::Kind::kDriveSync, parent_of(io.file(drive)), {}, 0, {}, 0, covers});
     return error;
   }
   int rename(const std::string& from, const std::string& to) override {
     note({Op::Kind::kRename, from, to, 0, {}});
+    std::lock_guard lock(mutex_);  // nobody looks at a file between its names
     return Files::rename(from, to);
   }
   int remove(const std::string& path) override {
@@ -119,6 +127,10 @@ class Recorder final : public Files {
   void note(Op op) {
     look();
     std::lock_guard lock(mutex_);
+    add(std::move(op));
+  }
+  void add(Op op) {
+    op.number = ++last_;
     ops.push_back(std::move(op));
   }
   std::string path_of(int fd) {
@@ -126,6 +138,7 @@ class Recorder final : public Files {
     return paths_[fd];
   }
   std::mutex mutex_;
+  std::int64_t last_ = 0;
   std::vector<std::string> watched_;
   std::map<int, std::string> paths_;
 };
@@ -138,8 +151,9 @@ inline std::vector<bool> certain(const std::vector<Op>& ops, std::size_t crash) 
     for (std::size_t k = 0; k < i; ++k) {
       const Op& op = ops[k];
       const bool of_file = op.kind == Op::Kind::kWrite, of_drive = op.kind == Op::Kind::kDriveWrite;
-      const bool synced = sync.kind == Op::Kind::kSync        ? of_file && op.path == sync.path
-                          : sync.kind == Op::Kind::kDriveSync ? of_drive && op.path == sync.path
+      const bool synced = sync.kind == Op::Kind::kSync ? of_file && op.path == sync.path
+                          : sync.kind == Op::Kind::kDriveSync
+                              ? of_drive && op.path == sync.path && op.number <= sync.covers
                           : sync.kind == Op::Kind::kSyncDirectory
                               ? !of_file && !of_drive && !is_sync(op) && parent_of(op.path) == sync.path
                               : false;
@@ -159,15 +173,18 @@ struct Disk {
 };
 
 // Carries out the operations that `happens` lets; `torn` lets the sectors of a write.
-// `drives`: what lies on them before.
+// `drives`: what lies on them before. `there`: other directories that are there before.
 inline Disk replay(const std::vector<Op>& ops, std::size_t crash,
                    const std::function<bool(std::size_t)>& happens,
                    const std::function<bool(std::size_t)>& torn,
-                   const std::map<std::string, std::string>& drives = {}) {
+                   const std::map<std::string, std::string>& drives = {},
+                   const std::vector<std::string>& there = {}) {
   constexpr std::size_t kSector = 512;
   Disk disk;
   disk.drives = drives;
   int next = 0;
+  for (const std::string& directory : there) disk.directories[directory] = next++;
+  for (const auto& [directory, data] : drives) disk.directories[directory] = next++;
   for (std::size_t i = 0; i < crash; ++i) {
     const Op& op = ops[i];
     const bool now = happens(i);

@@ -118,12 +118,17 @@ class StepExecutor {
   // with LayoutOptions::saves.
   void save_state(const TileVisitor& take);
 
-  // The same for state that lies on NVMe, with LayoutOptions::pins: writes what is newer in memory alone, and
-  // pins the version of each of Layout::pinned_segments(), in their order. `written`: the bytes that it
-  // writes.
-  std::vector<PinnedVersion> pin_state(std::int64_t& written);
+  // The same for state that lies on NVMe, with LayoutOptions::pins: begins to write what is newer in memory
+  // alone. Returns its bytes. Then, on any thread and beside later programs, but before the next update:
+  // waits for these writes, and pins the version of each of Layout::pinned_segments(), in their order.
+  std::int64_t write_state();
+  std::vector<PinnedVersion> pin_state() { return store_.pin_versions(layout_.pinned_segments()); }
   void unpin_state(const std::vector<PinnedVersion>& versions) { store_.unpin_versions(versions); }
   io::StoredSlot stored(const PinnedVersion& version) const { return store_.stored(version); }
+  // Before the next update of state is issued, the rank's thread calls this, once: an update leads to
+  // write-backs, for which some version must not be pinned. Null: nothing is called. Only between programs,
+  // or inside of the call.
+  void before_update(std::function<void()> wait) { before_update_ = std::move(wait); }
 
   // With several ranks, every rank makes the same calls. Each has micro-batches of its own, and losses, norms
   // and counts of tokens are those of all. Ranks that differ only in the stage of a pipeline or in their part
@@ -268,8 +273,9 @@ class StepExecutor {
   std::unique_ptr<StallMeter> stall_;
   std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
   const StepProgram* running_ = nullptr;
-  std::int32_t at_ = 0;             // the operation of it that is being issued
-  std::vector<Lease> leases_;       // its
+  std::int32_t at_ = 0;        // the operation of it that is being issued
+  std::vector<Lease> leases_;  // its
+  std::function<void()> before_update_;
   std::uint64_t identity_;          // unique among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation being issued
   ProgramSequence sequence_;

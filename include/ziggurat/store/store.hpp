@@ -168,14 +168,16 @@ class TensorStore final {
   // there is no such version, Error(kIo) when it cannot be read. The content stays what it is.
   void read_version(SegmentId segment, std::int64_t version, void* data) const;
 
-  // Brings the content of segments to NVMe where there is no current copy, dirty ones alone; copies in memory
-  // stay, clean. All of them may be demoted that far. Only between programs, with one that has ended and
-  // announced no other; its decisions follow that program, as a dry run's do. Throws Error(kIo),
+  // Begins to bring the content of segments to NVMe where there is no current copy, dirty ones alone; copies
+  // in memory stay, clean. All of them may be demoted that far. Only between programs, with one that has
+  // ended and announced no other; its decisions follow that program, as a dry run's do. Throws Error(kIo),
   // Error(kMemory) where the host has no room for one that is at the device alone.
-  // Returns the bytes that were written to NVMe.
+  // Returns the bytes that are written to NVMe.
   std::int64_t write_back(std::span<const SegmentId> segments);
-  // Pins the newest version of each, which must be current: after write_back(). A pin keeps one of the
-  // tensor's `versions`, and one must be left that is not pinned.
+  // Waits until what the last write_back() of each has begun is on NVMe, and pins these versions. Any thread,
+  // also while a later program runs, which must not have written to any of these segments since. A pin keeps
+  // one of the tensor's `versions`, and one must be left that is not pinned when a segment is written again.
+  // Throws the store's failure.
   std::vector<PinnedVersion> pin_versions(std::span<const SegmentId> segments);
   void unpin_versions(std::span<const PinnedVersion> versions);
   // Where a pinned version lies, with checksums.

@@ -167,9 +167,9 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
                   const std::function<void(std::int64_t done)>& progress = {});
 
 // Makes a checkpoint after `step` steps of the tensors of a safetensors file: what the checkpoint `like` has,
-// by its names, whole, matrices as [out, in], in F32; only the number of elements is checked. All else is as
-// in `like`, another run's of that configuration, the loss scale too. It gets its own name in `directory`;
-// returns its path. Throws Error(kUsage) for a tensor that is missing or of another size or type; Error(kIo).
+// by its names, whole, vectors as [n], matrices as [out, in], in F32. All else is as in `like`, another run's
+// of that configuration, the loss scale too. It gets its own name in `directory`; returns its path. Throws
+// Error(kUsage) for a tensor that is missing or of another shape or type; Error(kIo).
 std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
                               std::int64_t step);
 

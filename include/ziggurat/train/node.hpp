@@ -2,6 +2,7 @@
 // Several processes on one machine have equal shares of it.
 #pragma once
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,9 +34,11 @@ struct OpenGpu {
 std::vector<OpenGpu> open_gpus(const RunConfig& config);
 
 // This machine, as each rank of this process would use it in a run with this configuration. `gpus` outlive
-// the plans that use the result. All processes call it.
+// the plans that use the result. `takes_over`: the files that earlier runs have kept on the drives for the
+// run's checkpoints are its own, and count as free; else only those that no checkpoint needs. All processes
+// call it.
 std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<OpenGpu>& gpus,
-                                  Processes& processes);
+                                  Processes& processes, bool takes_over);
 
 // This process's ranks: over MPI where there are several processes, over NCCL on GPUs, else over shared
 // memory.
@@ -56,10 +59,11 @@ class Node {
   // Binds threads to cores, locks the drives' directories, removes the files that killed runs have left
   // there, and reserves space on the drives. `plans`: one for each rank of the process. Host memory is mapped
   // when it is used. `gpus`: those of the ranks. `trace` and `watchdog` may be null; they outlive the node.
-  // `kept`: files in the drives' directories that are opened in place of new ones (DriveOptions::kept);
-  // empty: none. All processes call it. Throws Error(kIo), Error(kUsage).
+  // `kept`: the run takes over what an earlier one has kept on the drives; of this process that are these
+  // files, which are opened in place of new ones (DriveOptions::kept), or none, which gets new ones. All
+  // processes call it. Throws Error(kIo), Error(kUsage).
   Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, Trace* trace, Watchdog* watchdog,
-       Processes& processes, const std::vector<std::string>& kept = {});
+       Processes& processes, const std::optional<std::vector<std::string>>& kept = {});
   ~Node();  // the stores of all ranks must be gone
   Node(const Node&) = delete;
 

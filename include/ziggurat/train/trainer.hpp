@@ -190,7 +190,8 @@ class Trainer {
   // Runs work(local rank) on a thread of each. The exception of the rank that failed first is thrown here.
   void on_ranks(const std::function<void(int rank)>& work);
   void read_data(const RunConfig& config, ModelConfig& model);
-  void add_up();  // totals_
+  void make_plans(const RunConfig& config, const ModelConfig& model);  // and checkpoints_
+  void add_up();                                                       // totals_
   std::vector<double> measure_here();
   std::vector<double> sum_of_processes(std::vector<double> mine);
   UpdateRule rule(const StepState& state) const;

@@ -1,0 +1,69 @@
+// The part of a trainer that plans a run and finds what it goes on from, since each depends on the other.
+#include <algorithm>
+#include <functional>
+
+#include "train/rank_plans.hpp"
+#include "train/run_checkpoints.hpp"
+#include "ziggurat/train/trainer.hpp"
+
+namespace zg {
+
+// First as if the run took over what the checkpoint pins on the drives. Where it then cannot, and that takes
+// room, the run is planned again beside it.
+void Trainer::make_plans(const RunConfig& config, const ModelConfig& model) {
+  std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_, options_.resume.has_value());
+  const auto plan_of = [&](int local, const std::optional<RankChoices>& choices) {
+    const int rank = processes_.number() * config.device.ranks + local;
+    return make_run_plan(config, model, data_->validation_sequences(),
+                         hardware[static_cast<std::size_t>(local)], rank, choices);
+  };
+  const auto plan = [&] {
+    return plan_ranks(processes_, config.device.ranks, config.parallel.pipeline > 1, plan_of);
+  };
+  const auto find = [&](std::optional<RunCheckpoints::Opened> opened) {
+    checkpoints_ = std::make_unique<RunCheckpoints>(plans_, *data_, processes_, options_.resume,
+                                                    options_.files, std::move(opened));
+  };
+  plans_ = plan();
+  find({});
+  const Hardware before = hardware.front();
+  if (options_.resume && checkpoints_->adoption() == nullptr) {
+    hardware = hardware_of(config, gpus_, processes_, false);
+    const auto less = [](const Hardware::Drive& now, const Hardware::Drive& then) {
+      return now.space.free_bytes < then.space.free_bytes;
+    };
+    const bool mine = !std::equal(hardware.front().drives.begin(), hardware.front().drives.end(),
+                                  before.drives.begin(), before.drives.end(), std::not_fn(less));
+    if (sum_of_processes({mine ? 1.0 : 0.0})[0] > 0) {
+      checkpoints_->with_room([&] { plans_ = plan(); });
+      find(checkpoints_->take_from());
+    }
+  }
+  if (processes_.number() == 0) checkpoints_->say_what_stays();
+}
+
+void Trainer::go_on_from_checkpoint() {
+  if (resumed_from() == nullptr) return;
+  const CheckpointManifest& m = resumed_from()->manifest();
+  for (StepState& state : states_) {
+    state.updates = m.updates, state.skipped = m.skipped;
+    if (state.scaler && m.scaler) state.scaler->restore(*m.scaler);
+  }
+}
+
+std::int64_t Trainer::first_step() const {
+  return checkpoints_->first_step();
+}
+const Checkpoint* Trainer::resumed_from() const {
+  return checkpoints_->from();
+}
+
+void Trainer::save_checkpoint(int r, std::int64_t step, double loss) {
+  const StepState& state = states_[static_cast<std::size_t>(r)];
+  CheckpointManifest m;
+  m.step = step, m.updates = state.updates, m.skipped = state.skipped, m.loss = loss;
+  if (state.scaler) m.scaler = state.scaler->state();
+  checkpoints_->of(r).save(m);
+}
+
+}  // namespace zg

@@ -1,0 +1,210 @@
+// Checkpoints of pinned state are committed beside the training: the next step runs while the drives are
+// flushed, and no update overwrites what is not yet safe.
+#include <sys/mount.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include "train/checkpoint_fixture.hpp"
+#include "train/pinned_state.hpp"
+
+namespace zg {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A commit waits, before the checkpoint gets its name, for what the training does meanwhile.
+class SlowCommit final : public Files {
+ public:
+  std::function<void(int step)> before;  // of the step that the checkpoint is of
+  int rename(const std::string& from, const std::string& to) override {
+    const std::size_t at = to.rfind("-step-");
+    if (before && at != to.npos && to.find(".part-") == to.npos) before(std::atoi(to.c_str() + at + 6));
+    return Files::rename(from, to);
+  }
+};
+
+// How far the training has come; others wait for it.
+class Position final : public TrainObserver {
+ public:
+  void on_step_begin(std::int64_t step) override { reach(2 * step); }
+  void on_step(const StepRecord& r) override {
+    reach(2 * r.step + 1);
+    if (r.step == fails_at) throw Error(Errc::kIo, "test", "ends here");
+  }
+  // Whether the training has begun, or ended, this step within so many seconds.
+  bool begins(std::int64_t step, double seconds) { return comes_to(2 * step, seconds); }
+  bool ends(std::int64_t step, double seconds) { return comes_to(2 * step + 1, seconds); }
+  std::int64_t fails_at = -1;
+
+ private:
+  void reach(std::int64_t at) {
+    std::lock_guard lock(mutex_);
+    at_ = at;
+    changed_.notify_all();
+  }
+  bool comes_to(std::int64_t wanted, double seconds) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return at_ >= wanted; });
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::int64_t at_ = 0;
+};
+
+class Beside : public CheckpointFixture {
+ protected:
+  Strings on_drive(const std::string& name) const {
+    fs::create_directories(directory_ + "/" + name);
+    return {"tiers.device=600KiB",
+            "tiers.host=600KiB",
+            "aio.backend=threads",
+            "checkpoint.state=pin",
+            "checkpoint.every=2",
+            "steps=7",
+            fmt::format("tiers.nvme.0.path={}/{}", directory_, name)};
+  }
+  // Runs with a commit that is as slow as `before` has it, to the bits of a run that is not held up.
+  void runs_beside(const Strings& settings, const std::function<void(Position&, int step)>& before) {
+    const std::string number = std::to_string(++runs_), name = "slow" + number;
+    const Outcome usual = run("usual" + number, settings + on_drive("drive of usual" + number));
+    SlowCommit files;
+    Position position;
+    files.before = [&](int step) { before(position, step); };
+    Trainer trainer(config(name, settings + on_drive("drive of " + name)), {.files = &files});
+    trainer.start();
+    (void)trainer.run({&position});
+    const auto all = list_checkpoints(directory_ + "/" + name + "/checkpoints");
+    ASSERT_EQ(all.size(), 1u);
+    EXPECT_EQ(all.front().step, 7);
+    EXPECT_TRUE(tensors_in(all.front().path) == usual.tensors);
+  }
+  int runs_ = 0;
+  const Strings two_ranks_{"devices=host:2", "train_micro_batch_size_per_gpu=1",
+                           "zero_optimization={\"stage\": 3}"};
+};
+
+// Updates of step 3 ride along with the forward of step 4.
+TEST_F(Beside, TheNextStepRunsAndItsUpdatesWait) {
+  for (const Strings& settings : {Strings{}, two_ranks_}) {
+    SCOPED_TRACE(testing::PrintToString(settings));
+    std::atomic<int> waited{0};
+    runs_beside(settings, [&](Position& position, int step) {
+      // What the one before has pinned is as it was, though later steps have written.
+      for (const CheckpointEntry& entry :
+           list_checkpoints(directory_ + "/slow" + std::to_string(runs_) + "/checkpoints")) {
+        EXPECT_EQ(entry.step, step == 7 ? 6 : step - 2);
+        Checkpoint(entry.path).verify();
+      }
+      if (step != 2) return;
+      EXPECT_TRUE(position.ends(3, 60));
+      EXPECT_TRUE(position.begins(4, 60));
+      EXPECT_FALSE(position.ends(4, 0.5));
+      ++waited;
+    });
+    EXPECT_EQ(waited, 1);
+  }
+}
+
+TEST_F(Beside, EarlyUpdatesOfTheNextStepWait) {
+  for (const Strings& settings : {Strings{}, two_ranks_}) {
+    SCOPED_TRACE(testing::PrintToString(settings));
+    std::atomic<int> waited{0};
+    runs_beside(settings + Strings{"gradient_clipping=0"}, [&](Position& position, int step) {
+      if (step != 4) return;
+      EXPECT_TRUE(position.begins(5, 60));
+      EXPECT_FALSE(position.ends(5, 0.5));
+      ++waited;
+    });
+    EXPECT_EQ(waited, 1);
+  }
+}
+
+// An evaluation needs the updates, too.
+TEST_F(Beside, AnEvaluationWaits) {
+  std::atomic<int> waited{0};
+  runs_beside({"eval.every=3"}, [&](Position& position, int step) {
+    if (step != 2) return;
+    EXPECT_TRUE(position.begins(3, 60));
+    EXPECT_FALSE(position.ends(3, 0.5));
+    ++waited;
+  });
+  EXPECT_EQ(waited, 1);
+}
+
+// A run that fails behind a step leaves the checkpoint that was begun before.
+TEST_F(Beside, WhatWasBegunIsCommittedThoughTheRunFails) {
+  for (const Strings& settings : {Strings{}, two_ranks_}) {
+    const std::string name = settings.empty() ? "one" : "two";
+    SlowCommit files;
+    Position position;
+    position.fails_at = 3;
+    files.before = [&](int) { EXPECT_TRUE(position.ends(3, 60)); };
+    {
+      Trainer trainer(config(name, settings + on_drive("drive of " + name)), {.files = &files});
+      trainer.start();
+      EXPECT_THROW((void)trainer.run({&position}), Error);
+    }
+    const auto all = list_checkpoints(directory_ + "/" + name + "/checkpoints");
+    ASSERT_EQ(all.size(), 1u);
+    EXPECT_EQ(all.front().step, 2);
+    Checkpoint(all.front().path).verify();
+  }
+}
+
+// A file system of its own, with little room.
+class SmallDrive {
+ public:
+  SmallDrive(std::string path, std::int64_t bytes) : path_(std::move(path)) {
+    fs::create_directories(path_);
+    mounted_ = ::mount("zg-test", path_.c_str(), "tmpfs", 0, fmt::format("size={}", bytes).c_str()) == 0;
+  }
+  ~SmallDrive() {
+    if (mounted_) (void)::umount2(path_.c_str(), MNT_DETACH);
+  }
+  SmallDrive(const SmallDrive&) = delete;
+  bool mounted() const { return mounted_; }
+
+ private:
+  const std::string path_;
+  bool mounted_ = false;
+};
+
+// The state of the checkpoint stays on a drive that has no room for a second copy of it: a run that takes it
+// over goes on; one that cannot is refused before its first step, or copies its state.
+TEST_F(Beside, ARunThatDoesNotTakeTheStateOverNeedsRoomBesideIt) {
+  const Strings all = on_drive("drive") + Strings{"model.n_embd=64", "tiers.device=800KiB",
+                                                  "tiers.host=700KiB", "aio.backend=auto"};
+  const Strings larger{"steps=9", "tiers.device=64MiB", "tiers.host=64MiB"};
+  std::int64_t bytes = 0;
+  {
+    const Trainer plan(config("out", all));
+    const Layout& layout = *plan.plan().layout;
+    bytes = layout.table.nvme_bytes() + pinned_form(layout).bytes() / 2;
+  }
+  const SmallDrive drive(directory_ + "/drive", bytes);
+  if (!drive.mounted()) GTEST_SKIP() << "may not mount";
+  const Outcome first = run("out", all);
+  // Segments of other sizes.
+  const Error error = usage_error([&] { Trainer trainer(config("out", all + larger), {.resume = ""}); });
+  EXPECT_EQ(error.where(), "checkpoint.state");
+  EXPECT_HAS(error.message(), "no room for 2 versions of the state");
+  EXPECT_HAS(error.message(),
+             "of state that " + first.newest + " pins stay on the drives until the next checkpoint");
+  EXPECT_HAS(error.message(), "not taken over, since this run cuts its state in other segments");
+  EXPECT_HAS(error.hint(), "--resume with the drives, ranks and budgets of the run that wrote it");
+  const Outcome whole = run("whole", all + Strings{"steps=9", "tiers.nvme.0.path=" + directory_});
+  expect_tail(whole, run("out", all + Strings{"steps=9"}, ""));
+  Trainer copies(config("out", all + larger + Strings{"steps=11", "checkpoint.state=auto"}), {.resume = ""});
+  EXPECT_FALSE(copies.plan().pins());
+  EXPECT_HAS(copies.describe(), "no room for 2 versions");
+  copies.start();
+  (void)copies.run();
+  EXPECT_EQ(Checkpoint(list_checkpoints(directory_ + "/out/checkpoints").front().path).manifest().pinned, 0);
+}
+
+}  // namespace
+}  // namespace zg

@@ -1,0 +1,45 @@
+// Checkpoints of tensors that others have trained.
+#include "train/checkpoint_fixture.hpp"
+
+namespace zg {
+namespace {
+
+class CheckpointImport : public CheckpointFixture {
+ protected:
+  // A text in the header of a safetensors file is replaced by one of the same length.
+  std::string with(const std::string& file, const std::string& behind, const std::string& old,
+                   const std::string& now) const {
+    std::string bytes = read(file);
+    const std::size_t at = bytes.find(old, bytes.find(behind));
+    EXPECT_NE(at, bytes.npos);
+    EXPECT_EQ(old.size(), now.size());
+    const std::string path = directory_ + "/theirs.safetensors";
+    test::write_file(path, bytes.replace(at, old.size(), now));
+    return path;
+  }
+};
+
+TEST_F(CheckpointImport, TakesTensorsOfTheRightShapesAlone) {
+  const Outcome o = run("out", {"model.n_embd=8", "model.n_head=1", "model.n_positions=8", "data.seq_len=8"});
+  const Checkpoint like(o.newest);
+  const std::string file = o.newest + "/rank-00000.safetensors", to = directory_ + "/imported";
+  const std::string made = import_checkpoint(like, file, to, 7);
+  EXPECT_EQ(Checkpoint(made).manifest().step, 7);
+  EXPECT_TRUE(tensors_in(made) == o.tensors);
+  const auto problem = [&](const std::string& theirs) {
+    return usage_error([&] { return import_checkpoint(like, theirs, to, 8); });
+  };
+  for (const std::string name : {"h.0.mlp.c_fc.weight", "h.0.mlp.c_fc.weight.exp_avg"}) {
+    const std::string behind = "\"" + name + "\":{";
+    const Error turned = problem(with(file, behind, "\"shape\":[32,8]", "\"shape\":[8,32]"));
+    EXPECT_HAS(turned.message(), "has " + name + " as [8, 32] in F32, [32, 8] in F32 expected");
+    EXPECT_HAS(turned.hint(), "transpose it");
+    const Error flat = problem(with(file, behind, "\"shape\":[32,8]", "\"shape\": [256]"));
+    EXPECT_HAS(flat.message(), "has " + name + " as [256] in F32, [32, 8] in F32 expected");
+    EXPECT_HAS(flat.hint(), "the model must be that of " + o.newest);
+  }
+  EXPECT_EQ(list_checkpoints(to).size(), 1u);
+}
+
+}  // namespace
+}  // namespace zg

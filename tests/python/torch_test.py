@@ -217,6 +217,23 @@ class Interface(Case):
             other.step()
         self.assert_same(a, b)
 
+    def test_a_scaler_and_clipping_by_the_optimizer(self):
+        a, b = parameters(torch.float32), parameters(torch.float32)
+        mine, other = self.make(a, max_grad_norm=0.5), self.make(b, max_grad_norm=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(3):
+            set_gradients(a, step)
+            set_gradients(b, step)
+            scaler.scale(torch.zeros(()))
+            for p in a:
+                p.grad *= 1024
+            scaler.step(mine)
+            scaler.update(1024.0)
+            other.step()
+            self.assertEqual(mine.grad_norm, other.grad_norm)
+        for x, y in zip(a, b):
+            torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-8)
+
     def test_overlap_in_the_backward_pass(self):
         def train(**options):
             torch.manual_seed(3)

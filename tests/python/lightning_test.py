@@ -1,0 +1,58 @@
+"""Lightning with the optimizers, by the lines of docs/python.md; needs lightning."""
+import os
+import warnings
+
+from support import InFolder, need, same_bits
+
+need("torch", "lightning")
+
+import lightning  # noqa: E402
+import torch  # noqa: E402
+
+import ziggurat.torch as zt  # noqa: E402
+
+warnings.filterwarnings("ignore")
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self, options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.options, self.losses = options, []
+        self.net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+
+    def training_step(self, batch, _):
+        loss = (self.net(batch)[:, 0] - batch.square().mean(dim=1)).square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return zt.AdamW(self.parameters(), lr=1e-2, **self.options)
+
+
+class Fits(InFolder):
+    def fit(self, steps, checkpoint=None, **options):
+        model = Regression({"host_bytes": "64KiB", "drives": {self.folder: "64MiB"}, "segment_bytes": 8192, **options})
+        data = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, gradient_clip_val=1.0, default_root_dir=self.folder, use_distributed_sampler=False,
+        )  # fmt: skip
+        trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=checkpoint)
+        return model, trainer
+
+    def test_fit_saved_and_resumed(self):
+        whole, _ = self.fit(10)
+        self.assertLess(whole.losses[-1], whole.losses[0])
+        first, trainer = self.fit(5)
+        path = os.path.join(self.folder, "half.ckpt")
+        trainer.save_checkpoint(path)
+        second, _ = self.fit(10, path)
+        self.assertEqual(whole.losses, first.losses + second.losses)
+        self.assertTrue(same_bits(whole.parameters(), second.parameters()))
+
+
+if __name__ == "__main__":
+    import unittest
+
+    unittest.main()

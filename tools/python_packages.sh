@@ -6,8 +6,10 @@
 #   tools/python_packages.sh --torch           # torch, transformers, accelerate, lightning, tensorboard, matplotlib
 #
 # With --torch they come into an environment of their own, outside of the tree: in $XDG_CACHE_HOME/ziggurat
-# (~/.cache/ziggurat), some 6 GB with the CUDA libraries that PyPI's torch brings, and the last line is its Python. Where PyPI cannot be reached this script says so in a line, and ends with 0: the package is then not built, and its
-# tests are skipped. Its last line on stdout is the folder, if it is there.
+# (~/.cache/ziggurat), some 6 GB with the CUDA libraries that PyPI's torch brings.
+#
+# Where PyPI cannot be reached this script says so in a line, and ends with 0: the package is then not built, and its
+# tests are skipped. Its last line on stdout is the folder, or the environment's Python, if it is there.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -4,15 +4,16 @@
 #   tools/test.sh [PRESET] [CTEST FLAGS...]      PRESET: release (default), dev, asan, tsan, cuda
 #
 # As many tests run side by side as there are processors; --parallel 1 among the flags has them run one by one.
-# ZG_TORCH=1 fetches torch and what the Python package is tested with beside it, once (tools/python_packages.sh --torch);
-# where they are there already they are used. ZG_REQUIRE_GPU=1 turns the GPU suites, which are skipped where there is no GPU, into failures there.
+# ZG_TORCH=1 fetches torch and what the Python package is tested with beside it (tools/python_packages.sh --torch);
+# where they are there already they are used.
+# ZG_REQUIRE_GPU=1 turns the GPU suites, which are skipped where there is no GPU, into failures there.
 # The last line is "N passed, N failed, N skipped"; the exit code is 0 only if none failed.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
 preset=release
 case "${1:-}" in
-  -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
   release|dev|asan|tsan|cuda) preset=$1; shift ;;
 esac
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds the wheel of the Python package: the store, the optimizers and the I/O part, with the libraries that they need
-# inside, for Python 3.12 and all later versions from one file (abi3). Training runs are not in it: they need oneDNN, and
-# that OpenMP, of which a process must not have two (docs/python.md).
+# Builds the wheel of the Python package: the store, the optimizers and the I/O part, with the libraries that they
+# need inside, for Python 3.12 and all later versions from one file (abi3). Training runs are not in it: they need
+# oneDNN, and that OpenMP, of which a process must not have two (docs/python.md).
 #
 #   tools/wheel.sh [--python PYTHON] [DIRECTORY]     PYTHON: 3.12 or later (default: python3); DIRECTORY: build/dist
 #
-# With Python 3.10 or 3.11 the wheel is for that version alone. The tag's version of manylinux follows from the libraries
-# of this machine. The wheel is refused where it is larger than 8 MB, or links torch, OpenMP or CUDA; then it is installed
-# into an environment of its own, and tried. The last line is the wheel's path.
+# With Python 3.10 or 3.11 the wheel is for that version alone. The tag's version of manylinux follows from the
+# libraries of this machine. The wheel is refused where it is larger than 8 MB, or links torch, OpenMP or CUDA; then it
+# is installed into an environment of its own, and tried. The last line is the wheel's path.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -170,11 +170,12 @@ class Files(InFolder):
             "p = torch.nn.Parameter(torch.full((1 << 26,), 0.5, dtype=torch.bfloat16))\n"
             "o = zt.AdamW([p], drives={sys.argv[1]: '1GiB'}, host_bytes='64MiB', segment_bytes='4MiB')\n"
             "p.grad = torch.full_like(p, 1e-3); o.step(); p.grad = None\n"
-            "def high(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10\n"
-            "def rss(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1]) << 10\n"
-            "open('/proc/self/clear_refs', 'w').write('5'); before = rss()\n"
+            "def now(key):\n"
+            "    line = next(l for l in open('/proc/self/status') if l.startswith(key))\n"
+            "    return int(line.split()[1]) << 10\n"
+            "open('/proc/self/clear_refs', 'w').write('5'); before = now('VmRSS')\n"
             "o.load(o.save(sys.argv[1] + '/saved'))\n"
-            "print(high() - before, o.state_bytes())\n"
+            "print(now('VmHWM') - before, o.state_bytes())\n"
         )
         done = subprocess.run([sys.executable, "-c", code, self.folder], capture_output=True, text=True, check=True)
         grown, state = map(int, done.stdout.split())

@@ -28,7 +28,7 @@ def resident():
 
 
 class Gil(InFolder):
-    """Every function that may wait lets other threads run: each public method is called here, or is said not to wait."""
+    """Every function that may wait lets other threads run: each is called here, or is said not to wait."""
 
     # Look at numbers that are there, or raise an error.
     NEVER_WAIT = {
@@ -151,7 +151,8 @@ class LateViews(InFolder):
         store = zg.Store(host_bytes="4MiB")
         lease = store.add("t", "u8", 4096).acquire(mode="overwrite")
         api = ctypes.pythonapi
-        api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
         capsule = lease.__dlpack__()
         managed = api.PyCapsule_GetPointer(capsule, b"dltensor")
@@ -162,7 +163,8 @@ class LateViews(InFolder):
         deleter = ctypes.c_void_p.from_address(managed + 48 + 8).value  # behind the DLTensor and the context
         # As a start routine of the C library's own thread: no Python on that thread, and no GIL.
         libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
-        self.assertEqual(libc.pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(deleter), ctypes.c_void_p(managed)), 0)
+        routine, argument = ctypes.c_void_p(deleter), ctypes.c_void_p(managed)
+        self.assertEqual(libc.pthread_create(ctypes.byref(thread), None, routine, argument), 0)
         self.assertEqual(libc.pthread_join(thread, None), 0)
         self.assertEqual(lease.views, 0)
         lease.release()

@@ -36,7 +36,7 @@ class Fits(InFolder):
         data = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
         trainer = lightning.Trainer(
             max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-            enable_checkpointing=False, gradient_clip_val=1.0, default_root_dir=self.folder, use_distributed_sampler=False,
+            enable_checkpointing=False, gradient_clip_val=1.0, default_root_dir=self.folder,
         )  # fmt: skip
         trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=checkpoint)
         return model, trainer

@@ -1,4 +1,4 @@
-"""The optimizers and offloaded activations in hard times: failing drives, threads, graphs that are dropped. Needs torch."""
+"""The optimizers and offloaded activations in hard times: failing drives, signals, threads. Needs torch."""
 import gc
 import os
 import pathlib

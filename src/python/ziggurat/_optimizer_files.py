@@ -63,7 +63,7 @@ class _Part:
                 raise UsageError("is not in it", f"{saved.path}: {entry.name}", "is it of this model and optimizer?")
             if (saved.dtype(entry.name) == "U8") != (entry.dtype == "U8"):
                 raise UsageError(f"is in {saved.dtype(entry.name)}", f"{saved.path}: {entry.name}",
-                                 'moments in 8 bits go into an optimizer with state="int8", others into others')  # fmt: skip
+                                 'moments in 8 bits are for optimizers with state="int8" alone')  # fmt: skip
             wanted = entry.bytes // _DTYPES[entry.dtype].itemsize * _DTYPES[saved.dtype(entry.name)].itemsize
             if found != wanted:
                 raise UsageError(f"has {found} bytes, {wanted} expected", f"{saved.path}: {entry.name}",

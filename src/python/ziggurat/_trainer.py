@@ -8,8 +8,8 @@ class TrainerCallback(transformers.TrainerCallback):
     """For `Trainer(..., callbacks=[zt.TrainerCallback()])` with an optimizer of this package.
 
     Saves state larger than state_dict_limit into checkpoint-N/ziggurat, a segment in memory at a time, before the
-    Trainer asks for state_dict(), which then names it; resuming reads it from there. Adds to each log what the store has
-    moved since the log before: ziggurat_nvme_read_bytes, ziggurat_nvme_write_bytes and ziggurat_waited_seconds.
+    Trainer asks for state_dict(), which then names it; resuming reads it from there. Adds to each log what the store
+    has moved since the log before: ziggurat_nvme_read_bytes, ziggurat_nvme_write_bytes and ziggurat_waited_seconds.
     """
 
     def __init__(self):

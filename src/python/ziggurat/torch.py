@@ -307,10 +307,11 @@ class _StoredOptimizer(Optimizer):
         for group in self.param_groups:
             groups.append({k: v for k, v in group.items() if k != "params"})
             groups[-1]["params"] = [index[p] for p in group["params"]]
-        state = {} if above else {i: self._read(p) for i, p in enumerate(params) if "step" in self.state.get(p, {})}
-        out = {"state": state, "param_groups": groups}
+        out = {"state": {}, "param_groups": groups}
         if above:
             out["ziggurat"] = {"format": 1, "manifest": self._saved}
+        else:
+            out["state"] = {i: self._read(p) for i, p in enumerate(params) if "step" in self.state.get(p, {})}
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, out)
             out = out if changed is None else changed

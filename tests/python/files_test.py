@@ -115,9 +115,9 @@ class Files(InFolder):
         params, optimizer = make(torch.float32, "fp32")
         train(params, optimizer, 0, 2)
         path = optimizer.save(self.folder)
+        swapped = [{"params": params[3:]}, {"params": params[:3]}]  # groups of as many
         for other in (make(torch.float32, "fp32", zt.Adam)[1], make(torch.float32, "int8")[1],
-                      zt.AdamW(params, host_bytes="8MiB"), zt.AdamW([{"params": params[:2]}, {"params": params[1:4]}],
-                      host_bytes="8MiB")):  # fmt: skip
+                      zt.AdamW(params, host_bytes="8MiB"), zt.AdamW(swapped, host_bytes="8MiB")):  # fmt: skip
             with self.assertRaises(zg.UsageError):
                 other.load(path)
         with self.assertRaises(zg.UsageError):

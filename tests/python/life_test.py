@@ -56,7 +56,8 @@ class Gil(InFolder):
         self.addCleanup(setattr, self, "stop", True)
 
     def releases(self, call):
-        for _ in range(300):
+        end = time.monotonic() + 10  # a call may be so short that others seldom get in
+        while time.monotonic() < end:
             before = self.ticks
             call()
             if self.ticks != before:
@@ -251,10 +252,10 @@ class Drives(InFolder):
             "    with zg.Store(host_bytes='1MiB', drives={sys.argv[1]: '64MiB'}) as s:\n"
             "        s.add('t', 'u8', 32 << 20, segment_bytes=1 << 20).write(bytes(32 << 20))\n"
             "    print('no error')\n"
-            "except zg.IoError as e: print(e.code, e.errno, sys.argv[1] in str(e), bool(e.hint))\n"
+            "except zg.IoError as e: print(e.code, e.errno, sys.argv[1] in str(e))\n"
         )
         done = subprocess.run([sys.executable, "-c", code, self.folder], capture_output=True, text=True)
-        self.assertEqual(done.stdout, "io 27 True True\n", done.stderr)  # EFBIG
+        self.assertEqual(done.stdout, "io 27 True\n", done.stderr)  # EFBIG
         with self.assertRaises(zg.Error) as caught:
             zg.Store(host_bytes="1MiB", drives={self.folder: 1 << 50}).add("t", "u8", MIB).write(bytes(MIB))
         self.assertIn(self.folder, str(caught.exception))
@@ -275,7 +276,9 @@ class Children(InFolder):
             for method in ("fork", "spawn", "forkserver"):
                 context = multiprocessing.get_context(method)
                 queue = context.Queue()
-                child = context.Process(target=_work_of_child, args=(self.folder, queue))
+                drive = os.path.join(self.folder, method)  # a directory serves one process
+                os.mkdir(drive)
+                child = context.Process(target=_work_of_child, args=(drive, queue))
                 child.start()
                 self.assertEqual(queue.get(timeout=60), 3 * 4096, method)
                 child.join(60)

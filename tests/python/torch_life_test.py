@@ -5,6 +5,7 @@ import pathlib
 import signal
 import threading
 import time
+import weakref
 
 from support import InFolder, need, same_bits
 
@@ -59,6 +60,22 @@ class FailingDrives(InFolder):
         with self.assertRaises(zg.IoError):
             for _ in range(3):  # the update of one backward pass fails, and the next one finds it
                 sum(p.sum() for p in params).backward()
+
+
+class Dropped(InFolder):
+    def test_an_optimizer_that_is_dropped_takes_its_store_with_it(self):
+        for overlap in ("step", "forward", "backward"):
+            params = [torch.nn.Parameter(torch.ones(5000))]
+            optimizer = zt.AdamW(params, drives={self.folder: "4MiB"}, host_bytes="64KiB", overlap=overlap,
+                                 segment_bytes=4096)  # fmt: skip
+            params[0].sum().backward()
+            optimizer.step()
+            optimizer.flush()
+            gone = weakref.ref(optimizer.store)
+            del optimizer
+            gc.collect()
+            self.assertIsNone(gone(), overlap)
+            self.assertEqual(list(pathlib.Path(self.folder).glob("*.tier")), [], overlap)
 
 
 class Interrupts(InFolder):

@@ -11,11 +11,12 @@ class _Slots:
 
     def __init__(self, store, lowest):
         self._store, self._lowest, self._free, self._made = store, lowest, {}, 0
-        self._lock = threading.RLock()  # a finalizer may run inside take()
+        # One thread at a time is inside the store, which add() needs alone. A finalizer may run inside take().
+        self.lock = store.__dict__.setdefault("_activation_lock", threading.RLock())
 
     def take(self, nbytes):
         size = -(-nbytes // 4096) * 4096
-        with self._lock:
+        with self.lock:
             if self._free.get(size):
                 return self._free[size].pop()
             self._made += 1
@@ -23,7 +24,7 @@ class _Slots:
             return self._store.add(name, "u8", (size,), role="activation", segment_bytes=0, lowest=self._lowest)
 
     def give_back(self, slot):
-        with self._lock:
+        with self.lock:
             self._free.setdefault(slot.nbytes, []).append(slot)
 
 
@@ -34,8 +35,8 @@ class _Activation:
         self.shape, self.dtype, self.device, self.order = t.shape, t.dtype, t.device, order
         self.strides = torch.empty_like(t, device="meta").stride()  # kernels may add in another order for others
         self.nbytes = t.numel() * t.element_size()
-        self.slot = slots.take(self.nbytes)
-        with self.slot.acquire(0, "overwrite") as lease:
+        self.slots, self.slot = slots, slots.take(self.nbytes)
+        with slots.lock, self.slot.acquire(0, "overwrite") as lease:
             self._view(lease).copy_(t.detach())
         weakref.finalize(self, slots.give_back, self.slot)
 
@@ -44,7 +45,7 @@ class _Activation:
 
     def fetch(self):
         out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
-        with self.slot.acquire(0, "read") as lease:
+        with self.slots.lock, self.slot.acquire(0, "read") as lease:
             out.copy_(torch.from_dlpack(lease)[: self.nbytes].view(self.dtype).view(self.shape))
         return out
 
@@ -88,7 +89,8 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
             return saved
         for earlier in order[max(0, saved.order - 2) : saved.order]:  # the backward pass goes the other way, mostly
             if (ahead := earlier()) is not None:
-                ahead.slot.prefetch()
+                with slots.lock:
+                    ahead.slot.prefetch()
         return saved.fetch()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

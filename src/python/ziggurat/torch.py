@@ -8,6 +8,7 @@ and closures work as they do there. help(AdamW) has the rest.
 """
 import concurrent.futures
 import math
+import weakref
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -102,7 +103,9 @@ class _StoredOptimizer(Optimizer):
             key = self._keys[p] = names[i] if names else f"param.{number}"
             self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), _TYPES[local.dtype])
             if self._overlap == "backward" and p.requires_grad:
-                self._hooks[p] = p.register_post_accumulate_grad_hook(self._after_backward)
+                # Not by a reference to the optimizer: a parameter's hooks are out of the garbage collector's sight.
+                update = weakref.WeakMethod(self._after_backward)
+                self._hooks[p] = p.register_post_accumulate_grad_hook(lambda p: (call := update()) and call(p))
 
     def _unused_name(self, key):
         name, again = f"optimizer.{key}", 0

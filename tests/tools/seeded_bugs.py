@@ -24,7 +24,7 @@ import time
 import seeded_python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
+EXECUTOR, ISSUE, PASS = "src/engine/step_executor.cpp", "src/engine/issue.cpp", "src/engine/pass.cpp"
 SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
 PROGRAM, STAGE, PIPELINE = "src/engine/step_program.cpp", "src/engine/stage_schedule.cpp", "src/engine/pipeline.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
@@ -330,10 +330,10 @@ BUGS = (
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        ((ISSUE, "const std::optional<DropoutPlace> place = dropout_of(op);", "std::optional<DropoutPlace> place = dropout_of(op);"),
-         (ISSUE, "      if (again) forward(View(), saved);\n",
-          "      if (again && place) ++place->step;\n      if (again) forward(View(), saved);\n"
-          "      if (again && place) --place->step;\n")), DROPOUT),
+        ((PASS, "  if (again) forward(View(), saved);\n",
+          "  if (again && dropout_) ++dropout_->step;\n  if (again) forward(View(), saved);\n"
+          "  if (again && dropout_) --dropout_->step;\n"),
+         ("src/engine/pass.hpp", "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;")), DROPOUT),
     Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),
     Bug("dropout: all layers have the masks of the first",
         ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),

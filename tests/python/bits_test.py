@@ -59,10 +59,11 @@ class BesideTheTrainer(InFolder):
                 options = dict(options)
                 if options.pop("nvme", False):
                     options.update(drives={self.folder: "64MiB"}, host_bytes="256KiB")
-                params = [torch.nn.Parameter(saved[0][n].to(dtype)) for n in names]
+                params = [torch.nn.Parameter(saved[0][n].clone().to(dtype)) for n in names]
                 optimizer = zt.AdamW(params, betas=(0.0, 0.95), weight_decay=0.0, segment_bytes="64KiB",
                                      **{"host_bytes": "64MiB", **options})  # fmt: skip
-                self.continue_from(saved, rates, names, params, optimizer)
+                with self.subTest(precision, **options):
+                    self.continue_from(saved, rates, names, params, optimizer)
                 optimizer.close()
 
     def continue_from(self, saved, rates, names, params, optimizer):

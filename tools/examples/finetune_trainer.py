@@ -19,11 +19,20 @@ TEXT = "In the beginning God created the heaven and the earth. And the earth was
 def load(directory):
     """The model, and a function that turns a text into token numbers."""
     if directory is None:
-        config = transformers.GPT2Config(vocab_size=256, n_positions=128, n_embd=64, n_layer=2, n_head=4)
+        config = transformers.GPT2Config(vocab_size=256, n_positions=128, n_embd=64, n_layer=2, n_head=4,
+                                         bos_token_id=None, eos_token_id=None)  # fmt: skip
         return transformers.GPT2LMHeadModel(config), lambda text: list(text.encode())
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
     return model, lambda text: tokenizer(text)["input_ids"]
+
+
+def newest_complete(out):
+    """The newest checkpoint in `out` that was written to its end; None: there is none."""
+    names = os.listdir(out) if os.path.isdir(out) else []
+    numbers = [int(name.split("-")[1]) for name in names if name.startswith("checkpoint-")]
+    paths = [os.path.join(out, f"checkpoint-{n}") for n in sorted(numbers, reverse=True)]
+    return next((p for p in paths if os.path.exists(os.path.join(p, "trainer_state.json"))), None)
 
 
 def main():
@@ -57,7 +66,7 @@ def main():
         optimizer_cls_and_kwargs=(zt.AdamW, optimizer),  # lr comes from the arguments' schedule
         callbacks=[zt.TrainerCallback()],  # saves state that is larger than state_dict_limit, a segment at a time
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=a.resume or None)
+    trainer.train(resume_from_checkpoint=newest_complete(a.out) if a.resume else None)
     for entry in trainer.state.log_history:
         if "loss" in entry:
             print(f"loss at step {entry['step']}: {entry['loss']:.4f}")

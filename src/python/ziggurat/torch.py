@@ -286,8 +286,9 @@ class _StoredOptimizer(Optimizer):
         return sum(self._core.bytes(n) for n in self._numbers.values())
 
     def above_limit(self):
-        """Whether the state is larger than state_dict_limit."""
-        return self._limit is not None and self.state_bytes() > self._limit
+        """Whether the state of parameters that have had a step is larger than state_dict_limit."""
+        begun = (n for p, n in self._numbers.items() if "step" in self.state.get(p, {}))
+        return self._limit is not None and sum(self._core.bytes(n) for n in begun) > self._limit
 
     @torch.no_grad()
     def state_dict(self):

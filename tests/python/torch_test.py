@@ -310,12 +310,13 @@ class Interface(Case):
         a, b = self.make([p]), self.make([q])
         p.grad = torch.randn(20, 30)
         q.grad = p.grad.clone()
-        loss = (p * p).sum()
+        losses = [(x * x).sum() for x in (p, q)]
         a.step()
         b.step()
         self.assert_same([p], [q])
-        with self.assertRaises(RuntimeError):
-            loss.backward()  # needs values that the step has overwritten
+        for loss in losses:
+            with self.assertRaises(RuntimeError):
+                loss.backward()  # needs values that the step has overwritten
 
     def test_a_store_of_ones_own_with_two_optimizers(self):
         with zg.Store(host_bytes="8MiB", drives={self.folder: "16MiB"}) as store:

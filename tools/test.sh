@@ -35,7 +35,7 @@ if [ "$preset" = release ]; then
   if [ -n "$packages" ]; then
     options+=(-DZG_PYTHON=ON "-Dnanobind_DIR=$packages/nanobind/cmake" "-DPython_EXECUTABLE=$(python3 -c 'import sys; print(sys.executable)')")
     with_torch=
-    if [ "${ZG_TORCH:-}" = 1 ] || [ -d "${XDG_CACHE_HOME:-$HOME/.cache}/ziggurat" ]; then
+    if [ "${ZG_TORCH:-}" = 1 ] || compgen -G "${XDG_CACHE_HOME:-$HOME/.cache}/ziggurat/*/complete" >/dev/null; then
       with_torch=$(tools/python_packages.sh --torch)
     fi
     options+=("-DZG_TORCH_PYTHON=$with_torch")

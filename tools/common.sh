@@ -14,8 +14,8 @@ die() {
 build_packages="g++ cmake ninja-build ccache pkg-config git
   libdnnl-dev libtbb-dev libhwloc-dev liburing-dev libaio-dev libhwy-dev libxxhash-dev
   nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev libgtest-dev libbenchmark-dev"
-# ... and for the tests: fibers for the emulation of CUDA, and ranks in several processes.
-test_packages="libboost-context-dev libopenmpi-dev openmpi-bin"
+# ... and for the tests: fibers for the emulation of CUDA, ranks in several processes, and SentencePiece's models.
+test_packages="libboost-context-dev libopenmpi-dev openmpi-bin libsentencepiece-dev"
 
 # need PACKAGE...: installs those that are missing.
 need() {

@@ -101,7 +101,7 @@ std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, b
 
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys) {
+               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys, const T* sinks) {
   const AttentionForward<T> x{shape,
                               qkv,
                               ld_qkv,
@@ -110,7 +110,8 @@ void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std:
                               lse,
                               score_scale<Acc<T>>(shape.rule, shape.head_size),
                               heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(o, ld_o),
-                              first_keys};
+                              first_keys,
+                              sinks};
   if constexpr (sizeof(T) == 2) {
     if (on_tensor_cores(dtype_of<T>, shape)) return attention_forward_tensor<T>(on, x);
   }
@@ -159,15 +160,16 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
 
 template <class T>
 void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
-                     Strided<Acc<T>> o, Strided<Acc<T>> lse) {
+                     Strided<Acc<T>> o, Strided<Acc<T>> lse, const std::int32_t* first_keys, const T* sinks) {
   if (block.keys == 0) return;
-  attention_block_forward_generic<T>(
-      on, {block, q, kv, o, lse, score_scale<Acc<T>>(block.rule, block.head_size), 0});
+  const auto scale = score_scale<Acc<T>>(block.rule, block.head_size);
+  attention_block_forward_generic<T>(on, {block, q, kv, o, lse, scale, first_keys, sinks, 0});
 }
 
 template <class T>
 void attention_block_backward(const Launch& on, const AttentionBlock& block,
-                              const AttentionBlockBackward<T>& x, void* scratch) {
+                              const AttentionBlockBackward<T>& x, void* scratch,
+                              const std::int32_t* first_keys) {
   const AttentionShape shape = query_shape(block);
   const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
   auto* const delta = static_cast<Acc<T>*>(scratch);
@@ -176,8 +178,8 @@ void attention_block_backward(const Launch& on, const AttentionBlock& block,
   launch("attention_stats", in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
          Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, block.query_step, x.o.data, x.o.ld,
          x.d_o.data, x.d_o.ld, x.lse.data, x.lse.ld, stats, static_cast<Acc<T>*>(nullptr), std::int64_t{0});
-  attention_block_backward_generic<T>(on,
-                                      {block, x, stats, score_scale<Acc<T>>(block.rule, block.head_size)});
+  const auto scale = score_scale<Acc<T>>(block.rule, block.head_size);
+  attention_block_backward_generic<T>(on, {block, x, stats, scale, first_keys});
 }
 
 std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) {
@@ -186,14 +188,14 @@ std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& bl
 
 #define ZG_INSTANTIATE(T)                                                                                    \
   template void attention<T>(const Launch&, const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, \
-                             Acc<T>*, const std::int32_t*);                                                  \
+                             Acc<T>*, const std::int32_t*, const T*);                                        \
   template void attention_backward<T>(const Launch&, const AttentionShape&, const T*, std::int64_t,          \
                                       const T*, std::int64_t, const Acc<T>*, const T*, std::int64_t, T*,     \
                                       std::int64_t, void*, const std::int32_t*);                             \
   template void attention_block<T>(const Launch&, const AttentionBlock&, Strided<const T>, Strided<const T>, \
-                                   Strided<Acc<T>>, Strided<Acc<T>>);                                        \
+                                   Strided<Acc<T>>, Strided<Acc<T>>, const std::int32_t*, const T*);         \
   template void attention_block_backward<T>(const Launch&, const AttentionBlock&,                            \
-                                            const AttentionBlockBackward<T>&, void*);
+                                            const AttentionBlockBackward<T>&, void*, const std::int32_t*);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

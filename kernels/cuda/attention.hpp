@@ -44,6 +44,22 @@ __device__ __forceinline__ A cap_slope(A capped) {
 template <class A>
 inline constexpr A kNoMaximum = static_cast<A>(-1e30);
 
+// What a row of the online softmax, of the maximum max / exponent, becomes with its head's sink; null:
+// itself.
+template <class A>
+struct RowSums {
+  A top, sum, rescale;  // top: the exponent of two of the maximum; rescale: a factor of the sums of values
+  template <class T>
+  __device__ __forceinline__ RowSums(A exponent, A total, const T* sink)
+      : top(exponent), sum(total), rescale(1) {
+    if (sink == nullptr) return;
+    const A of_sink = to_acc(*sink) * static_cast<A>(1.4426950408889634);
+    if (of_sink > top) top = of_sink;
+    rescale = static_cast<A>(exp2(exponent - top));
+    sum = sum * rescale + static_cast<A>(exp2(of_sink - top));
+  }
+};
+
 template <class T>
 struct AttentionForward {
   AttentionShape shape;
@@ -55,6 +71,7 @@ struct AttentionForward {
   ScoreScale<Acc<T>> scale;
   bool packs;                      // the rows of every head can be accessed in packs
   const std::int32_t* first_keys;  // of all sequences, or null
+  const T* sinks;                  // of all heads, or null
 };
 
 // Whether kernels must look at more than causality and a scale. On tensor cores others than the plain ones do
@@ -71,13 +88,13 @@ __device__ __forceinline__ VisibleKeys visible_keys(const X& x, std::int64_t bat
 }
 
 // Scores of one query head: what the kernels without tensor cores know of an attention. Rows are counted in
-// their sequence.
-template <class T>
+// their sequence. Visible: VisibleKeys, or of a block VisibleBlockKeys.
+template <class T, class Visible>
 struct Scores {
   const T *q, *k, *v;  // of the head, in the sequence's first row
   std::int64_t ld_q, ld_kv, queries, keys;
   bool causal;
-  VisibleKeys visible;
+  Visible visible;
   // Of queries behind the last one, too.
   __device__ std::int64_t first_key(std::int64_t query) const {
     return visible.first(query < queries ? query : queries - 1);
@@ -96,7 +113,7 @@ struct Scores {
 
 // X: AttentionForward<T> or AttentionBackward<T>.
 template <class T, class X>
-__device__ Scores<T> scores_of(const X& x, std::int64_t batch, std::int64_t head) {
+__device__ Scores<T, VisibleKeys> scores_of(const X& x, std::int64_t batch, std::int64_t head) {
   const AttentionShape& s = x.shape;
   const Heads heads(s, head);
   const T* const row = x.qkv + batch * s.time * x.ld_qkv;
@@ -105,8 +122,9 @@ __device__ Scores<T> scores_of(const X& x, std::int64_t batch, std::int64_t head
       visible_keys(x, batch)};
 }
 template <class T>
-__device__ Scores<T> scores_of(const AttentionBlock& b, const Strided<const T>& q, const Strided<const T>& kv,
-                               std::int64_t batch, std::int64_t head) {
+__device__ Scores<T, VisibleBlockKeys> scores_of(const AttentionBlock& b, const Strided<const T>& q,
+                                                 const Strided<const T>& kv, const std::int32_t* first_keys,
+                                                 std::int64_t batch, std::int64_t head) {
   const T* const k = kv.row(batch * b.key_step) + head / (b.heads / b.kv_heads) * b.head_size;
   return {q.row(batch * b.query_step) + head * b.head_size,
           k,
@@ -116,7 +134,8 @@ __device__ Scores<T> scores_of(const AttentionBlock& b, const Strided<const T>& 
           b.queries,
           b.keys,
           b.causal,
-          {}};
+          {b.rule.window, first_keys == nullptr ? nullptr : first_keys + batch * b.query_step,
+           b.query_positions, b.key_positions}};
 }
 
 template <class T>
@@ -125,6 +144,8 @@ struct AttentionBlockForward {
   Strided<const T> q, kv;
   Strided<Acc<T>> o, lse;
   ScoreScale<Acc<T>> scale;
+  const std::int32_t* first_keys;  // of all queries, or null
+  const T* sinks;                  // of all heads, or null
   // The columns of a head that are computed: those from here on, as many as a block of threads computes. The
   // first of them come last, and write lse.
   std::int64_t own;
@@ -166,6 +187,7 @@ struct AttentionBlockGradients {
   AttentionBlockBackward<T> at;
   QueryStats<Acc<T>> stats;
   ScoreScale<Acc<T>> scale;
+  const std::int32_t* first_keys;  // of all queries, or null
 };
 
 inline std::int64_t tiles_of(std::int64_t n, std::int64_t tile) {

@@ -80,7 +80,7 @@ __device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<
 }
 
 // Stores the rows of o and lse by way of `stage`, the block's rows of a tile.
-template <int kHead, class T>
+template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void store_results(const AttentionForward<T>& x, const OnlineSoftmax<kHead>& r,
                                               T* stage) {
   const int time = static_cast<int>(x.shape.time), thread = thread_again(), lane = thread % 32;
@@ -97,9 +97,15 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
       inverse[m][h] = 1.0f / sum;
       const int at = query + m * 16 + h * 8 + lane / 4;
       constexpr float kLn2 = 0.693147181f;
-      if (lane % 4 == 0 && at < time)
-        x.lse[std::int64_t{place.unit} * time + at] =
-            __fmaf_rn(r.max[m][h], x.scale.exponent, log2f(sum)) * kLn2;
+      float lse2 = __fmaf_rn(r.max[m][h], x.scale.exponent, log2f(sum));
+      if constexpr (kRuled) {
+        if (x.sinks != nullptr) {
+          const RowSums<float> all(r.max[m][h] * x.scale.exponent, sum, x.sinks + place.head);
+          inverse[m][h] = all.rescale / all.sum;
+          lse2 = all.top + log2f(all.sum);
+        }
+      }
+      if (lane % 4 == 0 && at < time) x.lse[std::int64_t{place.unit} * time + at] = lse2 * kLn2;
     }
   }
   store_rows<kM, kHead>(
@@ -167,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_forward_tiles(Attention
                               first_keys, x.scale);
     }
   }
-  store_results<kHead>(x, r, buffer(tiles));
+  store_results<kHead, kRuled>(x, r, buffer(tiles));
 }
 
 }  // namespace
@@ -179,7 +185,8 @@ void attention_forward_tensor(const Launch& on, const AttentionForward<T>& x) {
     const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,
                       shared};
     launch("attention_forward",
-           is_ruled(x) ? attention_forward_tiles<T, kHead, true> : attention_forward_tiles<T, kHead, false>,
+           is_ruled(x) || x.sinks != nullptr ? attention_forward_tiles<T, kHead, true>
+                                             : attention_forward_tiles<T, kHead, false>,
            on, shape, x);
   });
 }

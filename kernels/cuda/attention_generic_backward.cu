@@ -20,9 +20,9 @@ struct Shared {
 };
 
 // What the gradients of one query head are made of.
-template <class T>
+template <class T, class Visible>
 struct HeadGradients {
-  Scores<T> scores;
+  Scores<T, Visible> scores;
   const T* d_o;  // in the sequence's first row
   std::int64_t ld_do;
   const Acc<T>*delta, *lse2;  // of the sequence's first query
@@ -31,8 +31,8 @@ struct HeadGradients {
 };
 
 template <class T>
-__device__ HeadGradients<T> gradients_of(const AttentionBackward<T>& x, std::int64_t batch,
-                                         std::int64_t head) {
+__device__ HeadGradients<T, VisibleKeys> gradients_of(const AttentionBackward<T>& x, std::int64_t batch,
+                                                      std::int64_t head) {
   const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
   return {scores_of<T>(x, batch, head),
           x.d_o + batch * x.shape.time * x.ld_do + head * x.shape.head_size,
@@ -43,10 +43,10 @@ __device__ HeadGradients<T> gradients_of(const AttentionBackward<T>& x, std::int
           x.shape.head_size};
 }
 template <class T>
-__device__ HeadGradients<T> gradients_of(const AttentionBlockGradients<T>& x, std::int64_t batch,
-                                         std::int64_t head) {
+__device__ HeadGradients<T, VisibleBlockKeys> gradients_of(const AttentionBlockGradients<T>& x,
+                                                           std::int64_t batch, std::int64_t head) {
   const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
-  return {scores_of(x.shape, x.at.q, x.at.kv, batch, head),
+  return {scores_of(x.shape, x.at.q, x.at.kv, x.first_keys, batch, head),
           x.at.d_o.row(batch * x.shape.query_step) + head * x.shape.head_size,
           x.at.d_o.ld,
           x.stats.delta + at,
@@ -57,11 +57,11 @@ __device__ HeadGradients<T> gradients_of(const AttentionBlockGradients<T>& x, st
 
 // Computes the probabilities p and the gradients ds of the scores of the queries and keys from here on,
 // [queries, keys]; both are 0 before.
-template <class T, class A = Acc<T>, int kPer = Pieces<A>::kPer>
-__device__ __forceinline__ void tile_gradients(const HeadGradients<T>& x, std::int64_t query,
+template <class T, class Visible, class A = Acc<T>, int kPer = Pieces<A>::kPer>
+__device__ __forceinline__ void tile_gradients(const HeadGradients<T, Visible>& x, std::int64_t query,
                                                std::int64_t key, const Shared<A>& shared, A (&p)[kPer][kPer],
                                                A (&ds)[kPer][kPer]) {
-  const Scores<T>& s = x.scores;
+  const Scores<T, Visible>& s = x.scores;
   for (std::int64_t col = 0; col < x.head_size; col += kPiece) {
     const int cols = piece_cols(x.head_size, col);
     __syncthreads();  // no thread uses the pieces any more
@@ -103,8 +103,8 @@ __device__ __forceinline__ void key_gradients(const X& x, std::int64_t batch, st
   const std::int64_t head_size = x.shape.head_size, group = x.shape.heads / x.shape.kv_heads;
   const Shared<A> shared(dynamic_shared<A>());
   for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    const HeadGradients<T> g = gradients_of(x, batch, h);
-    const Scores<T>& s = g.scores;
+    const auto g = gradients_of(x, batch, h);
+    const auto& s = g.scores;
     const std::int64_t end = s.end_of_queries(first + kTile);
     for (std::int64_t query = s.first_query(first); query < end; query += kTile) {
       A p[kPer][kPer] = {}, ds[kPer][kPer] = {};
@@ -128,11 +128,11 @@ __device__ __forceinline__ void key_gradients(const X& x, std::int64_t batch, st
 }
 
 // kTile rows and kOwn columns of dq for one head.
-template <class T, class A, int kPer, int kCols>
-__device__ __forceinline__ void query_gradients(const HeadGradients<T>& x, std::int64_t first,
+template <class T, class Visible, class A, int kPer, int kCols>
+__device__ __forceinline__ void query_gradients(const HeadGradients<T, Visible>& x, std::int64_t first,
                                                 std::int64_t own, A (&dq)[kPer][kCols]) {
   constexpr int kTile = Pieces<A>::kTile;
-  const Scores<T>& s = x.scores;
+  const Scores<T, Visible>& s = x.scores;
   const Shared<A> shared(dynamic_shared<A>());
   const std::int64_t last = s.keys_of(first + kTile);
   for (std::int64_t key = s.first_key(first) / kTile * kTile; key < last; key += kTile) {

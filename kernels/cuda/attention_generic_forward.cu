@@ -41,9 +41,10 @@ __device__ __forceinline__ void update_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>
 
 // The tile of queries from `first` on of one head, and kOwn columns of their weighted sum of values from
 // `own` on.
-template <class T, class A = Acc<T>>
-__device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_size, const ScoreScale<A>& scale,
-                                       std::int64_t first, std::int64_t own, OnlineSoftmax<A>& r) {
+template <class T, class Visible, class A = Acc<T>>
+__device__ __forceinline__ void attend(const Scores<T, Visible>& x, std::int64_t head_size,
+                                       const ScoreScale<A>& scale, std::int64_t first, std::int64_t own,
+                                       OnlineSoftmax<A>& r) {
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile;
   A* const q = dynamic_shared<A>();
   A* const kv = q + Pieces<A>::kPieceSize;
@@ -90,8 +91,8 @@ __device__ __forceinline__ void attend(const Scores<T>& x, std::int64_t head_siz
 }
 
 template <class A>
-__device__ __forceinline__ A lse_of(const OnlineSoftmax<A>& r, int i, A scale) {
-  return (r.max[i] * scale + static_cast<A>(log2(r.sum[i]))) * static_cast<A>(0.69314718055994531);
+__device__ __forceinline__ A lse_of(const RowSums<A>& row) {
+  return (row.top + static_cast<A>(log2(row.sum))) * static_cast<A>(0.69314718055994531);
 }
 
 // A block computes kTile rows and kOwn columns of o for one head. Blocks with the most keys come first.
@@ -109,10 +110,11 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
   A inverse[kPer];
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
-    inverse[i] = 1 / r.sum[i];
+    const RowSums<A> row(r.max[i] * x.scale.exponent, r.sum[i],
+                         x.sinks == nullptr ? nullptr : x.sinks + head);
+    inverse[i] = row.rescale / row.sum;
     const std::int64_t query = first + thread_y() * kPer + i;
-    if (own == 0 && thread_x() == 0 && query < time)
-      x.lse[of_head * time + query] = lse_of(r, i, x.scale.exponent);
+    if (own == 0 && thread_x() == 0 && query < time) x.lse[of_head * time + query] = lse_of(row);
   }
   store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + head * head_size, x.ld_o, time - first,
              own, head_size);
@@ -130,16 +132,20 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
   const std::int64_t batch = unit / b.heads, head = unit % b.heads;
   OnlineSoftmax<A> r;
-  attend<T>(scores_of(b, x.q, x.kv, batch, head), b.head_size, x.scale, first, x.own, r);
+  attend<T>(scores_of(b, x.q, x.kv, x.first_keys, batch, head), b.head_size, x.scale, first, x.own, r);
   A* const lse = x.lse.row(unit);
   A keep[kPer], take[kPer], all[kPer];
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
     const std::int64_t query = first + thread_y() * kPer + i;
-    const A here = lse_of(r, i, x.scale.exponent), before = b.merge && query < b.queries ? lse[query] : here;
+    const RowSums<A> row(r.max[i] * x.scale.exponent, r.sum[i],
+                         x.sinks == nullptr ? nullptr : x.sinks + head);
+    const A here = lse_of(row), before = b.merge && query < b.queries ? lse[query] : here;
     const A top = before > here ? before : here;
     all[i] = b.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
-    keep[i] = std::exp(before - all[i]), take[i] = std::exp(here - all[i]) / r.sum[i];
+    keep[i] = std::exp(before - all[i]);
+    // A query that sees none of these keys keeps what it has.
+    take[i] = row.sum > 0 ? std::exp(here - all[i]) * row.rescale / row.sum : A{0};
   }
   __syncthreads();  // all threads of a row have its lse
   ZG_UNROLL

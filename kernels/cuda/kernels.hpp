@@ -105,7 +105,8 @@ void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<
 // call. On tensor cores, sums of queries' gradients have no fixed order unless `on` is deterministic.
 template <class T>
 void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys = nullptr);
+               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys = nullptr,
+               const T* sinks = nullptr);
 template <class T>
 void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
@@ -118,11 +119,17 @@ std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, b
 // do not matter before or after the call.
 template <class T>
 void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
-                     Strided<Acc<T>> o, Strided<Acc<T>> lse);
+                     Strided<Acc<T>> o, Strided<Acc<T>> lse, const std::int32_t* first_keys = nullptr,
+                     const T* sinks = nullptr);
 template <class T>
 void attention_block_backward(const Launch& on, const AttentionBlock& block,
-                              const AttentionBlockBackward<T>& args, void* scratch);
+                              const AttentionBlockBackward<T>& args, void* scratch,
+                              const std::int32_t* first_keys = nullptr);
 std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block);
+
+// attention_sinks.cu.
+template <class T>
+void attention_sinks_backward(const Launch& on, const AttentionSinksBackward<T>& args);
 
 // checksum.cu: the 64-bit XXH3, equal to io::checksum(). bytes: more than 240, a multiple of 8; data:
 // 8-byte aligned. scratch: checksum_scratch_bytes(), 8-byte aligned. result: written by the device.

@@ -63,11 +63,28 @@ HWY_NOINLINE void add_rows(const float* x, std::int64_t width, std::int64_t rows
   }
 }
 
+// The sink of a head takes part in the sums of exponentials of a tile's queries, and may be their maximum.
+// What the queries' sums of values are then to be multiplied by is in `rescale`.
+template <class T>
+void add_sink(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_t tile, std::int64_t n,
+              float* rescale) {
+  for (std::int64_t c = 0; c < n; ++c) rescale[c] = 1.0f;
+  if (task.sink == nullptr) return;
+  const float sink = load_one(task.sink) * kLog2E;
+  for (std::int64_t c = 0; c < n; ++c) {
+    float &max = s.max[tile][c], &sum = s.sum[tile][c];
+    const float top = max > sink ? max : sink;
+    rescale[c] = std::exp2(max - top);
+    sum = sum * rescale[c] + std::exp2(sink - top);
+    max = top;
+  }
+}
+
 // The result of a tile's queries is merged with that for other keys: both are weighed by their part of the
-// sum of exponentials.
+// sum of exponentials. Queries that see none of these keys keep what they have.
 template <class T>
 void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_t tile, std::int64_t query,
-                std::int64_t n) {
+                std::int64_t n, const float* rescale) {
   float keep[kTile];
   float* const lse = task.lse + query;
   for (std::int64_t c = 0; c < n; ++c) {
@@ -75,7 +92,7 @@ void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_
     const float top = before > here ? before : here;
     const float all = task.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
     keep[c] = std::exp(before - all);
-    s.factor[c] = std::exp(here - all) / s.sum[tile][c];
+    s.factor[c] = s.sum[tile][c] > 0 ? std::exp(here - all) * rescale[c] / s.sum[tile][c] : 0.0f;
     lse[c] = all;
   }
   add_rows(s.o[tile], padded_head(task.head_size), n, task.head_size, task.merge ? keep : nullptr, s.factor,
@@ -136,13 +153,15 @@ void forward_task(const ForwardTask<T>& task) {
   }
   for (std::int64_t i = 0; i < tiles; ++i) {
     const std::int64_t n = queries(i), query = task.first + i * kTile;
+    float rescale[kTile];
+    add_sink(task, s, i, n, rescale);
     if (task.o == nullptr) {
-      store_sums(task, s, i, query, n);
+      store_sums(task, s, i, query, n, rescale);
       continue;
     }
     for (std::int64_t c = 0; c < n; ++c) {
       task.lse[query + c] = s.max[i][c] * kLn2 + std::log(s.sum[i][c]);
-      s.factor[c] = 1.0f / s.sum[i][c];
+      s.factor[c] = rescale[c] / s.sum[i][c];
     }
     unpack(s.o[i], width, n, size, s.factor, 1, task.o + query * task.ld_o, task.ld_o);
   }
@@ -299,8 +318,14 @@ void check(const AttentionShape& s, std::int64_t ld_qkv, std::int64_t ld_o) {
 }
 
 // first_keys: of all sequences; null: none.
-VisibleKeys visible_keys(const AttentionShape& s, const std::int32_t* first_keys, std::int64_t sequence) {
-  return {s.rule.window, first_keys == nullptr ? nullptr : first_keys + sequence * s.time};
+VisibleBlockKeys visible_keys(const AttentionShape& s, const std::int32_t* first_keys,
+                              std::int64_t sequence) {
+  return {s.rule.window, first_keys == nullptr ? nullptr : first_keys + sequence * s.time, s.time, s.time};
+}
+VisibleBlockKeys visible_keys(const AttentionBlock& x, const std::int32_t* first_keys,
+                              std::int64_t sequence) {
+  return {x.rule.window, first_keys == nullptr ? nullptr : first_keys + sequence * x.query_step,
+          x.query_positions, x.key_positions};
 }
 void check_first_keys(const AttentionShape& s, const std::int32_t* first_keys) {
   if (first_keys == nullptr) return;
@@ -352,7 +377,7 @@ std::int64_t backward_floats(std::int64_t head_size, std::int64_t keys) {
 
 template <class T>
 void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
-               Acc<T>* lse, const std::int32_t* first_keys) {
+               Acc<T>* lse, const std::int32_t* first_keys, const T* sinks) {
   check(s, ld_qkv, ld_o);
   check_first_keys(s, first_keys);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = forward_floats(size);
@@ -361,11 +386,12 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
     const T* v = k + s.kv_heads * size;
     T* out = o + b * s.time * ld_o + h * size;
     Acc<T>* const lse_head = lse + (b * s.heads + h) * s.time;
+    const T* const sink = sinks == nullptr ? nullptr : sinks + h;
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
       plain_forward(
-          {q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, visible_keys(s, first_keys, b), s.rule}, out,
-          ld_o, lse_head, false);
+          {q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, visible_keys(s, first_keys, b), s.rule, sink},
+          out, ld_o, lse_head, false);
     } else {
       run(ForwardTask<T>{.q = q,
                          .ld_q = ld_qkv,
@@ -384,6 +410,7 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
                          .merge = false,
                          .visible = visible_keys(s, first_keys, b),
                          .rule = s.rule,
+                         .sink = sink,
                          .scratch = scratch_of(floats)});
     }
   });
@@ -450,7 +477,7 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
 
 template <class T>
 void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const T> kv, Strided<Acc<T>> o,
-                     Strided<Acc<T>> lse) {
+                     Strided<Acc<T>> lse, const std::int32_t* first_keys, const T* sinks) {
   if (x.keys == 0) return;
   const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = forward_floats(size);
   for_query_blocks(x.batch, x.heads, x.queries, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
@@ -458,10 +485,12 @@ void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const 
     const T* v = k + x.kv_heads * size;
     Acc<T>* const out = o.row(b * x.query_step) + h * size;
     Acc<T>* const lse_head = lse.row(b * x.heads + h);
+    const T* const sink = sinks == nullptr ? nullptr : sinks + h;
+    const VisibleBlockKeys visible = visible_keys(x, first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward({at_q, q.ld, k, v, kv.ld, x.queries, x.keys, x.causal, size, {}, x.rule}, out, o.ld,
-                    lse_head, x.merge);
+      plain_forward({at_q, q.ld, k, v, kv.ld, x.queries, x.keys, x.causal, size, visible, x.rule, sink}, out,
+                    o.ld, lse_head, x.merge);
     } else {
       run(ForwardTask<T>{.q = at_q,
                          .ld_q = q.ld,
@@ -478,15 +507,17 @@ void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const 
                          .keys = x.keys,
                          .causal = x.causal,
                          .merge = x.merge,
-                         .visible = {},
+                         .visible = visible,
                          .rule = x.rule,
+                         .sink = sink,
                          .scratch = scratch_of(floats)});
     }
   });
 }
 
 template <class T>
-void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackward<T>& a) {
+void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackward<T>& a,
+                              const std::int32_t* first_keys) {
   const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = backward_floats(size, x.keys);
   for_kv_heads(x.batch, x.kv_heads, [&](std::int64_t b, std::int64_t kv) {
     const std::int64_t h = kv * group, query = b * x.query_step, key = b * x.key_step;
@@ -495,11 +526,13 @@ void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackw
     const T *o = a.o.row(query) + at_q, *d_o = a.d_o.row(query) + at_q;
     const Acc<T>* lse = a.lse.row(b * x.heads + h);
     Acc<T>*dq = a.dq.row(query) + at_q, *dk = a.dkv.row(key) + at_k, *dv = a.dkv.row(key) + at_v;
+    const VisibleBlockKeys visible = visible_keys(x, first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       for (std::int64_t g = 0; g < group; ++g) {
-        plain_backward({q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, {}, x.rule},
-                       {o + g * size, d_o + g * size, a.o.ld, a.d_o.ld, lse + g * a.lse.ld, dq + g * size,
-                        a.dq.ld, dk, dv, a.dkv.ld});
+        plain_backward(
+            {q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, visible, x.rule},
+            {o + g * size, d_o + g * size, a.o.ld, a.d_o.ld, lse + g * a.lse.ld, dq + g * size, a.dq.ld, dk,
+             dv, a.dkv.ld});
       }
     } else {
       run(BackwardTask<T>{.q = q,
@@ -526,22 +559,43 @@ void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackw
                           .keys = x.keys,
                           .query_heads = group,
                           .causal = x.causal,
-                          .visible = {},
+                          .visible = visible,
                           .rule = x.rule,
                           .scratch = scratch_of(floats)});
     }
   });
 }
 
+// Sums over the rows in order, of each head by itself.
+template <class T>
+void attention_sinks_backward(const AttentionSinksBackward<T>& x) {
+  parallel_for(x.heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t h = begin; h < end; ++h) {
+      const auto sink = static_cast<Acc<T>>(x.sinks[h]);
+      double sum = 0;
+      for (std::int64_t r = 0; r < x.batch * x.time; ++r) {
+        const T *o = x.o.row(r) + h * x.head_size, *d_o = x.d_o.row(r) + h * x.head_size;
+        Acc<T> dot = 0;
+        for (std::int64_t c = 0; c < x.head_size; ++c)
+          dot += static_cast<Acc<T>>(o[c]) * static_cast<Acc<T>>(d_o[c]);
+        sum += dot * std::exp(sink - x.lse.row(r / x.time * x.heads + h)[r % x.time]);
+      }
+      x.d_sinks[h] -= static_cast<Acc<T>>(sum);
+    }
+  });
+}
+
 #define ZG_INSTANTIATE(T)                                                                                   \
   template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*,         \
-                          const std::int32_t*);                                                             \
+                          const std::int32_t*, const T*);                                                   \
   template void attention_backward(const AttentionShape&, const T*, std::int64_t, const T*, std::int64_t,   \
                                    const Acc<T>*, const T*, std::int64_t, T*, std::int64_t,                 \
                                    const std::int32_t*);                                                    \
   template void attention_block(const AttentionBlock&, Strided<const T>, Strided<const T>, Strided<Acc<T>>, \
-                                Strided<Acc<T>>);                                                           \
-  template void attention_block_backward(const AttentionBlock&, const AttentionBlockBackward<T>&);
+                                Strided<Acc<T>>, const std::int32_t*, const T*);                            \
+  template void attention_block_backward(const AttentionBlock&, const AttentionBlockBackward<T>&,           \
+                                         const std::int32_t*);                                              \
+  template void attention_sinks_backward(const AttentionSinksBackward<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -18,8 +18,9 @@ struct PlainHead {
   std::int64_t ld, queries, keys;
   bool causal;
   std::int64_t size;
-  VisibleKeys visible;
+  VisibleBlockKeys visible;
   AttentionRule rule;
+  const double* sink = nullptr;  // of a forward pass; null: none
 
   double scale() const { return rule.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(size)) : rule.scale; }
   std::int64_t begin(std::int64_t i) const { return visible.first(i); }
@@ -41,6 +42,7 @@ struct PlainHead {
 inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, double* lse, bool merge) {
   std::vector<double> row(static_cast<std::size_t>(x.size));
   for (std::int64_t i = 0; i < x.queries; ++i, o += ld_o) {
+    if (x.begin(i) >= x.end(i)) continue;  // a block of keys that the query sees none of
     double max = x.score(i, x.begin(i)), sum = 0;
     for (std::int64_t j = x.end(i) - 1; j > x.begin(i); --j) max = std::max(max, x.score(i, j));
     std::fill(row.begin(), row.end(), 0.0);
@@ -48,6 +50,11 @@ inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, doub
       const double e = std::exp(x.score(i, j) - max);
       sum += e;
       for (std::int64_t c = 0; c < x.size; ++c) row[static_cast<std::size_t>(c)] += e * x.v[j * x.ld + c];
+    }
+    if (x.sink != nullptr) {
+      const double top = std::max(max, *x.sink), rescale = std::exp(max - top);
+      for (double& value : row) value *= rescale;
+      sum = sum * rescale + std::exp(*x.sink - top), max = top;
     }
     const double here = max + std::log(sum);
     double keep = 0, take = 1, all = here;

@@ -63,7 +63,7 @@ HWY_INLINE void clear_rows(float* x, std::int64_t rows, std::int64_t c) {
 
 // Fills `first` of a mask of `keys` keys from `key` on, for n queries from `query` on; null if they attend to
 // all of these keys as far as causality goes.
-inline const std::int32_t* first_in_tile(const VisibleKeys& visible, std::int64_t query, std::int64_t n,
+inline const std::int32_t* first_in_tile(const VisibleBlockKeys& visible, std::int64_t query, std::int64_t n,
                                          std::int64_t key, std::int32_t (&first)[kTile]) {
   if (visible.all() || visible.first(query + n - 1) <= key) return nullptr;
   for (std::int64_t c = 0; c < kTile; ++c) {

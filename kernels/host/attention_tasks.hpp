@@ -47,8 +47,9 @@ struct ForwardTask {
   std::int64_t keys;         // causal: unused, query i attends to keys up to i
   bool causal;
   bool merge;  // `sums` and lse hold the result for other keys
-  VisibleKeys visible;
+  VisibleBlockKeys visible;
   AttentionRule rule;
+  const T* sink;  // of the head, or null
   float* scratch;
 };
 
@@ -70,7 +71,7 @@ struct BackwardTask {
   std::int64_t ld_dq, ld_d;  // ld_d: of dk and dv
   std::int64_t head_size, queries, keys, query_heads;
   bool causal;
-  VisibleKeys visible;
+  VisibleBlockKeys visible;
   AttentionRule rule;
   float* scratch;
 };

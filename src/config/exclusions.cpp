@@ -114,11 +114,6 @@ std::vector<Exclusion> of_groups_of_ranks() {
        {"parallel.context"},
        nullptr,
        context_apart},
-      {{kPacking, {"documents"}},
-       {kContext, {"ring", "ulysses"}},
-       "parts of sequences do not know the documents of the others so far",
-       "remove parallel.context, or leave data.packing \"none\"",
-       {"data.packing"}},
   };
 }
 
@@ -142,16 +137,6 @@ std::vector<Exclusion> of_stages_and_tiles() {
        "remove the key; \"depth_first\" and \"1f1b\" hold the activations of fewest micro-batches",
        {"accumulation"},
        [](RunConfig& r) { r.accumulation = Accumulation::kLayerMajor; }},
-      {{kTiles, {"on"}},
-       {kTensor, {"on", "sequence"}},
-       "a part of a layer is multiplied as a whole so far",
-       "leave it \"auto\"; more parts need less room each",
-       {"tiers.tiles"}},
-      {{kTiles, {"on"}},
-       {kPipeline, {"above 1"}},
-       "stages multiply whole layers so far",
-       "leave it \"auto\", or remove parallel.pipeline",
-       {"tiers.tiles"}},
   };
 }
 

@@ -75,6 +75,13 @@ const Keys& data_keys() {
        ChoiceSpec(Packing::kNone, {{"none", Packing::kNone}, {"documents", Packing::kDocuments}}),
        "How documents become sequences: `\"none\"`, as windows of all of them one behind the other; "
        "`\"documents\"`, several whole ones in each sequence, with positions and attention of their own."},
+      {"order", &D::order,
+       ChoiceSpec(Order::kRandom, {{"random", Order::kRandom}, {"epochs", Order::kEpochs}}),
+       "In which order sequences are drawn: `\"random\"`, each from all windows of the data, with "
+       "replacement; "
+       "`\"epochs\"`, windows without overlap, or packed sequences, all of them once, then all of them once "
+       "more, "
+       "each time in another order."},
       {"validation", FormSpec{},
        "Data to validate on: one file, or a share of each training file, taken from its end; 0: none.",
        fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},

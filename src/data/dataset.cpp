@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "data/packing.hpp"
+#include "data/shuffle.hpp"
 #include "data/sources.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -57,6 +58,7 @@ struct DataSet::State {
   std::int64_t seq_len = 0;
   std::int64_t id_limit = 0;           // all ids must be below it; 0: no limit
   bool packs = false, blends = false;  // blends: several sources, each of which must have a sequence
+  std::int64_t step_sequences = 0;     // of a step's whole batch, in epochs; 0: sequences are drawn at random
   std::unique_ptr<TextTokenizer> tokenizer;
   std::vector<Pool> train, validation;
   std::int64_t train_tokens = 0, validation_tokens = 0;
@@ -239,6 +241,15 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   s.id_limit = vocab_size;
   s.packs = config.packing == Packing::kDocuments;
   s.blends = config.blend.size() > 1;
+  if (config.order == Order::kEpochs) {
+    if (s.blends) {
+      throw Error(Errc::kUsage, "data.order",
+                  "\"epochs\" found with several sources, of which some come round sooner than others",
+                  "\"random\", or data.train with a list of files in place of data.blend");
+    }
+    ZG_ASSERT_GE(config.step_sequences, 1);
+    s.step_sequences = config.step_sequences;
+  }
   Sources sources = Sources::open(config, cache_dir);
   s.tokenizer = std::move(sources.tokenizer);
   // Tokens made here are below the tokenizer's vocabulary, so they need not all be read.
@@ -255,7 +266,7 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
         if (!known_below && !cannot_be_above) to_check.push_back(split);
       }
     }
-    s.add(s.train, source.weight, std::move(source.train), 1);
+    s.add(s.train, source.weight, std::move(source.train), s.step_sequences > 0 ? s.seq_len : 1);
     s.add(s.validation, source.weight, std::move(source.validation), s.seq_len);
   }
   s.check_lengths(config);
@@ -297,6 +308,14 @@ void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t fi
   const State& s = *state_;
   ZG_ASSERT(step >= 0 && first_sequence >= 0, "step {}, sequence {}", step, first_sequence);
   s.resize(out, sequences);
+  if (s.step_sequences > 0) {
+    const Pool& pool = s.train.front();
+    for (std::int64_t i = 0; i < sequences; ++i) {
+      const std::int64_t number = step * s.step_sequences + first_sequence + i, n = pool.sequences;
+      s.read(pool, Shuffle(random_of(seed, "data.epoch.", number / n), n).at(number % n), i, out);
+    }
+    return;
+  }
   // Each step has random streams of its own, so that the number of sequences in a step, which is not known
   // here, does not matter.
   const NamedRandom random = random_of(seed, "data.", step), blend = random_of(seed, "data.blend.", step);

@@ -253,13 +253,14 @@ class CheckedOps : public Ops {
   }
 
   void attention(Stream& s, View qkv, const AttentionShape& given, View o, View lse, View scratch,
-                 const View& first_keys) override {
+                 const View& first_keys, const View& sinks) override {
     const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
     const AttentionShape shape = with_documents(given, first);
     expect_attention(qkv, shape, o, lse, scratch);
+    expect_sinks(sinks, shape.rule.sinks, qkv.dtype, shape.heads);
     with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
-                                     scratch.data, first);
+                                     scratch.data, first, strided<T>(sinks).data);
     });
   }
 
@@ -281,20 +282,47 @@ class CheckedOps : public Ops {
     return backend_.attention_scratch_bytes(dtype, shape);
   }
 
-  void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse) override {
-    expect_block(q, kv, block, lse);
+  void attention_sinks_backward(Stream& s, View o, View lse, View d_o, const AttentionShape& shape,
+                                View sinks, View d_sinks) override {
+    const DType t = o.dtype, a = acc_of(t);
+    expect(o, "o", t, shape.batch * shape.time, shape.heads * shape.head_size);
+    expect(d_o, "d_o", t, o.rows, o.cols);
+    expect(lse, "lse", a, shape.batch * shape.heads, shape.time);
+    expect(sinks, "sinks", t, 1, shape.heads);
+    expect(d_sinks, "d_sinks", a, 1, shape.heads);
+    with_type(t, [&]<class T>() {
+      backend_.template attention_sinks_backward<T>(
+          s, AttentionSinksBackward<T>{.batch = shape.batch,
+                                       .time = shape.time,
+                                       .heads = shape.heads,
+                                       .head_size = shape.head_size,
+                                       .o = strided<T>(o),
+                                       .d_o = strided<T>(d_o),
+                                       .lse = strided<Acc<T>>(lse),
+                                       .sinks = sinks.as<T>(),
+                                       .d_sinks = d_sinks.as<Acc<T>>()});
+    });
+  }
+
+  void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse,
+                       const View& first_keys, const View& sinks) override {
+    expect_block(q, kv, block, lse, first_keys);
     expect(o, "o", acc_of(q.dtype), q.rows, q.cols);
+    expect_sinks(sinks, block.rule.sinks && !block.merge, q.dtype, block.heads);
+    const std::int32_t* const first = expect_first_keys(first_keys, block.query_rows());
     with_type(q.dtype, [&]<class T>() {
       using A = Acc<T>;
       backend_.template attention_block<T>(s, block, strided<T>(q), strided<T>(kv), strided<A>(o),
-                                           strided<A>(lse));
+                                           strided<A>(lse), first, strided<T>(sinks).data);
     });
   }
 
   void attention_block_backward(Stream& s, View q, View kv, View o, View lse, View d_o,
-                                const AttentionBlock& block, View dq, View dkv, View scratch) override {
+                                const AttentionBlock& block, View dq, View dkv, View scratch,
+                                const View& first_keys) override {
     const DType a = acc_of(q.dtype);
-    expect_block(q, kv, block, lse);
+    expect_block(q, kv, block, lse, first_keys);
+    const std::int32_t* const first = expect_first_keys(first_keys, block.query_rows());
     expect(o, "o", q.dtype, q.rows, q.cols);
     expect(d_o, "d_o", q.dtype, q.rows, q.cols);
     expect(dq, "dq", a, q.rows, q.cols);
@@ -309,7 +337,7 @@ class CheckedOps : public Ops {
                                            .lse = strided<A>(lse),
                                            .dq = strided<A>(dq),
                                            .dkv = strided<A>(dkv)};
-      backend_.template attention_block_backward<T>(s, block, args, scratch.data);
+      backend_.template attention_block_backward<T>(s, block, args, scratch.data, first);
     });
   }
 
@@ -576,9 +604,17 @@ class CheckedOps : public Ops {
     expect_dense(lse, "lse", lse.count());
     expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
   }
-  static void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse) {
+  static void expect_sinks(const View& sinks, bool wanted, DType t, std::int64_t heads) {
+    ZG_ASSERT_EQ(static_cast<bool>(sinks), wanted);
+    if (sinks) expect(sinks, "sinks", t, 1, heads);
+  }
+  static void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse,
+                           const View& first_keys) {
     expect_rule(b.rule);
-    ZG_ASSERT(b.rule.window == 0, "a block of keys with a window of {}", b.rule.window);
+    ZG_ASSERT((b.rule.window == 0 && !first_keys) ||
+                  (b.query_positions.time == b.queries && b.key_positions.time == b.keys),
+              "positions of {} queries and {} keys, of which there are {} and {}", b.query_positions.time,
+              b.key_positions.time, b.queries, b.keys);
     ZG_ASSERT_GE(b.kv_heads, 1);
     ZG_ASSERT_EQ(b.heads % b.kv_heads, 0);
     ZG_ASSERT(!b.causal || b.keys == b.queries,

@@ -74,13 +74,15 @@ struct HostBackend {
   ZG_OP(embedding)
   ZG_OP(embedding_backward)
   ZG_OP(attention_block)
+  ZG_OP(attention_sinks_backward)
   ZG_OP(softmax_part)
 #undef ZG_OP
 
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/, const std::int32_t* first_keys) {
-    enqueue(s, "attention", [=] { host::attention<T>(shape, qkv, ld_qkv, o, ld_o, lse, first_keys); });
+                 std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/, const std::int32_t* first_keys,
+                 const T* sinks) {
+    enqueue(s, "attention", [=] { host::attention<T>(shape, qkv, ld_qkv, o, ld_o, lse, first_keys, sinks); });
   }
   template <class T>
   void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
@@ -95,8 +97,9 @@ struct HostBackend {
   }
   template <class T>
   void attention_block_backward(Stream& s, const AttentionBlock& block, const AttentionBlockBackward<T>& args,
-                                void* /*scratch*/) {
-    enqueue(s, "attention_block_backward", [=] { host::attention_block_backward<T>(block, args); });
+                                void* /*scratch*/, const std::int32_t* first_keys) {
+    enqueue(s, "attention_block_backward",
+            [=] { host::attention_block_backward<T>(block, args, first_keys); });
   }
   std::int64_t attention_block_scratch_bytes(DType, const AttentionBlock&) const {
     return 0;

@@ -194,8 +194,10 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
       add({CommAxis::kShards, false, shard, layout.model->dtype()});
     }
   } else if (op.kind == OpKind::kFinishGradient) {
-    for (const Layout::CopySum& sum : layout.copy_sums(op.unit))
-      add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
+    for (const Layout::CopySum& sum : layout.copy_sums(op.unit)) {
+      if (op.tile == layout.first_tile(op.unit))
+        add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
+    }
     const std::int64_t piece = layout.tile(op.tile).piece;
     if (const int bits = layout.options.gradient_bits; bits > 0) {
       add_quantized(CommAxis::kShards, true, shard, bits);
@@ -269,7 +271,7 @@ namespace {
 // copies of each unit; on every stage, whichever of them it has.
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   const auto add = [&](OpKind kind, std::int32_t unit) {
-    const StepOp op{.kind = kind, .unit = unit};
+    const StepOp op{.kind = kind, .unit = unit, .tile = layout.first_tile(unit)};
     std::string calls;
     for (const CommCall& call : calls_of(layout, op)) {
       if (!is_of_sharding(call.axis))

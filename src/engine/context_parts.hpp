@@ -33,7 +33,7 @@ class StepExecutor::ContextParts final : public ContextExchange {
                     (rank + size - 1) % size);
     if (rank % 2 == 1) send();
   }
-  void end_pass(Stream& s) override { s.wait(stream_->record()); }
+  void end_pass(Stream& s) override { timer_.wait(s, stream_->record()); }
 
   void all_to_all(Stream& s, const View& in, const View& out) override {
     stream_->wait(s.record());
@@ -41,7 +41,7 @@ class StepExecutor::ContextParts final : public ContextExchange {
       const Timer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
       group_->all_to_all(*stream_, in.data, out.data, in.count() / group_->size(), in.dtype);
     }
-    s.wait(stream_->record());
+    timer_.wait(s, stream_->record());
   }
 
  private:

@@ -141,7 +141,7 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const bool all = o.device_updates > head_unit();
   const bool stays = update_at(u) == Tier::kDevice && !all && !o.pins;
   add_state(name, stays ? Tier::kDevice : optimizer);
-  find_copies(u);
+  if (i == 0) find_copies(u);
   if (units.back().state != kNone)
     units.back().gradient =
         add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? tile.count : shard);

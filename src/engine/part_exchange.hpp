@@ -1,7 +1,10 @@
-// What the calls of a part of a model exchange with the other parts, on the stream of the computation.
+// What the calls of a part of a model exchange with the other parts. On a stream of its own, so that an
+// exchange goes on beside the products that do not need it. Calls are never recorded (Device::repeat), since
+// each must meet the others'.
 #pragma once
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "engine/timer.hpp"
 
@@ -9,25 +12,32 @@ namespace zg {
 
 class StepExecutor::Exchange final : public PartExchange {
  public:
-  Exchange(std::unique_ptr<Communicator> group, Timer& timer) : group_(std::move(group)), timer_(timer) {}
+  // The timer must outlive it.
+  Exchange(Device& device, std::unique_ptr<Communicator> group, Timer& timer)
+      : group_(std::move(group)), timer_(timer), stream_(device.make_stream("parts")) {}
 
+  Stream& stream() { return *stream_; }
   // The exchanges that follow are for this operation, which outlives them.
   void begin(const StepOp& op) { op_ = &op; }
   CommTraffic traffic() const { return group_->traffic(); }
 
   void all_reduce(Stream& s, const View& data) override {
-    const Timer::Comm timed(timer_, s, CommAxis::kTensor, *op_);
-    group_->all_reduce(s, data.data, dense(data), data.dtype, Reduction::kSum);
+    run(s, [&] { group_->all_reduce(*stream_, data.data, dense(data), data.dtype, Reduction::kSum); });
   }
   void reduce_scatter(Stream& s, const View& in, const View& out) override {
     ZG_ASSERT_EQ(dense(in), group_->size() * dense(out));
-    const Timer::Comm timed(timer_, s, CommAxis::kTensor, *op_);
-    group_->reduce_scatter(s, in.data, out.data, out.count(), out.dtype, Reduction::kSum);
+    run(s, [&] {
+      group_->reduce_scatter(*stream_, in.data, out.data, out.count(), out.dtype, Reduction::kSum);
+    });
   }
   void all_gather(Stream& s, const View& in, const View& out) override {
     ZG_ASSERT_EQ(dense(out), group_->size() * dense(in));
-    const Timer::Comm timed(timer_, s, CommAxis::kTensor, *op_);
-    group_->all_gather(s, in.data, out.data, in.count(), in.dtype);
+    run(s, [&] { group_->all_gather(*stream_, in.data, out.data, in.count(), in.dtype); });
+  }
+  void end(Stream& s) override {
+    ZG_ASSERT(!begun_.empty(), "an exchange is ended that has not begun");
+    timer_.wait(s, begun_.front());
+    begun_.erase(begun_.begin());
   }
 
  private:
@@ -35,9 +45,20 @@ class StepExecutor::Exchange final : public PartExchange {
     ZG_ASSERT(v.rows <= 1 || v.ld == v.cols, "rows of {} elements, {} apart", v.cols, v.ld);
     return v.count();
   }
+  template <class Work>
+  void run(Stream& s, const Work& work) {
+    stream_->wait(s.record());
+    {
+      const Timer::Comm timed(timer_, *stream_, CommAxis::kTensor, *op_);
+      work();
+    }
+    begun_.push_back(stream_->record());
+  }
 
   std::unique_ptr<Communicator> group_;
   Timer& timer_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<Event> begun_;  // the ends of exchanges that are not ended, in order
   const StepOp* op_ = nullptr;
 };
 

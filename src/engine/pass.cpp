@@ -96,12 +96,12 @@ void StepExecutor::Pass::backward_input() {
   void* const saved = data(Operand::kSaved);
   if (engine_.layout_.options.recompute) forward(View(), saved);
   model_.block_backward_input(stream_, shape_, weights, x, saved, dx, workspace_.scratch(),
-                              engine_.context_.get(), dropout(), layer_, documents_);
+                              engine_.context_.get(), tiles(), dropout(), layer_, documents_);
 }
 
 void StepExecutor::Pass::backward_weight() {
   model_.block_backward_weight(stream_, shape_, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
-                               workspace_.scratch(), into_, dropout());
+                               workspace_.scratch(), into_, tiles(), dropout());
 }
 
 void StepExecutor::Pass::embedding_backward() {

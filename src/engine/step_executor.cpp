@@ -29,7 +29,7 @@ std::uint64_t next_identity() {
 
 const char* name_of(StallCause cause) {
   static constexpr const char* kNames[] = {"reads",   "write-backs", "memory in order", "copies", "optimizer",
-                                           "gathers", "ranks",       "stages",          "other"};
+                                           "gathers", "ranks",       "stages",          "parts",  "other"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 
@@ -45,7 +45,8 @@ StepExecutor::StepExecutor(const Options& o)
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       position_(std::make_unique<Position>()),
       timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place())),
-      stall_(std::make_unique<StallMeter>(*compute_, *optimizer_)),
+      stall_(
+          std::make_unique<StallMeter>(*compute_, *optimizer_, [this] { return timer_->waited_seconds(); })),
       identity_(next_identity()),
       sequence_(programs_) {
   const std::int64_t bytes = layout_.workspace_bytes();
@@ -89,7 +90,7 @@ StepExecutor::StepExecutor(const Options& o)
   groups_.pieces = group(CommAxis::kPieces);
   groups_.copies = group(CommAxis::kCopies);
   if (auto parts = group(CommAxis::kTensor)) {
-    exchange_ = std::make_unique<Exchange>(std::move(parts), *timer_);
+    exchange_ = std::make_unique<Exchange>(device_, std::move(parts), *timer_);
     part_ = layout_.model->with(*exchange_);
   }
   if (place.parts.context > 1)
@@ -107,8 +108,9 @@ StepExecutor::~StepExecutor() {
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
   // reported.
   Stream* const context = context_ != nullptr ? &context_->stream() : nullptr;
+  Stream* const exchange = exchange_ != nullptr ? &exchange_->stream() : nullptr;
   for (Stream* stream :
-       {comm_.get(), context, send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
+       {comm_.get(), context, exchange, send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
     try {
       if (stream != nullptr) stream->synchronize();
     } catch (...) {
@@ -333,7 +335,8 @@ void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
   std::memcpy(tokens + bytes, batch.targets, static_cast<std::size_t>(bytes));
   ZG_ASSERT_EQ(batch.first_keys != nullptr, layout_.options.micro_batch.documents);
   if (layout_.options.micro_batch.documents)
-    std::memcpy(tokens + 2 * bytes, batch.first_keys, static_cast<std::size_t>(bytes));
+    std::memcpy(tokens + 2 * bytes, batch.first_keys,
+                static_cast<std::size_t>(Workspace::document_bytes(layout_)));
 }
 
 // Copies the staged micro-batches to the device, and zeroes its scalars.
@@ -352,6 +355,7 @@ std::span<const double> StepExecutor::read_scalars() {
     stall_->mark(StallCause::kRanks);
     comm_->synchronize();
     if (context_ != nullptr) context_->stream().synchronize();
+    if (exchange_ != nullptr) exchange_->stream().synchronize();
     for (Stream* stream : {receive_.get(), send_.get()}) {
       if (stream == nullptr) continue;
       stall_->mark(StallCause::kStages);
@@ -558,7 +562,8 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   dropout_step_.reset();
   const std::int64_t group = layout_.live_micro_batches();
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
-  const std::vector<std::int32_t> nothing(rows, 0), ignored(rows, -1);
+  const auto numbers = static_cast<std::size_t>(layout_.options.micro_batch.document_numbers());
+  const std::vector<std::int32_t> nothing(std::max(rows, numbers), 0), ignored(rows, -1);
   const MicroBatch empty{nothing.data(), ignored.data(),
                          layout_.options.micro_batch.documents ? nothing.data() : nullptr};
   double loss = 0;

@@ -48,9 +48,9 @@ class Emitter {
       case OpKind::kBackward:
         return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward(slot);
       case OpKind::kBackwardInput:
-        return backward_input(slot);
+        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward_input(slot);
       case OpKind::kBackwardWeight:
-        return backward_weight(slot);
+        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward_weight(slot);
       case OpKind::kEmbeddingBackward:
         return embedding_backward(slot);
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
@@ -232,14 +232,11 @@ class Emitter {
   // A forward or backward, with an operation for each use of a tile. Recomputation comes first. In the last
   // backward of a step the gradient of each tile is final after its use.
   void in_tiles(const Slot& slot) {
-    const Model& model = *layout_.model;
-    const bool backward = slot.kind == OpKind::kBackward;
-    std::vector<TileUse> all;
-    if (backward && layout_.options.recompute) all = model.tile_uses(ModelCall::kBlockAgain);
-    for (const TileUse& use : model.tile_uses(backward ? ModelCall::kBlockBackward : ModelCall::kBlock))
-      all.push_back(use);
+    const bool backward = slot.kind != OpKind::kForward;
+    const std::vector<TileUse> all = tile_uses(slot.kind);
     const std::int32_t first = layout_.first_tile(slot.unit);
-    if (gathers_by_use(slot.unit)) gather(slot, first, backward && slot.last);
+    if (gathers_by_use(slot.unit) && slot.kind != OpKind::kBackwardWeight)
+      gather(slot, first, backward && slot.last);
     for (std::size_t i = 0; i < all.size(); ++i) {
       const TileUse& use = all[i];
       const std::int32_t t = first + use.tile;
@@ -267,6 +264,18 @@ class Emitter {
       held_.clear();
     }
   }
+  std::vector<TileUse> tile_uses(OpKind kind) const {
+    const Model& model = *layout_.model;
+    if (kind == OpKind::kForward) return model.tile_uses(ModelCall::kBlock);
+    if (kind == OpKind::kBackwardWeight) return model.tile_uses(ModelCall::kBlockBackwardWeight);
+    std::vector<TileUse> all;
+    if (layout_.options.recompute) all = model.tile_uses(ModelCall::kBlockAgain);
+    const bool whole = kind == OpKind::kBackward;
+    for (const TileUse& use :
+         model.tile_uses(whole ? ModelCall::kBlockBackward : ModelCall::kBlockBackwardInput))
+      all.push_back(use);
+    return all;
+  }
   // The operations that follow keep these where they are: the model's call goes on with them.
   void hold(const std::vector<Use>& uses) {
     for (const Use& use : uses) held_.push_back(read(use.access.segment));
@@ -275,6 +284,12 @@ class Emitter {
   std::vector<Use> beside_tiles(const Slot& slot, bool begins, bool ends) const {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
     const Layout::UnitTensors& vectors = layout_.tile(first);
+    const Use sum{Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)};
+    if (slot.kind == OpKind::kBackwardWeight) {
+      return {{Operand::kInput, read(activation(layer, m), ends)},
+              {Operand::kSaved, read(saved(layer, m), ends)},
+              sum};
+    }
     const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
     const bool dead = gathers_by_use(slot.unit) || tile_is_dead(slot, first);
     std::vector<Use> uses{{Operand::kWeight, read(layout_.whole(vectors.weight), ends && dead)}};
@@ -284,9 +299,15 @@ class Emitter {
       if (!layout_.options.recompute && !slot.last) uses.push_back({Operand::kSaved, made(saved(layer, m))});
       return uses;
     }
-    uses.push_back({Operand::kInput, read(activation(layer, m), ends)});
     uses.push_back({Operand::kActivationGradient, write(activation_gradient(slot.unit, m))});
-    uses.push_back({Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)});
+    if (slot.kind == OpKind::kBackwardInput) {
+      const SegmentId kept = saved(layer, m);
+      uses.push_back({Operand::kInput, write(activation(layer, m))});
+      uses.push_back({Operand::kSaved, layout_.options.recompute ? made(kept) : write(kept)});
+      return uses;
+    }
+    uses.push_back({Operand::kInput, read(activation(layer, m), ends)});
+    uses.push_back(sum);
     if (!layout_.options.recompute)
       uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
     return uses;
@@ -304,7 +325,8 @@ class Emitter {
   void find_last_backwards(const Schedule& schedule) {
     last_backward_.assign(layout_.model->units().size(), nullptr);
     for (const Slot& slot : schedule) {
-      if (slot.kind == OpKind::kBackward) last_backward_[static_cast<std::size_t>(slot.unit)] = &slot;
+      if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight)
+        last_backward_[static_cast<std::size_t>(slot.unit)] = &slot;
     }
   }
   template <class F>

@@ -4,7 +4,7 @@
 
 namespace zg {
 
-// Of a unit that is not in tiles: a model in tiles has no other parts.
+// Of a unit in tiles, the first has all copies.
 void Layout::find_copies(std::int32_t u) {
   for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
     for (const Band& band : p.bands) {
@@ -41,7 +41,7 @@ std::vector<Layout::CopySum> Layout::copy_sums(std::int32_t u) const {
 
 // Before the ranks that have the same part sum their gradients, so that these are alike on all parts.
 void StepExecutor::sum_copies(const StepOp& op) {
-  if (groups_.copies == nullptr) return;
+  if (groups_.copies == nullptr || op.tile != layout_.first_tile(op.unit)) return;
   const std::vector<Layout::CopySum> sums = layout_.copy_sums(op.unit);
   if (sums.empty()) return;
   Stream& stream = stream_of(op);

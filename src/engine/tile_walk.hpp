@@ -4,6 +4,7 @@
 #include <array>
 
 #include "engine/context_parts.hpp"
+#include "engine/part_exchange.hpp"
 #include "engine/position.hpp"
 #include "engine/timer.hpp"
 #include "ziggurat/engine/step_executor.hpp"
@@ -50,6 +51,7 @@ class StepExecutor::TileWalk final : public TileAccess {
     }
     engine_.begin_op();
     if (engine_.context_ != nullptr) engine_.context_->begin_op(op());
+    if (engine_.exchange_ != nullptr) engine_.exchange_->begin(op());
     for (std::size_t i = 0; i < kBeside.size(); ++i)
       ZG_ASSERT(data(kBeside[i]) == beside_[i], "{}: an operand has moved", text_of(op()));
   }

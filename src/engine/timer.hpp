@@ -1,6 +1,9 @@
-// Measures how long the streams were busy with each phase of a step, and with calls of other ranks.
+// Measures how long the streams were busy with each phase of a step, and with calls of other ranks, and how
+// long the compute stream waited for such calls.
 #pragma once
 #include <atomic>
+#include <mutex>
+#include <optional>
 
 #include "engine/position.hpp"
 #include "ziggurat/base/trace.hpp"
@@ -64,6 +67,25 @@ class StepExecutor::Timer {
   void end_comm(CommAxis axis) {
     position_.leave(axis);
     comm_[axis].add(seconds_between(comm_started_[axis], Clock::now()));
+  }
+
+  // Lets the compute stream wait for what ranks exchange on another stream.
+  void wait(Stream& compute, const Event& exchanged) {
+    compute.callback([this] {
+      std::lock_guard lock(wait_mutex_);
+      wait_began_ = Clock::now();
+    });
+    compute.wait(exchanged);
+    compute.callback([this] {
+      std::lock_guard lock(wait_mutex_);
+      waited_ += seconds_between(*wait_began_, Clock::now());
+      wait_began_.reset();
+    });
+  }
+  // How long it has waited, up to now. Any thread.
+  double waited_seconds() const {
+    std::lock_guard lock(wait_mutex_);
+    return waited_ + (wait_began_ ? seconds_between(*wait_began_, Clock::now()) : 0);
   }
 
   void reset() {
@@ -130,6 +152,9 @@ class StepExecutor::Timer {
   int lane_[Position::kWork] = {};
   Clock::time_point started_[Position::kWork];
   Sum nanoseconds_[3];
+  mutable std::mutex wait_mutex_;  // guards the two below
+  std::optional<Clock::time_point> wait_began_;
+  double waited_ = 0;
   ByAxis<Clock::time_point> comm_started_;
   ByAxis<Sum> comm_;
 };

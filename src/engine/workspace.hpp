@@ -46,13 +46,15 @@ class Workspace {
   // targets and, of packed documents, their first rows, of each micro-batch.
   void* inputs() const { return base_ + inputs_offset(layout_); }
   static std::int64_t input_bytes(const Layout& l, std::int64_t micro_batches) {
-    return round_up(scalar_bytes(l), kTokenAlign) + numbers(l) * micro_batches * token_bytes(l);
+    return round_up(scalar_bytes(l), kTokenAlign) + micro_batches * micro_batch_bytes(l);
   }
-  View ids(std::int64_t micro_batch) const { return tokens(numbers(layout_) * micro_batch); }
-  View targets(std::int64_t micro_batch) const { return tokens(numbers(layout_) * micro_batch + 1); }
+  View ids(std::int64_t micro_batch) const { return tokens(micro_batch, 0, rows()); }
+  View targets(std::int64_t micro_batch) const { return tokens(micro_batch, token_bytes(layout_), rows()); }
   // Null: sequences are no packed documents.
   View documents(std::int64_t micro_batch) const {
-    return layout_.options.micro_batch.documents ? tokens(numbers(layout_) * micro_batch + 2) : View();
+    const BatchShape& shape = layout_.options.micro_batch;
+    if (!shape.documents) return View();
+    return tokens(micro_batch, 2 * token_bytes(layout_), shape.document_numbers());
   }
   // Scalar 0 is the step's summed loss, the others are the sums of squares of each unit's gradient.
   View scalar(std::int64_t i) const { return {base_ + inputs_offset(layout_) + 8 * i, DType::kF64, 1, 1}; }
@@ -60,14 +62,17 @@ class Workspace {
     return 8 * (1 + static_cast<std::int64_t>(l.model->units().size()));
   }
   static std::int64_t token_bytes(const Layout& l) { return 4 * l.options.micro_batch.rows(); }
+  static std::int64_t document_bytes(const Layout& l) {
+    const BatchShape& shape = l.options.micro_batch;
+    return shape.documents ? 4 * shape.document_numbers() : 0;
+  }
 
  private:
   static constexpr std::int64_t kTokenAlign = 256;  // kernels read several tokens at once
   // Of all ranks together: enough for a link at full speed.
   static constexpr std::int64_t kExchangeValues = std::int64_t{4} << 20;
 
-  // Of each token.
-  static std::int64_t numbers(const Layout& l) { return l.options.micro_batch.documents ? 3 : 2; }
+  static std::int64_t micro_batch_bytes(const Layout& l) { return 2 * token_bytes(l) + document_bytes(l); }
   static std::int64_t exchange_bytes(const Layout& l) {
     if (l.options.weight_bits == 0 && l.options.gradient_bits == 0) return 0;
     std::int64_t most = 0;  // values of a rank in one exchange
@@ -104,9 +109,9 @@ class Workspace {
   static std::int64_t exchange_offset(const Layout& l) { return partials_offset(l) + partials_bytes(l); }
   static std::int64_t copies_offset(const Layout& l) { return exchange_offset(l) + 2 * exchange_bytes(l); }
   static std::int64_t inputs_offset(const Layout& l) { return copies_offset(l) + copies_bytes(l); }
-  View tokens(std::int64_t i) const {
-    return {static_cast<char*>(inputs()) + input_bytes(layout_, 0) + i * token_bytes(layout_), DType::kI32, 1,
-            layout_.options.micro_batch.rows()};
+  std::int64_t rows() const { return layout_.options.micro_batch.rows(); }
+  View tokens(std::int64_t micro_batch, std::int64_t at, std::int64_t count) const {
+    return {static_cast<char*>(inputs()) + input_bytes(layout_, micro_batch) + at, DType::kI32, 1, count};
   }
 
   const Layout& layout_;

@@ -40,22 +40,32 @@ AttentionShape attention_shape(const Call& call) {
 
 // What the rows of this part see of the keys of part `from`: of their own what causality allows, of a part
 // that is before theirs its first chunk, and of a later part all, but for the first chunk of their own, which
-// sees nothing.
+// sees nothing. Of these a window and documents may hide some; positions tell which.
 struct RingBlock {
   AttentionBlock block;
   std::int64_t first_query = 0;
 
   RingBlock(const ModelConfig& c, BatchShape shape, const AttentionRule& rule, int from) {
-    ZG_ASSERT(rule.window == 0, "a window of {} in a ring", rule.window);
     const std::int64_t time = shape.time, chunk = time / 2;
     block = {.batch = shape.sequences, .queries = time, .keys = time, .query_step = time, .key_step = time};
     block.heads = c.heads, block.kv_heads = c.kv_heads, block.head_size = c.head_size;
     block.rule = rule;
     block.causal = from == shape.part.part;
     block.merge = !block.causal;
-    if (from < shape.part.part) block.keys = chunk;
-    if (from > shape.part.part) block.queries = chunk, first_query = chunk;
+    block.query_positions = shape.positions();
+    SequencePart other = shape.part;
+    other.part = from;
+    block.key_positions = other.positions(time);
+    // One of the two chunks alone: all of its rows are of one stretch.
+    const auto stretch = [chunk](std::int64_t first) { return RowPositions(chunk, first, first); };
+    if (from < shape.part.part) block.keys = chunk, block.key_positions = stretch(block.key_positions.early);
+    if (from > shape.part.part) {
+      block.queries = chunk, first_query = chunk;
+      block.query_positions = stretch(block.query_positions.at(chunk));
+    }
   }
+  // Of the first rows of all rows' documents those of the block's queries.
+  View documents(const View& x) const { return x ? x.col_range(first_query, block.query_rows()) : View(); }
   View queries(const View& x) const { return x.row_range(first_query, block.query_rows()); }
   View keys(const View& x) const { return x.row_range(0, block.key_rows()); }
   View lse(const View& x) const { return x.col_range(first_query, block.queries); }
@@ -75,10 +85,17 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
     const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
     if (step + 1 < parts) call.context->begin_pass(call.stream, here, next);
     call.ops.attention_block(call.stream, r.queries(q), r.keys(here), r.block, r.queries(w.sums),
-                             r.lse(saved.lse));
+                             r.lse(saved.lse), r.documents(call.documents), step == 0 ? call.sinks : View());
     if (step + 1 < parts) call.context->end_pass(call.stream);
   }
   call.ops.cast(call.stream, w.sums, saved.att);
+}
+
+// Of all rows here, and all heads.
+void sinks_backward(const Call& call, const SavedAttention& saved, const View& d_att) {
+  if (!call.d_sinks) return;
+  call.ops.attention_sinks_backward(call.stream, saved.att, saved.lse, d_att, attention_shape(call),
+                                    call.sinks, call.d_sinks);
 }
 
 void ring_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
@@ -87,6 +104,7 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
   const View q = saved.qkv.col_range(0, q_cols);
   Ops& ops = call.ops;
   Stream& s = call.stream;
+  sinks_backward(call, saved, d_att);
   ops.cast(s, saved.qkv.col_range(q_cols, kv_cols), w.kv[0]);
   ops.zero(s, w.sums);
   ops.zero(s, w.dkv[0]);
@@ -97,7 +115,8 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
     const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
     if (step + 1 < parts) call.context->begin_pass(s, here, next);
     ops.attention_block_backward(s, r.queries(q), r.keys(here), r.queries(saved.att), r.lse(saved.lse),
-                                 r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);
+                                 r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch,
+                                 r.documents(call.documents));
     if (step + 1 < parts) call.context->end_pass(s);
     call.context->begin_pass(s, sums, next_sums);
     call.context->end_pass(s);
@@ -182,7 +201,8 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
   call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)),
                 call.past.row_range(first, time));
   if (first == 0) {
-    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch);
+    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch,
+                              {}, call.sinks);
   }
   const std::int64_t window = call.rule.window, end = first + 1;
   const std::int64_t keys = window > 0 ? std::min(window, end) : end;
@@ -192,16 +212,24 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
   block.rule = call.rule;
   block.rule.window = 0;  // it holds all of these keys
   call.ops.attention_block(call.stream, saved.qkv.col_range(0, q_cols), call.past.row_range(end - keys, keys),
-                           block, saved.att, saved.lse);
+                           block, saved.att, saved.lse, {}, call.sinks);
 }
 
 struct UlyssesViews {
   AttentionShape shape;
-  View qkv, att;
+  View qkv, att, documents, sinks;
   UlyssesViews(const Call& call, const SavedAttention& saved)
       : shape(attention_shape(call)),
         qkv(in_shares(saved.qkv, call.shape, width_of(qkv_columns(call.config), call.shape.part.parts))),
-        att(in_shares(saved.whole, call.shape, width_of(q_only(call.config), call.shape.part.parts))) {}
+        att(in_shares(saved.whole, call.shape, width_of(q_only(call.config), call.shape.part.parts))) {
+    const std::int64_t rows = call.shape.rows();
+    if (call.documents) documents = call.documents.col_range(rows, rows * call.shape.part.parts);
+    sinks = share_of(call, call.sinks);
+  }
+  // Of numbers of each head those of this rank's heads.
+  View share_of(const Call& call, const View& numbers) const {
+    return numbers ? numbers.col_range(call.shape.part.part * shape.heads, shape.heads) : View();
+  }
 };
 
 }  // namespace
@@ -210,7 +238,8 @@ AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t tim
   const double scalar = c.block.query_pre_attn_scalar;
   return {.window = window && c.block.window < time ? c.block.window : 0,
           .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
-          .softcap = c.block.attention_softcap};
+          .softcap = c.block.attention_softcap,
+          .sinks = c.block.sinks};
 }
 
 SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape) {
@@ -254,24 +283,23 @@ View attention_input(const Call& call, const SavedAttention& saved, const Attent
 }
 
 void attention_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
-  ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
   if (call.past) return attention_to_past(call, saved, w);
   if (is_ring(call.shape)) return ring_forward(call, saved, w);
   if (!is_ulysses(call.shape)) {
     return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch,
-                              call.documents);
+                              call.documents, call.sinks);
   }
   to_heads(call, w, qkv_columns(call.config), w.qkv, saved.qkv);
   const UlyssesViews v(call, saved);
-  call.ops.attention(call.stream, v.qkv, v.shape, v.att, saved.lse, w.scratch);
+  call.ops.attention(call.stream, v.qkv, v.shape, v.att, saved.lse, w.scratch, v.documents, v.sinks);
   to_rows(call, w, q_only(call.config), saved.whole, saved.att);
 }
 
 void attention_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
                         const View& d_att, const View& d_qkv) {
-  ZG_ASSERT(!call.documents || call.shape.part.parts == 1, "documents in parts of sequences");
   if (is_ring(call.shape)) return ring_backward(call, saved, w, d_att, d_qkv);
   if (!is_ulysses(call.shape)) {
+    sinks_backward(call, saved, d_att);
     return call.ops.attention_backward(call.stream, saved.qkv, saved.att, saved.lse, d_att,
                                        attention_shape(call), d_qkv, w.scratch, call.documents);
   }
@@ -279,7 +307,12 @@ void attention_backward(const Call& call, const SavedAttention& saved, const Att
   const UlyssesViews v(call, saved);
   call.ops.attention_backward(call.stream, v.qkv, v.att, saved.lse,
                               in_shares(w.d_whole, call.shape, v.att.cols), v.shape,
-                              in_shares(w.qkv, call.shape, v.qkv.cols), w.scratch);
+                              in_shares(w.qkv, call.shape, v.qkv.cols), w.scratch, v.documents);
+  if (call.d_sinks) {
+    call.ops.attention_sinks_backward(call.stream, v.att, saved.lse,
+                                      in_shares(w.d_whole, call.shape, v.att.cols), v.shape, v.sinks,
+                                      v.share_of(call, call.d_sinks));
+  }
   to_rows(call, w, qkv_columns(call.config), w.qkv, d_qkv);
 }
 

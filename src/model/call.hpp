@@ -39,6 +39,11 @@ class BufferPlan {
   std::int64_t bytes_ = 0;
 };
 
+// Of what calls are told of documents the numbers of the rows here.
+inline View documents_of_rows(const BatchShape& shape, const View& documents) {
+  return documents ? documents.col_range(0, shape.rows()) : View();
+}
+
 // What the sum of the embedding is multiplied by.
 inline double embedding_factor(const ModelConfig& c) {
   return c.block.scaled_embedding ? std::sqrt(static_cast<double>(c.width)) : 1;
@@ -49,6 +54,25 @@ inline View param_view(const View& flat, const Param& param) {
   const View at = flat.col_range(param.offset, param.count());
   return {at.data, at.dtype, param.rows, param.cols};
 }
+
+// Rows that an exchange with the other parts makes: begun, and there when it is ended. What a call enqueues
+// between the two runs beside the exchange. Several are ended in the order in which they were begun.
+class Begun {
+ public:
+  Begun() = default;
+  // exchange: null: the rows are there already.
+  Begun(const View& rows, PartExchange* exchange, Stream& stream)
+      : rows_(rows), exchange_(exchange), stream_(&stream) {}
+  View end() const {
+    if (exchange_ != nullptr) exchange_->end(*stream_);
+    return rows_;
+  }
+
+ private:
+  View rows_ = {};
+  PartExchange* exchange_ = nullptr;
+  Stream* stream_ = nullptr;
+};
 
 // What training may drop elements of: the embedding's sum, and what a block's attention and its MLP add to
 // the residual stream.
@@ -80,12 +104,14 @@ struct Call {
   TileAccess* tiles = nullptr;
   View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
   const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
-  // Of a block: how its layer attends and turns heads, and of each row the first row of its document; null:
-  // sequences are one document each.
+  // Of a block: how its layer attends and turns heads, and where its documents begin, as calls of Model are
+  // told; null: sequences are one document each.
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
   View documents = {};
-  View past = {};  // Model::block_next(); null: sequences begin here
+  View sinks = {},
+       d_sinks = {};  // of a block's heads, and their gradient; null: it has none, or none is wanted
+  View past = {};     // Model::block_next(); null: sequences begin here
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.
@@ -97,18 +123,22 @@ struct Call {
     return x.row_range(part.part * rows, rows);
   }
   // All rows of x, of which a part may have its own alone: x, or `room` [N, C] with those of all parts.
-  View all_rows(const View& x, const View& room) const {
-    if (!part.sequence) return x;
+  Begun begin_all_rows(const View& x, const View& room) const {
+    if (!part.sequence) return {x, nullptr, stream};
     exchange->all_gather(stream, x, room);
-    return room;
+    return {room, exchange, stream};
   }
+  View all_rows(const View& x, const View& room) const { return begin_all_rows(x, room).end(); }
   // all_rows() of the gradient of what forward dropped, by the gradient `dy` of what was left of it. dy stays
   // as it is. own: as large as dy, of a part that has all rows; `room` is for those of a part that has not.
-  View all_rows_dropped(Dropped what, const View& dy, const View& own, const View& room) const {
-    if (!drops(what)) return all_rows(dy, room);
+  Begun begin_all_rows_dropped(Dropped what, const View& dy, const View& own, const View& room) const {
+    if (!drops(what)) return begin_all_rows(dy, room);
     const View kept = part.sequence ? mine(room) : own;
     drop(what, dy, kept);
-    return all_rows(kept, room);
+    return begin_all_rows(kept, room);
+  }
+  View all_rows_dropped(Dropped what, const View& dy, const View& own, const View& room) const {
+    return begin_all_rows_dropped(what, dy, own, room).end();
   }
   bool drops(Dropped what) const { return dropout != nullptr && rate_of(what) > 0; }
   // y = x, dropped, of the rows that mine() are; y may be x.
@@ -124,15 +154,16 @@ struct Call {
                 y);
   }
   // The sum of `partial` [N, C] over the parts: mine(), in its memory.
-  View sum_of_parts(const View& partial) const {
+  Begun begin_sum_of_parts(const View& partial) const {
     const View sum = mine(partial);
     if (part.sequence) {
       exchange->reduce_scatter(stream, partial, sum);
     } else if (is_part()) {
       exchange->all_reduce(stream, sum);
     }
-    return sum;
+    return {sum, is_part() ? exchange : nullptr, stream};
   }
+  View sum_of_parts(const View& partial) const { return begin_sum_of_parts(partial).end(); }
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
@@ -248,12 +279,14 @@ struct Call {
   double rate_of(Dropped what) const {
     return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
   }
-  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile.
+  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A
+  // matrix in the first tile is whole.
   template <class F>
   void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
     const bool gradient = kind == TileUse::Kind::kGradient;
-    if (tiles == nullptr) return f(gradient ? grad(index) : weight(index), 0);
     const Param& p = unit.params[index];
+    if (tiles == nullptr || p.offset < unit.tiles.front().count)
+      return f(gradient ? grad(index) : weight(index), 0);
     for (std::size_t i = 1; i < unit.tiles.size(); ++i) {
       const Tile& tile = unit.tiles[i];
       if (tile.param != static_cast<std::int32_t>(index)) continue;

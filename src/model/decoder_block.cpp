@@ -30,10 +30,11 @@ NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
   return {heads, c.head_size};
 }
 
-// The widest weight of a norm.
+// The widest weight of a norm, or the sinks.
 std::int64_t norm_columns(const ModelConfig& c) {
-  if (c.block.head_norms == HeadNorms::kNone) return c.width;
-  return std::max(c.width, normed_heads(c, c.heads).head_size);
+  const std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
+  if (c.block.head_norms == HeadNorms::kNone) return widest;
+  return std::max(widest, normed_heads(c, c.heads).head_size);
 }
 
 // After a backward gate_up holds its gradient. After the first half of one attention.qkv holds the gradient
@@ -152,17 +153,11 @@ class Stack {
       }
     }
   }
-  // dx = the sum of dy w over the matrices. Writes the gradients of the weights.
-  void backward(const View& dy, const View& x, const View& dx) const {
-    for (std::size_t i = 0; i < count_; ++i) {
-      backward_weight(i, dy, x);
-      backward_input(i, dy, dx);
-    }
-  }
-  // Its halves.
+  // dx = the sum of dy w over the matrices.
   void backward_input(const View& dy, const View& dx) const {
     for (std::size_t i = 0; i < count_; ++i) backward_input(i, dy, dx);
   }
+  // Writes the gradients of the weights.
   void backward_weight(const View& dy, const View& x) const {
     for (std::size_t i = 0; i < count_; ++i) backward_weight(i, dy, x);
   }
@@ -255,7 +250,7 @@ struct Block {
   void rope(const View& qkv, bool inverse) const {
     // q and k are the first heads of a row, so one call turns both.
     ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope, inverse,
-             call.documents);
+             documents_of_rows(call.shape, call.documents));
   }
   // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
   template <class F>
@@ -273,6 +268,18 @@ struct Block {
           ops.head_rmsnorm(s, f.qk.col_range(first, columns), call.weight(index), c.norm_eps, n.heads,
                            n.head_size, qkv.col_range(first, columns), stats, c.block.norm_weight);
         });
+  }
+
+  // Of the last product of a branch, by the gradient dy of its output.
+  void weight_gradient(const Branch& b, const View& dy) const {
+    if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
+    call.linear_dw_db(dy, b.input, b.matrix, call.grad(b.bias), w.bias_partials);
+  }
+  // The call of the block's attention, with its sinks; d_sinks: where their gradient is added up.
+  Call with_sinks(const View& d_sinks = {}) const {
+    Call own = call;
+    if (p.sinks != kNone) own.sinks = call.weight(p.sinks), own.d_sinks = d_sinks;
+    return own;
   }
 
   // y = addend + what the branch gives; a null y: only what the backward needs.
@@ -320,14 +327,11 @@ class BlockBackward : Block {
     const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
     if (whole_) call.linear_dw(dy, f.act, p.down);
     call.linear_dx(dy, p.down, w.d_act);
+    const Begun input = rows_for_weight(input2());
     ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
-    if (whole_) {
-      gate_up().backward(f.gate_up, call.all_rows(input2(), w.all_rows), w.d_norm);
-    } else {
-      gate_up().backward_input(f.gate_up, w.d_norm);
-    }
+    const Begun sum = first_products(gate_up(), f.gate_up, input);
     if (holds()) ops.cast(s, dx, w.held);
-    add_through_norm(p.norm2, f.x1, f.stats2, dx);
+    add_through_norm(p.norm2, sum, f.x1, f.stats2, dx);
     if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
   }
 
@@ -336,7 +340,9 @@ class BlockBackward : Block {
     const View dy = gradient_of(attention, dx, w.wide, w.narrow);
     if (whole_) weight_gradient(attention, dy);
     call.linear_dx(dy, p.o, w.d_att);
-    attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
+    const Begun input = rows_for_weight(input1(x));
+    attention_backward(with_sinks(p.sinks == kNone ? View() : norm_sum(p.sinks)), f.attention, w.attention,
+                       w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
     if (p.q_norm != kNone) {
       for_head_norms([&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n,
@@ -346,13 +352,9 @@ class BlockBackward : Block {
                                   n.head_size, d, norm_sum(index), w.norm_partials, c.block.norm_weight);
       });
     }
-    if (whole_) {
-      qkv().backward(w.d_qkv, call.all_rows(input1(x), w.all_rows), w.d_norm);
-    } else {
-      qkv().backward_input(w.d_qkv, w.d_norm);
-      ops.cast(s, w.d_qkv, f.attention.qkv);
-    }
-    add_through_norm(p.norm1, x, f.stats1, dx);
+    const Begun sum = first_products(qkv(), w.d_qkv, input);
+    if (!whole_) ops.cast(s, w.d_qkv, f.attention.qkv);
+    add_through_norm(p.norm1, sum, x, f.stats1, dx);
     if (holds()) ops.cast(s, w.held, x);
   }
 
@@ -372,17 +374,27 @@ class BlockBackward : Block {
     return call.all_rows(place, w.all_rows);
   }
 
-  // Adds w.d_norm, the gradient of a branch's input, to that of the residual stream before it.
-  void add_through_norm(std::size_t index, const View& x, const View& stats, const View& dx) const {
-    const View d = call.sum_of_parts(w.d_norm);
+  // The input of a branch's first products, which the gradients of their weights need: gathered beside what
+  // comes before these.
+  Begun rows_for_weight(const View& rows) const {
+    return whole_ ? call.begin_all_rows(rows, w.all_rows) : Begun();
+  }
+  // The gradient of that input, by that of the products: its sum over the parts goes on beside the gradients
+  // of the weights.
+  Begun first_products(const Stack& stack, const View& dy, const Begun& input) const {
+    stack.backward_input(dy, w.d_norm);
+    const Begun sum = call.begin_sum_of_parts(w.d_norm);
+    if (whole_) stack.backward_weight(dy, input.end());
+    return sum;
+  }
+
+  // Adds the gradient of a branch's input to that of the residual stream before it.
+  void add_through_norm(std::size_t index, const Begun& sum, const View& x, const View& stats,
+                        const View& dx) const {
+    const View d = sum.end();
     if (index == kNone) return ops.add(s, d, dx, dx);
     ops.rmsnorm_backward(s, d, x, call.weight(index), stats, dx, norm_sum(index), w.norm_partials,
                          c.block.norm_weight);
-  }
-
-  void weight_gradient(const Branch& b, const View& dy) const {
-    if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
-    call.linear_dw_db(dy, b.input, b.matrix, call.grad(b.bias), w.bias_partials);
   }
 
   // Where the gradient of a norm's weight is added up.
@@ -410,7 +422,7 @@ void decoder_block_forward(const Call& call, View x, View out, void* saved, void
   b.qkv().forward(call.all_rows(b.input1(x), b.w.all_rows), qkv);
   b.normalise_heads(qkv);
   b.rope(qkv, false);
-  attention_forward(call, b.f.attention, b.w.attention);
+  attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
   b.add(b.attention, x, b.f.x1);
 
   b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);
@@ -431,18 +443,18 @@ void decoder_block_backward_weight(const Call& call, View x, void* saved, void* 
     clear_gradients(call.ops, call.stream, call.grads, call.unit, norms.others());
   // What the first half has left of the residual stream's gradient behind a branch, or of its norm's input.
   const auto gradient_of = [&](const Branch& branch, const View& residual) {
-    if (branch.norm != kNone) return call.all_rows(branch.kept, b.w.all_rows);
-    return call.all_rows_dropped(branch.what, residual, b.w.d_norm, b.w.all_rows);
+    if (branch.norm != kNone) return call.begin_all_rows(branch.kept, b.w.all_rows);
+    return call.begin_all_rows_dropped(branch.what, residual, b.w.d_norm, b.w.all_rows);
   };
-  call.linear_dw(gradient_of(b.mlp, b.f.x1), b.f.act, b.p.down);
-  b.gate_up().backward_weight(b.f.gate_up, call.all_rows(b.input2(), b.w.all_rows));
-  const View dy = gradient_of(b.attention, x);
-  if (b.p.o_bias == kNone) {
-    call.linear_dw(dy, b.f.attention.att, b.p.o);
-  } else {
-    call.linear_dw_db(dy, b.f.attention.att, b.p.o, call.grad(b.p.o_bias), b.w.bias_partials);
-  }
-  b.qkv().backward_weight(b.f.attention.qkv, call.all_rows(b.input1(x), b.w.all_rows));
+  // What a product needs of all parts' rows is gathered beside the product before it, in turn in two rooms.
+  Begun dy = gradient_of(b.mlp, b.f.x1);
+  Begun input = call.begin_all_rows(b.input2(), b.w.d_norm);
+  call.linear_dw(dy.end(), b.f.act, b.p.down);
+  dy = gradient_of(b.attention, x);
+  b.gate_up().backward_weight(b.f.gate_up, input.end());
+  input = call.begin_all_rows(b.input1(x), b.w.d_norm);
+  b.weight_gradient(b.attention, dy.end());
+  b.qkv().backward_weight(b.f.attention.qkv, input.end());
   add_norm_sums(call, b.f.norms, norms.all());
 }
 

@@ -124,6 +124,11 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
   const auto norm_sum = [&](Index param, Norms norm) {
     return whole ? call.grad(param) : f.norms.row_range(norm, 1);
   };
+  // The input of a product is gathered for the gradient of its weight beside what comes before that: the
+  // gradient of the input, whose sum over the parts then goes on beside that of the weight.
+  const auto rows_for_weight = [&](const View& rows) {
+    return whole ? call.begin_all_rows(rows, w.all_rows) : Begun();
+  };
 
   if (!whole) {
     ops.zero(s, f.norms);
@@ -136,10 +141,12 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
   View dy = call.all_rows_dropped(Dropped::kMlp, dx, w.d_narrow, w.all_rows);
   if (whole) linear_backward(call, w, dy, f.act, kMlpProjWeight, kMlpProjBias);
   call.linear_dx_gelu(dy, kMlpProjWeight, f.fc, w.d_fc);
-  if (whole) linear_backward(call, w, w.d_fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);
+  Begun input = rows_for_weight(f.ln2);
   call.linear_dx(w.d_fc, kFcWeight, w.d_narrow);
+  Begun sum = call.begin_sum_of_parts(w.d_narrow);
+  if (whole) linear_backward(call, w, w.d_fc, input.end(), kFcWeight, kFcBias);
   if (!whole) ops.cast(s, w.d_fc, f.fc), ops.cast(s, dx, w.held);
-  ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), f.x1, call.weight(kLn2Weight), f.stats2, dx,
+  ops.layernorm_backward(s, sum.end(), f.x1, call.weight(kLn2Weight), f.stats2, dx,
                          norm_sum(kLn2Weight, kWeight2), norm_sum(kLn2Bias, kBias2), w.norm_partials);
   if (!whole) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
 
@@ -147,11 +154,13 @@ void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* save
   dy = call.all_rows_dropped(Dropped::kAttention, dx, w.dropped, w.all_rows);
   if (whole) linear_backward(call, w, dy, f.attention.att, kAttProjWeight, kAttProjBias);
   call.linear_dx(dy, kAttProjWeight, w.d_att);
+  input = rows_for_weight(f.ln1);
   attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
-  if (whole) linear_backward(call, w, w.d_qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
   call.linear_dx(w.d_qkv, kQkvWeight, w.d_narrow);
+  sum = call.begin_sum_of_parts(w.d_narrow);
+  if (whole) linear_backward(call, w, w.d_qkv, input.end(), kQkvWeight, kQkvBias);
   if (!whole) ops.cast(s, w.d_qkv, f.attention.qkv);
-  ops.layernorm_backward(s, call.sum_of_parts(w.d_narrow), x, call.weight(kLn1Weight), f.stats1, dx,
+  ops.layernorm_backward(s, sum.end(), x, call.weight(kLn1Weight), f.stats1, dx,
                          norm_sum(kLn1Weight, kWeight1), norm_sum(kLn1Bias, kBias1), w.norm_partials);
   if (!whole) ops.cast(s, w.held, x);
 }
@@ -164,12 +173,15 @@ void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* wor
 
   if (call.into == Gradients::kOverwrite)
     clear_gradients(call.ops, call.stream, call.grads, call.unit, kOverwritten);
-  linear_backward(call, w, call.all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows), f.act,
-                  kMlpProjWeight, kMlpProjBias);
-  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);
-  linear_backward(call, w, call.all_rows_dropped(Dropped::kAttention, x, w.d_narrow, w.all_rows),
-                  f.attention.att, kAttProjWeight, kAttProjBias);
-  linear_backward(call, w, f.attention.qkv, call.all_rows(f.ln1, w.all_rows), kQkvWeight, kQkvBias);
+  // What a product needs of all parts' rows is gathered beside the product before it, in turn in two rooms.
+  Begun dy = call.begin_all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows);
+  Begun input = call.begin_all_rows(f.ln2, w.d_narrow);
+  linear_backward(call, w, dy.end(), f.act, kMlpProjWeight, kMlpProjBias);
+  dy = call.begin_all_rows_dropped(Dropped::kAttention, x, w.d_narrow, w.all_rows);
+  linear_backward(call, w, f.fc, input.end(), kFcWeight, kFcBias);
+  input = call.begin_all_rows(f.ln1, w.d_narrow);
+  linear_backward(call, w, dy.end(), f.attention.att, kAttProjWeight, kAttProjBias);
+  linear_backward(call, w, f.attention.qkv, input.end(), kQkvWeight, kQkvBias);
   static constexpr std::size_t kInOrder[] = {kLn1Weight, kLn1Bias, kLn2Weight, kLn2Bias};  // of `Norms`
   add_norm_sums(call, f.norms, kInOrder);
 }

@@ -53,8 +53,11 @@ void norm(const Call& call, const View& x, const Workspace& w) {
   call.all_rows(normed, w.normed);
 }
 
+// Overwrites dx.
 void norm_backward(const Call& call, const View& x, const Workspace& w, const View& dx) {
-  const View normed = call.sum_of_parts(w.normed);
+  const Begun sum = call.begin_sum_of_parts(w.normed);
+  call.ops.zero(call.stream, dx);
+  const View normed = sum.end();
   const View weight = call.weight(head::kNormWeight), d_weight = call.grad(head::kNormWeight);
   if (call.config.arch == Arch::kGpt2) {
     call.ops.layernorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight,
@@ -87,6 +90,7 @@ void cross_entropy(const Call& call, const Workspace& w, const View& logits, con
   const View mine = numbers.row_range(3 * call.part.part, 3);
   call.ops.softmax_part(call.stream, logits, targets, call.tokens.first, mine, softcap);
   call.exchange->all_gather(call.stream, mine, numbers);
+  call.exchange->end(call.stream);
   call.ops.cross_entropy_part(call.stream, logits, targets, call.tokens.first, numbers, loss_sum, dlogits,
                               w.sum_partials, scale, softcap);
 }
@@ -132,7 +136,6 @@ void head_backward(const Call& call, View table, View d_table, View x, View targ
     call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
     call.linear_dx(dlogits, table, normed);
   });
-  call.ops.zero(call.stream, dx);
   norm_backward(call, x, w, dx);
 }
 

@@ -20,6 +20,10 @@ using hf::kMaxLayers;
 using hf::Origin;
 using nlohmann::json;
 
+// Before the model_type of a model that no family of Hugging Face's is, so that its library refuses it and
+// does not compute something else.
+constexpr std::string_view kOwnType = "ziggurat_";
+
 ModelConfig gpt2_config(const Keys& keys, Origin origin) {
   ModelConfig c;
   c.arch = Arch::kGpt2;
@@ -55,6 +59,7 @@ ModelConfig config_of(Arch arch, const Keys& keys, Origin origin) {
 // The family by model_type, else by the first of "architectures".
 Arch arch_of_config_json(const Keys& keys) {
   std::string name = keys.text("model_type", "");
+  if (name.rfind(kOwnType, 0) == 0) name.erase(0, kOwnType.size());
   for (const model::Family& family : model::families()) {
     if (name == family.model_type) return family.arch;
   }
@@ -175,8 +180,8 @@ std::string write_hf_config(const ModelConfig& c, DType dtype) {
   nlohmann::ordered_json out;
   const bool gpt2 = c.arch == Arch::kGpt2;
   const model::Family& family = model::family_of(c.arch);
-  out["architectures"] = json::array({family.architecture});
-  out["model_type"] = family.model_type;
+  if (!c.block.sinks) out["architectures"] = json::array({family.architecture});
+  out["model_type"] = (c.block.sinks ? std::string(kOwnType) : "") + family.model_type;
   if (gpt2) {
     out["vocab_size"] = c.vocab_size;
     out["n_positions"] = c.context;

@@ -201,6 +201,7 @@ ModelConfig decoder_config(Arch arch, const Keys& keys, Origin origin) {
   read_rope(keys, c);
   demand_known(keys, arch);
   if (has_bias_key(arch)) c.block.qkv_bias = c.block.o_bias = keys.flag("attention_bias", false);
+  c.block.sinks = keys.flag("attention_sinks", false);
   read_windows(keys, c);
   if (is_gemma(arch)) read_gemma(keys, c);
   return c;
@@ -220,6 +221,7 @@ void write_decoder_config(const ModelConfig& c, nlohmann::ordered_json& out) {
   out["hidden_act"] = is_gemma(c.arch) ? "gelu_pytorch_tanh" : "silu";
   if (is_gemma(c.arch)) out["hidden_activation"] = "gelu_pytorch_tanh";
   if (has_bias_key(c.arch)) out["attention_bias"] = c.block.qkv_bias;
+  if (c.block.sinks) out["attention_sinks"] = true;
   if (c.arch == Arch::kLlama) out["mlp_bias"] = false;
   if (c.arch != Arch::kLlama && c.arch != Arch::kOlmo2) write_windows(c, out);
   if (is_gemma(c.arch)) {

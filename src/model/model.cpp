@@ -72,7 +72,6 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
   validate(config);
   validate_parts(config, part.parts);
   ZG_ASSERT(part.part >= 0 && part.part < part.parts, "part {} of {}", part.part, part.parts);
-  ZG_ASSERT(part.parts == 1 || blocks == Blocks::kWhole, "a part of a model in tiles");
   here_ = model::part_config(config, part_);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
@@ -155,7 +154,7 @@ std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
-  const View sums = tile_sums(shape, nullptr);
+  const View sums = tile_sums(shape, how, nullptr);
   return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
          sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
 }
@@ -185,9 +184,10 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
   const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
   ops().embedding(s, ids, call.weight(model::embedding::kTokens),
                   positions ? call.weight(model::embedding::kPositions) : View{}, shape.positions(), rows,
-                  call.table_part(), documents);
+                  call.table_part(), model::documents_of_rows(shape, documents));
   if (part_.sequence) {
     call.exchange->reduce_scatter(s, rows, x);
+    call.exchange->end(s);
   } else {
     call.sum_of_parts(x);
   }
@@ -213,7 +213,7 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   if (factor != 1) ops().scale(s, all, factor, room), all = room;
   ops().embedding_backward(s, ids, all, shape.positions(), call.grad(model::embedding::kTokens),
                            config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{},
-                           call.table_part(), documents);
+                           call.table_part(), model::documents_of_rows(shape, documents));
 }
 
 std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {
@@ -284,7 +284,7 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, grads, into, context);
   call.tiles = tiles;
-  call.sums = tile_sums(shape, workspace);
+  call.sums = tile_sums(shape, Backward::kWhole, workspace);
   call.dropout = dropout;
   set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
@@ -295,8 +295,9 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
 }
 
 void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                                 void* workspace, ContextExchange* context, const DropoutPlace* dropout,
-                                 std::int64_t layer, const View& documents) const {
+                                 void* workspace, ContextExchange* context, TileAccess* tiles,
+                                 const DropoutPlace* dropout, std::int64_t layer,
+                                 const View& documents) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -304,8 +305,10 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(x.data != dx.data && saved != nullptr && workspace != nullptr);
   check_exchange(shape, context);
-  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
+  call.tiles = tiles;
+  call.sums = tile_sums(shape, Backward::kInHalves, workspace);
   call.dropout = dropout;
   set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
@@ -316,14 +319,16 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
 }
 
 void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads,
-                                  void* workspace, Gradients into, const DropoutPlace* dropout) const {
+                                  void* workspace, Gradients into, TileAccess* tiles,
+                                  const DropoutPlace* dropout) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(saved != nullptr && workspace != nullptr);
-  ZG_ASSERT(!unit.in_tiles(), "a backward of tiles in halves");
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
+  call.tiles = tiles;
   call.dropout = dropout;
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward_weight(call, x, saved, workspace);

@@ -157,6 +157,10 @@ Rows decoder_keys(Arch arch) {
       {"tie_word_embeddings", kBool, gemma ? "true" : "false", "The output matrix is the embedding."});
   if (arch == Arch::kLlama || arch == Arch::kQwen3 || arch == Arch::kOlmo2 || gemma)
     rows.push_back({"attention_bias", kBool, "false", "The products of attention have biases."});
+  rows.push_back(
+      {"attention_sinks", kBool, "false",
+       "Each head has a learned score that takes part in the softmax's denominator alone. No family of "
+       "Hugging Face's has it in dense models, whose library refuses what is saved of it."});
   if (arch == Arch::kLlama) rows.push_back({"mlp_bias", "`false`", "false", "The MLP has no biases."});
   rows.push_back({"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."});
   return rows;

@@ -9,49 +9,57 @@
 namespace zg {
 namespace {
 
-// The matrices of a block in the order of its forward, and of its backward.
-std::vector<std::size_t> products_of(const ModelConfig& c, Pass pass) {
-  const bool forward = pass == Pass::kForward;
+// The matrices of a block in the order of its forward: those that multiply the input of a branch, and then
+// the one that gives what the branch adds.
+std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
   if (c.arch == Arch::kGpt2) {
     using namespace model::gpt2;
-    if (forward) return {kQkvWeight, kAttProjWeight, kFcWeight, kMlpProjWeight};
-    return {kMlpProjWeight, kFcWeight, kAttProjWeight, kQkvWeight};
+    return {{kQkvWeight}, {kAttProjWeight}, {kFcWeight}, {kMlpProjWeight}};
   }
   const model::DecoderParams p(c);
-  if (forward) return {p.q, p.k, p.v, p.o, p.gate, p.up, p.down};
-  return {p.down, p.gate, p.up, p.o, p.q, p.k, p.v};
+  return {{p.q, p.k, p.v}, {p.o}, {p.gate, p.up}, {p.down}};
 }
 
 }  // namespace
 
 std::vector<TileUse> Model::tile_uses(ModelCall call) const {
+  using enum ModelCall;
   const Unit& unit = units_[1];
   std::vector<TileUse> uses;
-  const bool backward = call == ModelCall::kBlockBackward, again = call == ModelCall::kBlockAgain;
-  if (!unit.in_tiles() || !(backward || again || call == ModelCall::kBlock)) return uses;
-  const auto add = [&](std::size_t matrix, TileUse::Kind kind) {
-    for (std::size_t i = 1; i < unit.tiles.size(); ++i) {
-      if (unit.tiles[i].param == static_cast<std::int32_t>(matrix))
-        uses.push_back({static_cast<std::int32_t>(i), kind});
+  if (!unit.in_tiles()) return uses;
+  const auto add = [&](const std::vector<std::size_t>& matrices, TileUse::Kind kind) {
+    for (const std::size_t matrix : matrices) {
+      for (std::size_t i = 1; i < unit.tiles.size(); ++i) {
+        if (unit.tiles[i].param == static_cast<std::int32_t>(matrix))
+          uses.push_back({static_cast<std::int32_t>(i), kind});
+      }
     }
   };
-  auto products = products_of(config_, backward ? Pass::kBackward : Pass::kForward);
-  if (again && !config_.norms_after()) products.pop_back();
-  for (const std::size_t matrix : products) {
-    if (backward) add(matrix, TileUse::Kind::kGradient);
-    add(matrix, TileUse::Kind::kWeight);
+  auto products = products_of(config_);
+  if (call == kBlock || call == kBlockAgain) {
+    if (call == kBlockAgain && !config_.norms_after()) products.pop_back();
+    for (const auto& matrices : products) add(matrices, TileUse::Kind::kWeight);
+    return uses;
+  }
+  const bool input = call == kBlockBackward || call == kBlockBackwardInput;
+  const bool weight = call == kBlockBackward || call == kBlockBackwardWeight;
+  for (std::size_t i = products.size(); i-- > 0;) {
+    const bool of_input = i % 2 == 0;  // whose sum over the parts goes on beside the weights' gradients
+    if (weight && !of_input) add(products[i], TileUse::Kind::kGradient);
+    if (input) add(products[i], TileUse::Kind::kWeight);
+    if (weight && of_input) add(products[i], TileUse::Kind::kGradient);
   }
   return uses;
 }
 
-View Model::tile_sums(BatchShape shape, void* workspace) const {
+View Model::tile_sums(BatchShape shape, Backward how, void* workspace) const {
   const Unit& unit = units_[1];
   if (!unit.in_tiles() || dtype_ == accumulator_dtype()) return {};
   std::int64_t widest = 0;
   for (const Param& p : unit.params) {
     if (!p.vector) widest = std::max(widest, p.cols);
   }
-  const model::BlockBytes bytes = model::block_bytes(here_, part_, dtype_, shape, *sizes_, Backward::kWhole);
+  const model::BlockBytes bytes = model::block_bytes(here_, part_, dtype_, shape, *sizes_, how);
   void* const at = workspace != nullptr ? static_cast<char*>(workspace) + bytes.workspace : nullptr;
   return {at, accumulator_dtype(), shape.rows(), widest};
 }

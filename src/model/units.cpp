@@ -181,6 +181,7 @@ Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t lay
       b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), one, part.parts > 1);
     }
   }
+  if (block.sinks) b.vector("self_attn.sinks", c.heads, b.piece(c.heads), Init::kZero);
   b.matrix_by_columns("self_attn.o_proj.weight", c.width, q, Init::kNormalResidual);
   if (block.o_bias) b.vector("self_attn.o_proj.bias", c.width, b.all(c.width), Init::kZero);
   if (after) b.norm("post_attention_layernorm.weight", c.width, one);
@@ -241,6 +242,7 @@ DecoderParams::DecoderParams(const ModelConfig& c) {
   q_bias = next(c.block.qkv_bias), (void)next(c.block.qkv_bias), v_bias = next(c.block.qkv_bias);
   const bool head_norms = c.block.head_norms != HeadNorms::kNone;
   q_norm = next(head_norms), k_norm = next(head_norms);
+  sinks = next(c.block.sinks);
   o = next(true), o_bias = next(c.block.o_bias);
   after1 = next(after), norm2 = next(before);
   gate = next(true), up = next(true), down = next(true);
@@ -249,7 +251,7 @@ DecoderParams::DecoderParams(const ModelConfig& c) {
 
 NormList DecoderParams::norms() const {
   NormList list;
-  for (const std::size_t param : {norm1, q_norm, k_norm, after1, norm2, after2}) {
+  for (const std::size_t param : {norm1, q_norm, k_norm, sinks, after1, norm2, after2}) {
     if (param != kNone) list.add(param);
   }
   return list;
@@ -261,13 +263,15 @@ void cut_into_tiles(Unit& unit) {
     p.offset = end;
     end = round_up(end + p.count(), kParamAlign);
   };
+  // What several parts have and sum is summed whole.
+  const auto stays = [](const Param& p) { return p.vector || p.summed; };
   for (Param& p : unit.params) {
-    if (p.vector) place(p);
+    if (stays(p)) place(p);
   }
   unit.tiles = {{0, end}};
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     Param& p = unit.params[i];
-    if (p.vector) continue;
+    if (stays(p)) continue;
     place(p);
     const std::int64_t count = tile_rows(p) * p.cols;
     for (std::int64_t first = p.offset; first < p.offset + p.count(); first += count)

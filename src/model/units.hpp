@@ -33,7 +33,7 @@ enum Index : std::size_t {
   kCount
 };
 }
-// The parameters of a block that are weights of norms, in ascending order. A backward adds to their
+// The parameters of a block that are weights of norms, or sinks, in ascending order. A backward adds to their
 // gradients; products overwrite all others.
 class NormList {
  public:
@@ -54,7 +54,7 @@ class NormList {
   }
 
  private:
-  std::array<std::size_t, 6> params_{};
+  std::array<std::size_t, 7> params_{};
   std::size_t count_ = 0;
 };
 
@@ -64,7 +64,7 @@ struct DecoderParams {
   std::size_t norm1 = kNone, norm2 = kNone;  // in front of attention, and of the MLP
   std::size_t q = kNone, k = kNone, v = kNone, o = kNone, gate = kNone, up = kNone, down = kNone;
   std::size_t q_bias = kNone, v_bias = kNone, o_bias = kNone;  // those of q, k and v follow each other
-  std::size_t q_norm = kNone, k_norm = kNone;
+  std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
   std::size_t after1 = kNone, after2 = kNone;  // norms of what attention and the MLP give
   std::size_t count = 0;
 

@@ -27,6 +27,7 @@ constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
 constexpr const char* kResidualDropout = "model.dropout.residual";
 constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
+constexpr const char* kOrder = "data.order";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropout || key == kResidualDropout) return false;
@@ -125,6 +126,7 @@ class Writer {
       add(kBlend, "weights " + weights);
     }
     if (c.data.packing == Packing::kDocuments) add(kPacking, "documents");
+    if (c.data.order == Order::kEpochs) add(kOrder, "epochs");
     add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
     add("train_micro_batch_size_per_gpu", c.micro_batch);
     add("gradient_accumulation_steps", c.accumulation_steps);
@@ -273,6 +275,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kBlock, kPlain), before.emplace(kBlock, kPlain);
   now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
   now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
+  now.emplace(kOrder, "random"), before.emplace(kOrder, "random");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

@@ -75,8 +75,8 @@ std::string stall_text(const StallTimes& stall, double seconds, int decimals, do
   for (int i = 0; i < kStallCauses; ++i) {
     const auto cause = static_cast<StallCause>(i);
     const double percent = 100 * stall[cause] / seconds;
-    const bool of_ranks =
-        cause == StallCause::kGathers || cause == StallCause::kRanks || cause == StallCause::kStages;
+    const bool of_ranks = cause == StallCause::kGathers || cause == StallCause::kRanks ||
+                          cause == StallCause::kStages || cause == StallCause::kParts;
     if (percent < least || (of_ranks && percent == 0)) continue;
     text += fmt::format("{}{} {:.{}f}", text.empty() ? "" : ", ", name_of(cause), percent, decimals);
   }

@@ -28,16 +28,7 @@ UpdateTiming update_timing(const RunConfig& config) {
 }
 
 // With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
-void check_heads(const ParallelConfig& p, const ModelConfig& model, std::int64_t seq_len) {
-  if (p.context > 1 && p.context_method == ContextMethod::kRing && model.any_window() &&
-      model.block.window < seq_len) {
-    throw Error(
-        Errc::kUsage, "parallel.context_method",
-        fmt::format("ring cannot be combined with attention windows ({} tokens in layers of this model): "
-                    "keys that pass by do not know how far they are from a query",
-                    model.block.window),
-        "set parallel.context_method to ulysses");
-  }
+void check_heads(const ParallelConfig& p, const ModelConfig& model) {
   const AttentionHeads heads = heads_of_part(model, p.tensor);
   const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
   if (p.context_method != ContextMethod::kUlysses || divides(p.context)) return;
@@ -144,7 +135,7 @@ class Planner {
     const int parts = config_.parallel.tensor;
     constexpr const char* kKey = "parallel.tensor";
     validate_parts(model, parts);
-    check_heads(config_.parallel, model, config_.data.seq_len);
+    check_heads(config_.parallel, model);
     const int context = config_.parallel.context;
     const std::int64_t rows = config_.micro_batch * config_.data.seq_len / context;
     if (config_.parallel.sequence && rows % parts != 0) {
@@ -380,12 +371,11 @@ class Planner {
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }
 
-  // Stages of a pipeline and parts of layers hold less of them already. Tiles move, so that weights which
-  // stay on the device gain nothing; and of small layers they would spare little.
+  // Tiles move, so that weights which stay on the device gain nothing; and of small layers they would spare
+  // little.
   bool may_become_tiles() const {
     constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
-    const ParallelConfig& p = config_.parallel;
-    return config_.tiers.tiles == TierConfig::Tiles::kAuto && p.tensor == 1 && p.pipeline == 1 &&
+    return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
            config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }

@@ -57,6 +57,7 @@ std::string step_json(const StepRecord& r) {
                    {"gathers", ms(s.stall_for[StallCause::kGathers])},
                    {"ranks", ms(s.stall_for[StallCause::kRanks])},
                    {"stages", ms(s.stall_for[StallCause::kStages])},
+                   {"parts", ms(s.stall_for[StallCause::kParts])},
                    {"other", ms(s.stall_for[StallCause::kOther])}};
   j["loader_ms"] = ms(r.loader_seconds);
   std::int64_t exchanged = 0;

@@ -90,6 +90,7 @@ void cut(const RunPlan& plan, Batch& batch) {
   if (shape.part.parts == 1) return;
   batch.ids = shape.part.cut(batch.ids, shape.time);
   batch.targets = shape.part.cut(batch.targets, shape.time);
+  batch.first_keys = shape.part.cut_documents(batch.first_keys, shape.time);
 }
 
 MicroBatch micro_batch_of(const Batch& batch) {
@@ -332,7 +333,9 @@ void Trainer::read_data(const RunConfig& config, ModelConfig& model) {
   for (const bool first : {true, false}) {
     processes_.together([&] {
       if (first != (processes_.number() == 0)) return;
-      data_ = std::make_unique<DataSet>(config.data, config.output_dir + "/tokens", model.vocab_size);
+      DataConfig data = config.data;
+      data.step_sequences = config.data_ranks() * config.micro_batch * config.accumulation_steps;
+      data_ = std::make_unique<DataSet>(data, config.output_dir + "/tokens", model.vocab_size);
     });
   }
   if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();

@@ -80,8 +80,9 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
     }
     EXPECT_EQ(keys_of(r["stall_ms"]),
               (std::set<std::string>{"reads", "write_backs", "memory", "copies", "optimizer", "gathers",
-                                     "ranks", "stages", "other"}));
-    for (const char* of_ranks : {"gathers", "ranks", "stages"}) EXPECT_EQ(r["stall_ms"][of_ranks], 0);
+                                     "ranks", "stages", "parts", "other"}));
+    for (const char* of_ranks : {"gathers", "ranks", "stages", "parts"})
+      EXPECT_EQ(r["stall_ms"][of_ranks], 0);
     double stall = 0;
     for (const auto& cause : r["stall_ms"].items()) {
       EXPECT_GE(cause.value().get<double>(), 0) << cause.key();

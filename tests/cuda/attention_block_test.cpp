@@ -1,4 +1,6 @@
 // Blocks of attention on the device: together they are the whole attention.
+#include <optional>
+
 #include "tests/cuda/harness.hpp"
 #include "tests/kernels/attention_block_ring.hpp"
 
@@ -12,11 +14,15 @@ struct DeviceBlocks {
   static Strided<X> from(OnDevice<X>& x, const Matrix<X>& m, std::int64_t row) {
     return {x.data() + row * m.ld(), m.ld()};
   }
-  void forward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, std::int64_t first) {
+  void forward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, std::int64_t first, Matrix<T>* sinks) {
     OnDevice<T> q(p.q), on_kv(kv);
+    OnDevice<std::int32_t> documents(p.first_keys);
+    std::optional<OnDevice<T>> of_heads;
+    if (sinks != nullptr) of_heads.emplace(*sinks);
     OnDevice<A> o(p.o), lse(p.lse);
-    cuda::attention_block<T>(launch(), b, from(q, p.q, first), on_kv, from(o, p.o, first),
-                             {lse.data() + first, p.lse.ld()});
+    cuda::attention_block<T>(
+        launch(), b, from(q, p.q, first), on_kv, from(o, p.o, first), {lse.data() + first, p.lse.ld()},
+        p.first_keys.empty() ? nullptr : documents.data() + first, of_heads ? of_heads->data() : nullptr);
     o.fetch(), lse.fetch();
   }
   void backward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, Matrix<A>& dkv, std::int64_t first) {
@@ -25,6 +31,7 @@ struct DeviceBlocks {
     OnDevice<T> q(p.q), on_kv(kv), o(p.o_rounded), d_o(p.d_o);
     OnDevice<A> lse(p.lse), dq(p.dq), on_dkv(dkv);
     OnDevice<unsigned char> on_scratch(scratch);
+    OnDevice<std::int32_t> documents(p.first_keys);
     cuda::attention_block_backward<T>(launch(), b,
                                       {.q = from(q, p.q, first),
                                        .kv = on_kv,
@@ -33,7 +40,8 @@ struct DeviceBlocks {
                                        .lse = {lse.data() + first, p.lse.ld()},
                                        .dq = from(dq, p.dq, first),
                                        .dkv = on_dkv},
-                                      on_scratch.data());
+                                      on_scratch.data(),
+                                      p.first_keys.empty() ? nullptr : documents.data() + first);
     dq.fetch(), on_dkv.fetch();
   }
 };
@@ -55,6 +63,10 @@ TYPED_TEST(CudaAttentionBlocks, HaveTheirScaleAndCap) {
   const AttentionRule capped{.softcap = 2}, both{.scale = 0.3, .softcap = 5};
   compare_ring<TypeParam>(ring_shape(1, 42, 2, 1, 43, capped), 3, 5, DeviceBlocks<TypeParam>());
   compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, both), 2, 1, DeviceBlocks<TypeParam>());
+}
+
+TYPED_TEST(CudaAttentionBlocks, SeeWhatWindowsAndDocumentsLeave) {
+  compare_rings_by_rules<TypeParam>(22, DeviceBlocks<TypeParam>());
 }
 
 TYPED_TEST(CudaAttentionBlocks, NothingOfNothing) {

@@ -15,8 +15,10 @@ struct DeviceAttention {
     OnDevice<T> qkv(x.qkv), o(x.o);
     OnDevice<Acc<T>> lse(x.lse);
     OnDevice<std::int32_t> first(x.first_keys);
+    OnDevice<T> sinks(x.sinks);
     cuda::attention<T>(launch(deterministic), x.shape, qkv.data(), x.qkv.ld(), o.data(), x.o.ld(), lse.data(),
-                       x.documents() == nullptr ? nullptr : first.data());
+                       x.documents() == nullptr ? nullptr : first.data(),
+                       x.shape.rule.sinks ? sinks.data() : nullptr);
     o.fetch(), lse.fetch();
   }
   template <class T>
@@ -31,6 +33,14 @@ struct DeviceAttention {
                                 lse.data(), d_o.data(), x.d_o.ld(), dqkv.data(), x.dqkv.ld(),
                                 on_scratch.data(), x.documents() == nullptr ? nullptr : first.data());
     dqkv.fetch();
+    if (!x.shape.rule.sinks) return;
+    OnDevice<T> sinks(x.sinks);
+    OnDevice<Acc<T>> d_sinks(x.d_sinks);
+    kernels::AttentionSinksBackward<T> args = x.sinks_backward();
+    args.o.data = o.data(), args.d_o.data = d_o.data(), args.lse.data = lse.data();
+    args.sinks = sinks.data(), args.d_sinks = d_sinks.data();
+    cuda::attention_sinks_backward<T>(launch(deterministic), args);
+    d_sinks.fetch();
   }
 };
 

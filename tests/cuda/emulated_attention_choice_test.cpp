@@ -59,7 +59,7 @@ TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
   std::vector<bf16> qkv(8 * 40), o(8 * 24);
   std::vector<float> lse(16);
   const int asked = log.asked;
-  attention.forward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), nullptr, nullptr);
+  attention.forward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), nullptr, nullptr, nullptr);
   EXPECT_EQ(log.forward, 1);
   EXPECT_EQ(log.last.ld_qkv, 40);
   EXPECT_EQ(log.last.ld_o, 24);

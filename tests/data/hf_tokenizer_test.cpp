@@ -122,6 +122,59 @@ TEST_P(HfTokenizerKind, AnyThreadMayEncode) {
 INSTANTIATE_TEST_SUITE_P(Kinds, HfTokenizerKind, ::testing::ValuesIn(kinds()),
                          [](const auto& tested) { return tested.param; });
 
+// --- merges --------------------------------------------------------------------------------------
+
+// The 256 bytes of GPT-2's kind, with other tokens and merges. What is expected is what Hugging Face's
+// tokenizers 0.23.3 gives.
+struct HfMerges : ::testing::Test {
+  TempDir dir_;
+  Json base_ = Json::parse(read_file(kFolder + "gpt2.json"));
+  using Tokens = std::vector<std::string>;
+
+  std::unique_ptr<TextTokenizer> make(const std::vector<std::pair<std::string, std::string>>& merges,
+                                      const Tokens& more, bool ignore_merges = false) {
+    Json root = base_;
+    Json& model = root["model"];
+    Json vocabulary = Json::object();
+    for (const auto& [token, id] : model["vocab"].items()) {
+      if (id < 256) vocabulary[token] = id;
+    }
+    for (const std::string& token : more) vocabulary[token] = vocabulary.size();
+    model["vocab"] = vocabulary, model["merges"] = merges, model["ignore_merges"] = ignore_merges;
+    return make_file_tokenizer(write_file(dir_ / "tokenizer.json", root.dump()));
+  }
+  static Tokens tokens(const TextTokenizer& t, const std::string& text) {
+    Tokens parts;
+    for (const std::int32_t id : t.encode(text)) parts.push_back(t.decode(Ids{id}));
+    return parts;
+  }
+};
+
+// In pieces of few symbols and of many, which are joined in two ways.
+TEST_F(HfMerges, OfEqualPairsTheLeftmostIsJoinedFirst) {
+  const auto pairs = make({{"a", "a"}}, {"aa"}), triples = make({{"a", "a"}, {"aa", "a"}}, {"aa", "aaa"});
+  for (const std::size_t n : {3u, 5u, 23u, 25u, 31u, 401u}) {
+    Tokens expected(n / 2, "aa");
+    expected.push_back("a");
+    EXPECT_EQ(tokens(*pairs, std::string(n, 'a')), expected) << n;
+    expected.resize(n / 2 - 1);
+    expected.push_back("aaa");
+    EXPECT_EQ(tokens(*triples, std::string(n, 'a')), expected) << n;
+  }
+}
+
+TEST_F(HfMerges, AWholeWordComesBeforeMergesWhereTheyAreIgnored) {
+  using Merges = std::vector<std::pair<std::string, std::string>>;
+  const Merges one = {{"b", "c"}}, three = {{"a", "b"}, {"b", "c"}, {"c", "d"}};
+  const Tokens words = {"bc", "abc", "\u0120x"}, more = {"ab", "bc", "cd", "abcd"};
+  EXPECT_EQ(tokens(*make(one, words), "abc abc ab x"),
+            (Tokens{"a", "bc", " ", "a", "bc", " ", "a", "b", " ", "x"}));
+  EXPECT_EQ(tokens(*make(one, words, true), "abc abc ab x"),
+            (Tokens{"abc", " ", "a", "bc", " ", "a", "b", " x"}));
+  EXPECT_EQ(tokens(*make(three, more), "abcd abc"), (Tokens{"ab", "cd", " ", "ab", "c"}));
+  EXPECT_EQ(tokens(*make(three, more, true), "abcd abc"), (Tokens{"abcd", " ", "ab", "c"}));
+}
+
 // make_tokenizers.py --large writes the text and the reference's tokens.
 TEST(HfTokenizer, GivesTheTokensOfTheReferenceOnALargeText) {
   const char* folder = std::getenv("ZG_TOKENIZER_CASES");
@@ -224,8 +277,7 @@ TEST_F(HfTokenizerFile, InvalidUtf8NamesItsPlace) {
 // Bytes changed, taken out and put in at random: either it is a tokenizer all the same, or there is one
 // error.
 TEST_F(HfTokenizerFile, AFuzzedFileIsATokenizerOrAnError) {
-  const char* asked = std::getenv("ZG_TEST_ROUNDS");
-  const std::uint64_t rounds = asked == nullptr ? 60 : std::strtoull(asked, nullptr, 10);
+  const std::uint64_t rounds = inputs_asked(60);
   const std::uint64_t first = test_seed(40000);
   static const std::string kInserted = "{}[]\",:\\0-1e9nulltruefalse\"a\"\xff\x80";
   std::uint64_t errors = 0;
@@ -284,8 +336,31 @@ TEST(Nfc, ComposesAndOrders) {
       {"\u0958", "\u0915\u093c"},  // excluded from composition
       {"a\u0315\u0300\u05ae\u0300b", "\u00e0\u05ae\u0300\u0315b"},
       {"\u0344", "\u0308\u0301"},
-      {"e\u0301\u0302e\u0301", "\u00e9\u0302\u00e9"}};
+      {"e\u0301\u0302e\u0301", "\u00e9\u0302\u00e9"},
+      // What stands between a starter and a mark of the same or a higher class blocks the two.
+      {"a\u0305\u0301", "a\u0305\u0301"},
+      {"a\u0300\u0305\u0301", "\u00e0\u0305\u0301"},
+      {"\u1100\u0300\u1161", "\u1100\u0300\u1161"},
+      {"\uac00\u0300\u11a8", "\uac00\u0300\u11a8"},
+      {"\u0b47\u0300\u0b3e", "\u0b47\u0300\u0b3e"},
+      // A mark of a lower class between them does not.
+      {"a\u0327\u0301", "\u00e1\u0327"},
+      {"a\u0301\u0327", "\u00e1\u0327"},
+      // Pairs and marks that Hugging Face's tokenizers does not know yet.
+      {"\U00011382\U000113c9", "\U00011382\U000113c9"},
+      {"\u0345\u0897", "\u0345\u0897"}};
   for (const auto& [from, to] : pairs) EXPECT_EQ(unicode::nfc(from), to) << from;
+}
+
+TEST(Unicode, CategoriesAreThoseOfVersion16) {
+  const auto is = [](char32_t c, unicode::Category category) {
+    return unicode::category_bit(c) == unicode::bit(category);
+  };
+  EXPECT_TRUE(is(0x1C89, unicode::Category::kLu));   // of version 16
+  EXPECT_TRUE(is(0x10D40, unicode::Category::kNd));  // of version 16
+  EXPECT_TRUE(is(0x2FFC, unicode::Category::kSo));   // of version 15.1
+  EXPECT_TRUE(is(0x0CF3, unicode::Category::kMc));   // of version 15
+  EXPECT_TRUE(is(0x0378, unicode::Category::kCn));
 }
 
 TEST(Pattern, MatchesAsABacktrackingEngineDoes) {

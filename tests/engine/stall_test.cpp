@@ -18,7 +18,8 @@ class ToldStream final : public Stream {
   void callback(Task) override {}
   void synchronize() override {}
   double busy_seconds() const override { return busy; }
-  double busy = 0;
+  double waited_seconds() const override { return waited; }
+  double busy = 0, waited = 0;
 
  private:
   std::string name_ = "told";
@@ -33,7 +34,8 @@ class StallMeterTest : public testing::Test {
     return seconds_between(begin, Clock::now());
   }
   ToldStream compute_, optimizer_;
-  StallMeter meter_{compute_, optimizer_};
+  double exchanged_ = 0;
+  StallMeter meter_{compute_, optimizer_, [this] { return exchanged_; }};
 };
 
 TEST_F(StallMeterTest, EachPieceBelongsToItsCauseAndNothingIsLost) {
@@ -90,6 +92,33 @@ TEST_F(StallMeterTest, WaitsBehindWorkDoNotCount) {
   const StallTimes times = meter_.end();
   EXPECT_EQ(times[StallCause::kReads], 0);
   EXPECT_GE(times[StallCause::kWriteBacks], write_backs);
+}
+
+// What the stream waits for other parts counts by itself, whatever the rank thread does meanwhile; waits
+// before and after it keep their causes.
+TEST_F(StallMeterTest, ExchangesOfPartsAreTakenFromWhereTheyWere) {
+  meter_.begin();
+  meter_.awaits(WaitCause::kReads, nullptr);
+  const double parts = pass();
+  exchanged_ += parts;
+  meter_.mark(StallCause::kRanks);
+  const double ranks = pass();
+  const StallTimes times = meter_.end();
+  EXPECT_NEAR(times[StallCause::kParts], parts, 1e-9);
+  EXPECT_GE(times[StallCause::kRanks], ranks);
+}
+
+// A stream that counts its waits for events as work waits for exchanges and for copies alike.
+TEST_F(StallMeterTest, ExchangesAreNoCopies) {
+  meter_.begin();
+  exchanged_ += 0.25;
+  compute_.busy += 1, compute_.waited += 1;
+  meter_.mark(StallCause::kRanks);
+  const double ranks = pass();
+  const StallTimes times = meter_.end();
+  EXPECT_NEAR(times[StallCause::kParts], 0.25, 1e-9);
+  EXPECT_NEAR(times[StallCause::kCopies], 0.75, 1e-9);
+  EXPECT_GE(times[StallCause::kRanks], ranks);
 }
 
 void expect_whole(const StepResult& r) {

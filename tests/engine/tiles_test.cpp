@@ -226,6 +226,100 @@ TEST(Tiles, GoWithPartsOfSequences) {
   }
 }
 
+RanksWay in_parts(int tensor, bool sequence, int ranks = 1, int shards = 1) {
+  RanksWay way{ranks, shards, false};
+  way.tensor = tensor, way.sequence = sequence;
+  return way;
+}
+
+// Each part has tiles of its rows; heads of keys and values that several parts have stay whole.
+TEST(Tiles, GoWithPartsOfLayers) {
+  for (const bool llama : {false, true}) {
+    TinySetup tiles = with_sgd(setup_of(llama, DType::kF64));
+    tiles.layout.micro_batch = {2, 8}, tiles.layout.micro_batches = 2, tiles.model.layers = 2;
+    TinySetup whole = tiles;
+    whole.blocks = Blocks::kWhole;
+    const RanksOutcome one = train(whole);
+    for (const int tensor : {2, 4}) {
+      for (const bool sequence : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, {} parts, sequence {}", llama ? "llama" : "gpt2", tensor, sequence));
+        expect_near(train(tiles, in_parts(tensor, sequence)), one, 1e-11);
+      }
+    }
+    tiles.model = whole.model = with_every_option(tiles.model);
+    if (llama) expect_near(train(tiles, in_parts(2, true)), train(whole), 1e-11);
+  }
+}
+
+TEST(Tiles, OfPartsHaveTheirBitsAnywhere) {
+  for (const bool llama : {false, true}) {
+    TinySetup base = setup_of(llama, llama ? DType::kBF16 : DType::kF32);
+    base.layout.micro_batch = {2, 8}, base.model.layers = 2;
+    const RanksWay way = in_parts(2, llama, 2), sharded = in_parts(2, llama, 2, 2);
+    const RanksOutcome plain = train(base, way);
+    expect_same(train(base, sharded), plain);
+    TinySetup small = base;
+    small.room = Room::kSmallest, small.layout.drives = 1;
+    expect_same(train(small, way), plain);
+    small.layout.recompute = false;
+    expect_same(train(small, sharded), plain);
+  }
+}
+
+// The stages of a pipeline have the bits of one stage in tiles: with halves of backwards, chunks, shards of
+// tiles, and on drives.
+TEST(Tiles, GoWithStages) {
+  using enum PipelineSchedule;
+  const auto small = [](TinySetup& s) { s.room = Room::kSmallest, s.layout.drives = 1; };
+  struct Case {
+    const char* what;
+    RanksWay way;
+    std::function<void(TinySetup&)> change;
+  };
+  const Case cases[] = {
+      {"breadth first", in_stages(1, 1, false, 2, {kBreadthFirst}), {}},
+      {"three stages on drives", in_stages(1, 1, false, 3, {kOneForwardOneBackward}), small},
+      {"all is kept", in_stages(1, 1, false, 2, {kOneForwardOneBackward}),
+       [](TinySetup& s) { s.layout.recompute = false, s.room = Room::kSmallest; }},
+      {"zero bubble", in_stages(1, 1, false, 2, {kZeroBubble}), {}},
+      {"zero bubble on drives, all is kept", in_stages(1, 1, false, 3, {kZeroBubble}),
+       [&](TinySetup& s) { small(s), s.layout.recompute = false; }},
+      {"zero bubble, early", in_stages(1, 1, false, 2, {kZeroBubble}),
+       [&](TinySetup& s) { small(s), s.timing = UpdateTiming::kEarly; }}};
+  for (const bool llama : {false, true}) {
+    TinySetup base = setup_of(llama, llama ? DType::kBF16 : DType::kF32);
+    base.clip = 0;
+    const RanksOutcome plain = train(base);
+    for (const auto& [what, way, change] : cases) {
+      SCOPED_TRACE(fmt::format("{}, {}", llama ? "llama" : "gpt2", what));
+      TinySetup setup = base;
+      if (change) change(setup);
+      expect_same(train(setup, way), plain);
+      if (HasFailure()) return;
+    }
+    TinySetup sharded = base;
+    small(sharded);
+    const RanksOutcome two = train(base, {2, 1, false});
+    expect_same(train(sharded, in_stages(2, 2, false, 2, {kZeroBubble})), two);
+    sharded.model.layers = base.model.layers = 4;
+    expect_same(train(sharded, in_stages(2, 2, false, 2, {kDepthFirst, 2})), train(base, {2, 1, false}));
+  }
+}
+
+// Parts of layers, stages and shards at once.
+TEST(Tiles, GoWithAllAxes) {
+  TinySetup tiles = with_sgd(setup_of(true, DType::kF64));
+  tiles.layout.micro_batch = {2, 8}, tiles.model.layers = 2;
+  TinySetup whole = tiles;
+  whole.blocks = Blocks::kWhole;
+  RanksWay way = in_stages(2, 2, false, 2, {PipelineSchedule::kZeroBubble});
+  way.tensor = 2, way.sequence = true;
+  expect_near(train(tiles, way), train(whole), 1e-11);
+  TinySetup small = tiles;
+  small.room = Room::kSmallest, small.layout.drives = 1;
+  expect_same(train(small, way), train(tiles, in_parts(2, true, 2)));
+}
+
 // A layer of four times the device's budget, workspace and all, which whole layers are refused.
 TEST(Tiles, ALayerOfFourTimesTheDeviceTrains) {
   for (const bool llama : {false, true}) {

@@ -120,6 +120,12 @@ inline Batch tiny_batch(const TinySetup& s, std::int64_t step, std::int64_t m) {
     b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", n) % vocab));
     const bool valid = (i + m + step) % 5 != 0;
     b.targets.push_back(valid ? static_cast<std::int32_t>(reference_hash("targets", n) % vocab) : -100);
+    if (!b.shape.documents) continue;
+    // A document of 6 rows on average, of which some are one long, and one goes over half of the sequence.
+    const std::int64_t t = i % b.shape.time;
+    const bool begins = t == 0 || (4 * t < b.shape.time && reference_hash("documents", n) % 3 == 0) ||
+                        (4 * t >= 3 * b.shape.time && reference_hash("documents", n) % 2 == 0);
+    b.documents.push_back(begins ? static_cast<std::int32_t>(t) : b.documents.back());
   }
   return b;
 }
@@ -226,13 +232,16 @@ class TinyRun {
     return r;
   }
 
+  static MicroBatch micro_batch_of(const Batch& b) {
+    return {b.ids.data(), b.targets.data(), b.documents.empty() ? nullptr : b.documents.data()};
+  }
   StepResult step(Then then) {
     std::vector<Batch> batches;
     std::vector<MicroBatch> micro_batches;
     const RankPlace place = setup_.layout.place();
     for (std::int64_t m = 0; m < setup_.layout.micro_batches; ++m)
       batches.push_back(batch(steps_, place.micro_batch(m)));
-    for (const Batch& b : batches) micro_batches.push_back({b.ids.data(), b.targets.data()});
+    for (const Batch& b : batches) micro_batches.push_back(micro_batch_of(b));
     const UpdateRule now = rule();
     const StepResult result = engine_->train_step(steps_++, micro_batches, now, then);
     updates_ += result.skipped ? 0 : 1;
@@ -242,7 +251,7 @@ class TinyRun {
     Batch now;
     return engine_->evaluate(setup_.eval_micro_batches, [&](std::int64_t i) {
       now = cut(tiny_batch(setup_, 1000, i));
-      return MicroBatch{now.ids.data(), now.targets.data()};
+      return micro_batch_of(now);
     });
   }
   // `evaluate_after`: evaluations follow the steps of these numbers, counted from 1.
@@ -386,7 +395,8 @@ class TinyRun {
   }
   Batch cut(Batch whole) const {
     const BatchShape shape = layout_.options.micro_batch;
-    return {shape, shape.part.cut(whole.ids, shape.time), shape.part.cut(whole.targets, shape.time)};
+    return {shape, shape.part.cut(whole.ids, shape.time), shape.part.cut(whole.targets, shape.time),
+            shape.part.cut_documents(whole.documents, shape.time)};
   }
   static TinySetup with_gradient(TinySetup s) {
     s.layout.gradient = s.gradient.value_or(s.dtype);

@@ -9,18 +9,24 @@ namespace {
 template <class T>
 struct HostBlocks {
   using A = Acc<T>;
-  void forward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, std::int64_t first) {
+  static const std::int32_t* documents(const RingPart<T>& p, std::int64_t first) {
+    return p.first_keys.empty() ? nullptr : p.first_keys.data() + first;
+  }
+  void forward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, std::int64_t first, Matrix<T>* sinks) {
     host::attention_block<T>(b, rows_from(p.q, first), kv, rows_from(p.o, first),
-                             {p.lse.data() + first, p.lse.ld()});
+                             {p.lse.data() + first, p.lse.ld()}, documents(p, first),
+                             sinks == nullptr ? nullptr : sinks->data());
   }
   void backward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, Matrix<A>& dkv, std::int64_t first) {
-    host::attention_block_backward<T>(b, {.q = rows_from(p.q, first),
-                                          .kv = kv,
-                                          .o = rows_from(p.o_rounded, first),
-                                          .d_o = rows_from(p.d_o, first),
-                                          .lse = {p.lse.data() + first, p.lse.ld()},
-                                          .dq = rows_from(p.dq, first),
-                                          .dkv = dkv});
+    host::attention_block_backward<T>(b,
+                                      {.q = rows_from(p.q, first),
+                                       .kv = kv,
+                                       .o = rows_from(p.o_rounded, first),
+                                       .d_o = rows_from(p.d_o, first),
+                                       .lse = {p.lse.data() + first, p.lse.ld()},
+                                       .dq = rows_from(p.dq, first),
+                                       .dkv = dkv},
+                                      documents(p, first));
   }
 };
 
@@ -45,6 +51,14 @@ TYPED_TEST(AttentionBlocks, HaveTheirScaleAndCap) {
   compare_ring<TypeParam>(ring_shape(2, 42, 4, 2, 43, scaled), 3, 5, HostBlocks<TypeParam>());
   compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, capped), 2, 1, HostBlocks<TypeParam>());
   compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, both), 2, 1, HostBlocks<TypeParam>());
+}
+
+TYPED_TEST(AttentionBlocks, SeeWhatWindowsAndDocumentsLeave) {
+  for_each_target([] {
+    compare_ring<TypeParam>(ring_shape(2, 42, 2, 1, 22, {.window = 9, .sinks = true}), 3, 5,
+                            HostBlocks<TypeParam>(), {5, 1, 9, 30});
+  });
+  compare_rings_by_rules<TypeParam>(22, HostBlocks<TypeParam>());
 }
 
 // Scores of some thousands, of which the block that is merged has all the weight, or none.

@@ -19,13 +19,17 @@ constexpr double arithmetic_error() {
 
 struct AttentionReference {
   // firsts: of each row of all sequences the first row that it sees; empty: all see row 0.
+  // sinks: of all heads; empty: there are none.
   // tiny: what a probability or a score's gradient may lose beside its relative rounding to T, in units of
   // that.
   template <class T>
   AttentionReference(const AttentionShape& s, const Matrix<T>& qkv, const Matrix<T>& d_o,
-                     std::vector<std::int32_t> firsts = {})
+                     std::vector<std::int32_t> firsts = {}, std::vector<double> of_heads = {})
       : shape(s),
         first_keys(std::move(firsts)),
+        sinks(std::move(of_heads)),
+        d_sinks(sinks.size()),
+        d_sinks_size(sinks.size()),
         o(qkv.rows(), s.heads * s.head_size),
         o_size(o),
         dqkv(qkv.rows(), qkv.cols()),
@@ -55,6 +59,7 @@ struct AttentionReference {
 
   AttentionShape shape;
   std::vector<std::int32_t> first_keys;
+  std::vector<double> sinks, d_sinks, d_sinks_size;
   Matrix<double> o, o_size, dqkv, dqkv_size;
   std::vector<double> lse;
   double worst = 0;  // relative error of a probability, in the arithmetic's roundings
@@ -97,6 +102,8 @@ struct AttentionReference {
       max = std::max(max, s);
       p[static_cast<std::size_t>(j)] = s;
     }
+    const auto head = static_cast<std::size_t>(h);
+    if (!sinks.empty()) max = std::max(max, sinks[head]), sum = std::exp(sinks[head] - max);
     for (double& s : p) sum += s = std::exp(s - max);
     for (double& s : p) s /= sum;
     const double log_sum = max + std::log(sum);
@@ -118,6 +125,10 @@ struct AttentionReference {
         dp[at] += g * v, dp_size[at] += std::abs(g * v);
       }
       delta += p[at] * dp[at], delta_size += (p[at] + tiny) * dp_size[at];
+    }
+    if (!sinks.empty()) {
+      const double of_sink = std::exp(sinks[head] - log_sum);
+      d_sinks[head] -= of_sink * delta, d_sinks_size[head] += of_sink * delta_size;
     }
     for (std::int64_t j = 0; j <= i; ++j) {
       const auto at = static_cast<std::size_t>(j);

@@ -5,6 +5,7 @@
 
 #include "tests/kernels/attention_reference.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/kernels/arguments.hpp"
 #include "ziggurat/kernels/visible_keys.hpp"
 
 namespace zg::test {
@@ -34,17 +35,38 @@ struct AttentionRun {
         o(s.batch * s.time, s.heads * s.head_size, gap),
         d_o(o.rows(), o.cols(), gap),
         dqkv(qkv.rows(), qkv.cols(), gap),
+        sinks(1, s.rule.sinks ? s.heads : 0),
+        d_sinks(1, sinks.cols()),
         lse(static_cast<std::size_t>(s.batch * s.heads * s.time), static_cast<Acc<T>>(NAN)) {
     shape.documents = !first_keys.empty();
     auto random = generator(static_cast<std::uint64_t>(s.time * 1000 + s.head_size));
     qkv.fill_normal(random, 0, 1.5), d_o.fill_normal(random);
     o.fill(NAN), dqkv.fill(NAN);
+    auto of_heads = generator(77);
+    sinks.fill_normal(of_heads, 0.5, 2);
+  }
+  std::vector<double> sink_values() const {
+    std::vector<double> values;
+    for (std::int64_t h = 0; h < sinks.cols(); ++h) values.push_back(sinks.get(0, h));
+    return values;
+  }
+  kernels::AttentionSinksBackward<T> sinks_backward() {
+    return {.batch = shape.batch,
+            .time = shape.time,
+            .heads = shape.heads,
+            .head_size = shape.head_size,
+            .o = o,
+            .d_o = d_o,
+            .lse = {lse.data(), shape.time},
+            .sinks = sinks.data(),
+            .d_sinks = d_sinks.data()};
   }
   const std::int32_t* documents() const { return first_keys.empty() ? nullptr : first_keys.data(); }
 
   AttentionShape shape;
   std::vector<std::int32_t> first_keys;
-  Matrix<T> qkv, o, d_o, dqkv;
+  Matrix<T> qkv, o, d_o, dqkv, sinks;
+  Matrix<Acc<T>> d_sinks;  // to which a backward adds
   std::vector<Acc<T>> lse;
 };
 
@@ -53,9 +75,9 @@ struct RuleCase {
   std::vector<std::int64_t> lengths;  // of documents; none: whole sequences
 };
 inline std::string text_of(const AttentionShape& s, const RuleCase& x) {
-  return fmt::format("B {} T {} heads {}/{} of {}, window {} scale {} cap {}, documents of {}", s.batch,
-                     s.time, s.heads, s.kv_heads, s.head_size, x.rule.window, x.rule.scale, x.rule.softcap,
-                     testing::PrintToString(x.lengths));
+  return fmt::format("B {} T {} heads {}/{} of {}, window {} scale {} cap {} sinks {}, documents of {}",
+                     s.batch, s.time, s.heads, s.kv_heads, s.head_size, x.rule.window, x.rule.scale,
+                     x.rule.softcap, x.rule.sinks, testing::PrintToString(x.lengths));
 }
 
 // Windows of one, odd, of a tile, larger than a sequence; caps that matter; documents that are ragged, of
@@ -75,6 +97,8 @@ inline const RuleCase kRuleCases[] = {
     {{}, {5000}},
     {{.window = 9}, {31, 2, 100}},
     {{.window = 70, .scale = 0.3, .softcap = 4}, {90, 1, 33}},
+    {{.sinks = true}, {}},
+    {{.window = 9, .scale = 0.3, .softcap = 4, .sinks = true}, {31, 2, 100}},
 };
 
 // With the bounds of tensor cores, on which probabilities and the gradients of scores are rounded to T.
@@ -86,12 +110,17 @@ void compare_rule(const AttentionShape& sizes, const RuleCase& x, Kernels kernel
   AttentionRun<T> run(shape, first_keys_of(shape.batch, shape.time, x.lengths), gap);
   kernels.forward(run);
   kernels.backward(run);
-  const AttentionReference want(shape, run.qkv, run.d_o, run.first_keys);
+  const AttentionReference want(shape, run.qkv, run.d_o, run.first_keys, run.sink_values());
   expect_near(run.o, want.o, want.o_size, want.template o_bound<T>(), "o");
   for (std::size_t i = 0; i < run.lse.size(); ++i)
     ASSERT_NEAR(static_cast<double>(run.lse[i]), want.lse[i], arithmetic_error<T>() * want.worst)
         << "lse " << i;
   expect_near(run.dqkv, want.dqkv, want.dqkv_size, want.template dqkv_bound<T>(), "dqkv");
+  for (std::size_t h = 0; h < want.sinks.size(); ++h) {
+    const double bound = want.template dqkv_bound<T>() * want.d_sinks_size[h] + least_error<T>();
+    EXPECT_NEAR(static_cast<double>(run.d_sinks.get(0, static_cast<std::int64_t>(h))), want.d_sinks[h], bound)
+        << "the sink of head " << h;
+  }
   run.o.expect_gaps_intact("o"), run.dqkv.expect_gaps_intact("dqkv");
 }
 
@@ -151,6 +180,8 @@ void expect_derivative(Kernels kernels, const RuleCase& x) {
       // Of a sum of order 10 rounding costs 1e-9, and the step some 1e-10 times a third derivative.
       ASSERT_NEAR(run.dqkv.get(r, c), slope(other.qkv.at(r, c), value), 1e-7) << r << ", " << c;
   }
+  for (std::int64_t h = 0; h < run.sinks.cols(); ++h)
+    ASSERT_NEAR(run.d_sinks.get(0, h), slope(other.sinks.at(0, h), value), 1e-7) << "the sink of head " << h;
 }
 
 // The rows of one tile and the columns of q, k or v.

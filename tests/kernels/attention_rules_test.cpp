@@ -9,12 +9,14 @@ namespace {
 struct HostAttention {
   template <class T>
   void forward(AttentionRun<T>& x) const {
-    host::attention<T>(x.shape, x.qkv.data(), x.qkv.ld(), x.o.data(), x.o.ld(), x.lse.data(), x.documents());
+    host::attention<T>(x.shape, x.qkv.data(), x.qkv.ld(), x.o.data(), x.o.ld(), x.lse.data(), x.documents(),
+                       x.shape.rule.sinks ? x.sinks.data() : nullptr);
   }
   template <class T>
   void backward(AttentionRun<T>& x) const {
     host::attention_backward<T>(x.shape, x.qkv.data(), x.qkv.ld(), x.o.data(), x.o.ld(), x.lse.data(),
                                 x.d_o.data(), x.d_o.ld(), x.dqkv.data(), x.dqkv.ld(), x.documents());
+    if (x.shape.rule.sinks) host::attention_sinks_backward<T>(x.sinks_backward());
   }
 };
 
@@ -99,6 +101,26 @@ TYPED_TEST(AttentionRules, BitsDoNotDependOnThreads) {
   });
 }
 
+// A sink far above all scores takes everything, and one far below nothing.
+TYPED_TEST(AttentionRules, ExtremeSinks) {
+  using T = TypeParam;
+  AttentionShape shape = shape_of(1, 70, 2, 1, 16);
+  AttentionRun<T> plain(shape, {});
+  HostAttention().forward(plain);
+  shape.rule.sinks = true;
+  AttentionRun<T> run(shape, {});
+  run.sinks.set(0, 0, 3000), run.sinks.set(0, 1, -3000);
+  HostAttention().forward(run), HostAttention().backward(run);
+  for (std::int64_t r = 0; r < 70; ++r) {
+    for (std::int64_t c = 0; c < 16; ++c) {
+      ASSERT_LE(std::abs(run.o.get(r, c)), 1e-30);
+      ASSERT_EQ(run.o.get(r, 16 + c), plain.o.get(r, 16 + c));
+    }
+    EXPECT_NEAR(static_cast<double>(run.lse[static_cast<std::size_t>(r)]), run.sinks.get(0, 0), 1e-3);
+  }
+  for (const std::int64_t h : {0, 1}) EXPECT_LE(std::abs(run.d_sinks.get(0, h)), 1e-25);
+}
+
 // Scores of some thousands are the cap, of either sign.
 TYPED_TEST(AttentionRules, LargeScoresAreTheCap) {
   using T = TypeParam;
@@ -150,6 +172,40 @@ TEST(VisibleKeys, AreStretchesOfTiles) {
             << at << ", " << other;
         ASSERT_EQ(other >= at && other < end, any(other, other + tile, at, at + tile)) << at << ", " << other;
       }
+    }
+  }
+}
+
+// Of two stretches of a sequence, against every pair of a query and a key.
+TEST(VisibleBlockKeys, AreThoseOfTheirPositions) {
+  auto random = generator(6);
+  const auto below = [&](std::uint64_t n) { return static_cast<std::int64_t>(random() % n); };
+  for (int trial = 0; trial < 500; ++trial) {
+    const auto stretches = [&] {
+      const std::int64_t time = 1 + below(60), early = below(100);
+      return RowPositions(time, early, early + below(3) * below(80));
+    };
+    const RowPositions queries = stretches(), keys = stretches();
+    std::vector<std::int32_t> first_keys;
+    std::int64_t begin = 0;
+    for (std::int64_t q = 0; q < queries.time; ++q) {
+      if (below(4) == 0) begin += below(queries.at(q) - begin + 1);
+      first_keys.push_back(static_cast<std::int32_t>(begin));
+    }
+    const VisibleBlockKeys visible{below(3) == 0 ? 0 : 1 + below(90),
+                                   below(2) == 0 ? nullptr : first_keys.data(), queries, keys};
+    const auto sees = [&](std::int64_t q, std::int64_t k) {
+      const std::int64_t at = queries.of(q), key = keys.of(k);
+      return (visible.window == 0 || at - visible.window < key) &&
+             (visible.first_keys == nullptr || key >= first_keys[static_cast<std::size_t>(q)]);
+    };
+    for (std::int64_t q = 0; q < queries.time; ++q) {
+      for (std::int64_t k = 0; k < keys.time; ++k) ASSERT_EQ(sees(q, k), visible.first(q) <= k);
+      ASSERT_LE(visible.first(q), keys.time);
+    }
+    for (std::int64_t end = 1; end <= keys.time; ++end) {
+      const std::int64_t found = visible.end_of_queries(end, queries.time);
+      for (std::int64_t q = 0; q < queries.time; ++q) ASSERT_EQ(q < found, sees(q, end - 1));
     }
   }
 }

@@ -260,12 +260,15 @@ TEST(PartExchange, BackwardsAreTheAdjoints) {
                         aty(x.size());
     exchange.all_gather(s, view(x), view(ax));
     exchange.reduce_scatter(s, view(y), view(aty));
+    exchange.end(s), exchange.end(s);
     // A sum s of all parts' z, whose gradient t is alike on all: it counts once, and is each part's.
     std::vector<double> z = vector("z", kPiece), t = vector("t", kPiece, true), az = z;
     exchange.all_reduce(s, view(az));
+    exchange.end(s);
     // Rows r, alike on all, which every part goes on with: their gradient is the sum.
     std::vector<double> r = vector("r", kPiece, true), q = vector("q", kPiece), atq = q;
     exchange.all_reduce(s, view(atq));
+    exchange.end(s);
     std::lock_guard lock(mutex);
     gathered[0] += dot(ax, y), gathered[1] += dot(x, aty);
     summed[0] = dot(az, t), summed[1] += dot(z, t);

@@ -53,6 +53,9 @@ FAMILIES = {
                             max_window_layers=1, rope_parameters=dict(
                                 rope_type="yarn", rope_theta=1000.0, factor=4.0,
                                 original_max_position_embeddings=16))),
+    # Mistral with gpt-oss's sinks, which no dense family of transformers has.
+    "mistral_sinks": ("Mistral", dict(sliding_window=WINDOW, rope_parameters=dict(
+        rope_type="default", rope_theta=1e4))),
     "qwen3": ("Qwen3", dict(rope_parameters=dict(rope_type="default", rope_theta=1e4))),
     "phi3": ("Phi3", dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, head_dim=16,
                           max_position_embeddings=128, original_max_position_embeddings=64, sliding_window=WINDOW,
@@ -78,9 +81,21 @@ def make_model(name):
     config = config_class(**(SIZES | options))
     torch.manual_seed(0)
     model = getattr(transformers, family + "ForCausalLM")(config).to(torch.float64)
+    if name.endswith("_sinks"):
+        add_sinks(model)
     model.eval()
     fill(model, one=0.0 if family.startswith("Gemma") else 1.0)
     return model, config
+
+
+def add_sinks(model):
+    """Gives the heads of all layers sinks, which gpt-oss's own attention then computes with."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        attention.sinks = torch.nn.Parameter(torch.empty(model.config.num_attention_heads, dtype=torch.float64))
+        module = __import__(type(attention).__module__, fromlist=["eager_attention_forward"])
+        module.eager_attention_forward = eager_attention_forward
 
 
 def fill(model, one):
@@ -171,6 +186,8 @@ def make(name, out):
           f"{values['adamw.loss'][-1]:.9f} after ten steps; greedy gap {gap:.1e}")
     text = json.loads(config.to_json_string(use_diff=False))
     text["architectures"] = [type(model).__name__]
+    if name.endswith("_sinks"):
+        text["attention_sinks"] = True
     save(out / f"{name}.safetensors", values, metadata={
         "config": json.dumps(text), "transformers": transformers.__version__, "torch": torch.__version__,
         "made_by": "tests/reference/make_families.py, on the CPU, float64"})

@@ -180,13 +180,15 @@ KINDS = {
 }
 
 
-def large_text(seed, size):
-    """Words of the texts above, characters of many scripts, and random bytes as far as they are text."""
+def large_text(seed, size, everywhere=False):
+    """Words of the texts above, characters of many scripts, or of all, and random bytes as far as they are text."""
     rng = random.Random(seed)
     blocks = [(0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE00),
               (0xE00, 0x1000), (0x1100, 0x1200), (0x1E00, 0x2070), (0x2070, 0x2C00), (0x3000, 0x3200),
               (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0xF900, 0xFB50), (0x10000, 0x10400), (0x1D400, 0x1D800),
               (0x1F000, 0x1FB00), (0x20000, 0x20400)]
+    if everywhere:  # all planes that have characters, without surrogates and those for private use
+        blocks += [(c, c + 0x80) for c in range(0, 0x32400, 0x80) if not 0xD800 <= c < 0xF900]
     words = [w for t in TRAINING + TEXTS for w in t.split(" ")]
     blanks = [" "] * 12 + ["  ", "\n", "\n\n", "\t", "", "   ", "\r\n"]
     parts, total = [], 0
@@ -213,7 +215,7 @@ def main():
     if arguments.large:
         out = pathlib.Path(arguments.large)
         out.mkdir(parents=True, exist_ok=True)
-        text = large_text(1, arguments.bytes)
+        text = large_text(1, arguments.bytes, everywhere=True)
         (out / "text").write_bytes(text.encode())
         for file in sorted(here.glob("*.json")):
             if file.stem == "cases":

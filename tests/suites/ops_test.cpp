@@ -346,6 +346,20 @@ TYPED_TEST(DeviceOps, AttentionByARule) {
   }
 }
 
+TYPED_TEST(DeviceOps, AttentionWithSinks) {
+  AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = 2, .head_size = 8};
+  shape.rule = {.window = 3, .sinks = true};
+  Operands<TypeParam> o;
+  const auto qkv = o.t(14, 64), out = o.t(14, 32), d_o = o.t(14, 32), dqkv = o.t(14, 64), sinks = o.t(1, 4);
+  const auto lse = o.a_dense(8, 7), d_sinks = o.a_dense(1, 4);
+  const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch), {}, pick(sinks));
+    ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
+    ops.attention_sinks_backward(s, pick(out), pick(lse), pick(d_o), shape, pick(sinks), pick(d_sinks));
+  });
+}
+
 // Where documents begin, positions do.
 TYPED_TEST(DeviceOps, PositionsInDocuments) {
   Operands<TypeParam> o;
@@ -386,6 +400,32 @@ TYPED_TEST(DeviceOps, AttentionBlocks) {
       }
     });
   }
+}
+
+// Of rows of two stretches, with a window, documents and sinks; the second block's keys are behind the
+// queries.
+TYPED_TEST(DeviceOps, AttentionBlocksByARule) {
+  AttentionBlock own{.batch = 2, .queries = 6, .keys = 6, .query_step = 6, .key_step = 6};
+  own.heads = 4, own.kv_heads = 2, own.head_size = 8, own.causal = true;
+  own.rule = {.window = 6, .sinks = true};
+  own.query_positions = own.key_positions = RowPositions(6, 3, 6);
+  AttentionBlock other = own;
+  other.keys = 3, other.key_positions = 3, other.causal = false, other.merge = true;
+  Operands<TypeParam> o;
+  const auto q = o.t(12, 32), o_t = o.t(12, 32), d_o = o.t(12, 32), sinks = o.t(1, 4);
+  const auto kv = o.t(12, 32), more = o.t(9, 32);
+  const auto sum = o.a(12, 32), lse = o.a(8, 6), dq = o.a(12, 32), dkv = o.a(12, 32), dmore = o.a(9, 32);
+  const auto first = o.ids({0, 0, 0, 9, 9, 9, 2, 2, 2, 2, 2, 11});
+  const auto scratch =
+      o.byte_scratch(o.device().ops().attention_block_scratch_bytes(dtype_of<TypeParam>, own));
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.attention_block(s, pick(q), pick(kv), own, pick(sum), pick(lse), pick(first), pick(sinks));
+    ops.attention_block(s, pick(q), pick(more), other, pick(sum), pick(lse), pick(first));
+    for (const auto& [block, k, dk] : {std::tuple(own, kv, dkv), std::tuple(other, more, dmore)}) {
+      ops.attention_block_backward(s, pick(q), pick(k), pick(o_t), pick(lse), pick(d_o), block, pick(dq),
+                                   pick(dk), pick(scratch), pick(first));
+    }
+  });
 }
 
 TYPED_TEST(DeviceOps, AddAndBias) {

@@ -1,37 +1,58 @@
 // The parts of a model on threads of one process, which exchange through each other's memory: as plainly as
-// possible, for streams that run their work at once.
+// possible, for streams that run their work at once. An exchange is made when it begins, or when it ends: as
+// early and as late as a stream of its own may make it.
 #pragma once
 #include <barrier>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "support/model_runner.hpp"
 
 namespace zg::test {
 
+enum class Exchanges { kWhenBegun, kWhenEnded };
+
 class LocalParts {
  public:
-  explicit LocalParts(int parts) : barrier_(parts), views_(static_cast<std::size_t>(parts)) {}
+  explicit LocalParts(int parts, Exchanges when = Exchanges::kWhenBegun)
+      : when_(when), barrier_(parts), views_(static_cast<std::size_t>(parts)) {}
 
   class Part final : public PartExchange {
    public:
     Part(LocalParts& all, int part) : all_(all), part_(part) {}
 
+    ~Part() override { EXPECT_TRUE(begun_.empty()) << "an exchange is not ended"; }
+
     void all_reduce(Stream&, const View& data) override {
-      meet(data, data, [&](std::int64_t i) { return sum(i); });
+      begin([this, data] { meet(data, data, [&](std::int64_t i) { return sum(i); }); });
     }
     void reduce_scatter(Stream&, const View& in, const View& out) override {
-      meet(in, out, [&](std::int64_t i) { return sum(part_ * out.count() + i); });
+      begin([this, in, out] { meet(in, out, [&](std::int64_t i) { return sum(part_ * out.count() + i); }); });
     }
     void all_gather(Stream&, const View& in, const View& out) override {
-      meet(in, out, [&](std::int64_t i) {
-        return element(all_.views_[static_cast<std::size_t>(i / in.count())], i % in.count());
+      begin([this, in, out] {
+        meet(in, out, [&](std::int64_t i) {
+          return element(all_.views_[static_cast<std::size_t>(i / in.count())], i % in.count());
+        });
       });
+    }
+    void end(Stream&) override {
+      ASSERT_FALSE(begun_.empty()) << "an exchange is ended that has not begun";
+      if (all_.when_ == Exchanges::kWhenEnded) begun_.front()();
+      begun_.pop_front();
     }
 
    private:
+    void begin(std::function<void()> exchange) {
+      if (all_.when_ == Exchanges::kWhenBegun) exchange();
+      begun_.push_back(std::move(exchange));
+    }
     static double element(const View& v, std::int64_t i) { return load(v, i / v.cols, i % v.cols); }
     double sum(std::int64_t i) const {
       double sum = 0;
@@ -52,6 +73,7 @@ class LocalParts {
 
     LocalParts& all_;
     const int part_;
+    std::deque<std::function<void()>> begun_;  // and not ended
   };
 
   // work(part, exchange) on a thread for each part.
@@ -67,6 +89,7 @@ class LocalParts {
   }
 
  private:
+  const Exchanges when_;
   std::barrier<> barrier_;
   std::vector<View> views_;  // by part
 };

@@ -197,7 +197,7 @@ class ModelRunner {
       const View x = rows(xs[u - 1], batch);
       if (in_halves) {
         model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
-                                    workspace.data(), nullptr, place(u), layer(u), documents(batch));
+                                    workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
       } else {
         model_.block_backward(stream_, shape, weights(u), x, mine.data(), rows(dx, batch), grads(u),
                               workspace.data(), into, nullptr, nullptr, place(u), layer(u), documents(batch));
@@ -207,7 +207,7 @@ class ModelRunner {
     for (std::size_t u = 1; in_halves && u < head(); ++u) {
       workspace.poison();
       model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(), grads(u),
-                                   workspace.data(), into, place(u));
+                                   workspace.data(), into, nullptr, place(u));
       stream_.synchronize();
     }
     // A tied head has written to the embedding's gradients before.

@@ -161,8 +161,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View,
-                 const View& first_keys) override {
+  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View, const View& first_keys,
+                 const View& sinks) override {
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       const Head v(qkv, a, b, h, first_keys);
       for (std::int64_t i = 0; i < a.time; ++i) {
@@ -171,6 +171,7 @@ class NaiveOps : public Ops {
         const double most = *std::max_element(p.begin(), p.end());
         double sum = 0;
         for (const double score : p) sum += std::exp(score - most);
+        if (sinks) sum += std::exp(at(sinks, 0, h) - most);
         const double log_sum = at(lse, b * a.heads + h, i) = most + std::log(sum);
         for (double& score : p) score = std::exp(score - log_sum);
         for (std::int64_t d = 0; d < a.head_size; ++d) {
@@ -212,9 +213,23 @@ class NaiveOps : public Ops {
     });
   }
 
-  void attention_block(Stream&, View q, View kv, const AttentionBlock& a, View o, View lse) override {
-    for_queries(a, q, kv, [&](const Query& x) {
-      const double before = a.merge ? at(lse, x.lse_row, x.i) : -INFINITY;
+  void attention_sinks_backward(Stream&, View o, View lse, View d_o, const AttentionShape& a, View sinks,
+                                View d_sinks) override {
+    for_heads(a, [&](std::int64_t b, std::int64_t h) {
+      for (std::int64_t t = 0; t < a.time; ++t) {
+        const double p = std::exp(at(sinks, 0, h) - at(lse, b * a.heads + h, t));
+        for (std::int64_t c = h * a.head_size; c < (h + 1) * a.head_size; ++c)
+          at(d_sinks, 0, h) -= p * at(o, b * a.time + t, c) * at(d_o, b * a.time + t, c);
+      }
+    });
+  }
+
+  void attention_block(Stream&, View q, View kv, const AttentionBlock& a, View o, View lse,
+                       const View& first_keys, const View& sinks) override {
+    for_queries(a, q, kv, first_keys, [&](const Query& x) {
+      const double before = a.merge ? at(lse, x.lse_row, x.i)
+                            : sinks ? at(sinks, 0, x.lse_row % a.heads)
+                                    : -INFINITY;
       double most = before, sum = 0;
       for (std::int64_t j = 0; j < x.end; ++j) most = std::max(most, x.score(j));
       for (std::int64_t j = 0; j < x.end; ++j) sum += std::exp(x.score(j) - most);
@@ -227,13 +242,14 @@ class NaiveOps : public Ops {
     });
   }
   void attention_block_backward(Stream&, View q, View kv, View o, View lse, View d_o, const AttentionBlock& a,
-                                View dq, View dkv, View) override {
-    for_queries(a, q, kv, [&](const Query& x) {
+                                View dq, View dkv, View, const View& first_keys) override {
+    for_queries(a, q, kv, first_keys, [&](const Query& x) {
       double delta = 0;
       for (std::int64_t d = 0; d < a.head_size; ++d)
         delta += at(o, x.row, x.q0 + d) * at(d_o, x.row, x.q0 + d);
       for (std::int64_t j = 0; j < x.end; ++j) {
         const double p = std::exp(x.score(j) - at(lse, x.lse_row, x.i));
+        if (p == 0) continue;  // it may be hidden
         double dp = 0;
         for (std::int64_t d = 0; d < a.head_size; ++d) dp += at(d_o, x.row, x.q0 + d) * x.v(j, d);
         const double ds = p * (dp - delta) * slope_of(a.rule, a.head_size, x.score(j));
@@ -451,25 +467,33 @@ class NaiveOps : public Ops {
     }
   }
 
-  // A query of an AttentionBlock, of one head, and the keys [0, end) that it attends to.
+  // A query of an AttentionBlock, of one head, and the keys [0, end), of which it attends to those that it
+  // sees.
   struct Query {
     View q, kv;
+    const AttentionBlock& block;
+    std::int64_t first;  // position where the query's document begins
     std::int64_t i, row, key_row, lse_row, end, q0, k0, v0, size;
     AttentionRule rule;
     double v(std::int64_t j, std::int64_t d) const { return at(kv, key_row + j, v0 + d); }
     double score(std::int64_t j) const {
+      const std::int64_t position = block.key_positions.of(j), own = block.query_positions.of(i);
+      if (rule.window > 0 && own - rule.window >= position) return -INFINITY;
+      if (first > 0 && position < first) return -INFINITY;
       double sum = 0;
       for (std::int64_t d = 0; d < size; ++d) sum += at(q, row, q0 + d) * at(kv, key_row + j, k0 + d);
       return score_of(rule, size, sum);
     }
   };
   template <class Body>
-  static void for_queries(const AttentionBlock& a, const View& q, const View& kv, const Body& body) {
+  static void for_queries(const AttentionBlock& a, const View& q, const View& kv, const View& first_keys,
+                          const Body& body) {
     for (std::int64_t b = 0; b < a.batch; ++b) {
       for (std::int64_t h = 0; h < a.heads; ++h) {
         const std::int64_t k0 = h / (a.heads / a.kv_heads) * a.head_size;
         for (std::int64_t i = 0; i < a.queries; ++i) {
-          body(Query{q, kv, i, b * a.query_step + i, b * a.key_step, b * a.heads + h,
+          const std::int64_t first = first_keys ? id(first_keys, b * a.query_step + i) : 0;
+          body(Query{q, kv, a, first, i, b * a.query_step + i, b * a.key_step, b * a.heads + h,
                      a.causal ? i + 1 : a.keys, h * a.head_size, k0, k0 + a.kv_heads * a.head_size,
                      a.head_size, a.rule});
         }

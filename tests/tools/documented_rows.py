@@ -50,6 +50,7 @@ HELPS = {
                            "ziggurat checkpoint discard --help ; ziggurat checkpoint export --help ; "
                            "ziggurat checkpoint import --help",
     "tokenise.py": "python bench/tokenise.py --help",
+    "generate.py": "python bench/generate.py --help",
     "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
@@ -67,6 +68,8 @@ HELPS = {
     "pytorch_gpu.py": "python bench/pytorch_gpu.py --help",
     "make_reference.py": "source tests/reference/make_reference.py",
     "make_tokenizers.py": "python tests/reference/make_tokenizers.py --help",
+    "make_sentencepiece.py": "python tests/reference/make_sentencepiece.py --help",
+    "make_unicode_tables.py": "python tools/make_unicode_tables.py --help",
     "prepare.py": "tools/prepare.py --help",
     "make_optimizers.py": "source tests/reference/make_optimizers.py",
     "make_ranks.py": "source tests/reference/make_ranks.py",
@@ -270,6 +273,7 @@ ROWS = (
         instead=("bench_tokenise --tokenizer tokens --text book.txt --seconds 0.05 --threads 2",), expect=('"tokens":',)),
     Row("tokenise_beside_others", ("bench/tokenise.py *",),
         why="needs Hugging Face's tokenizers; bench_tokenise, which it runs, has a row"),
+    Row("generate_beside_others", ("bench/generate.py", "bench/generate.py *"), why="needs PyTorch and transformers"),
     Row("eviction_replay", ("bench_eviction_replay", "bench_eviction_replay *"), instead=(
         "bench_eviction_replay --only gpt2-124m-deferred --rounds 1 --out replay",)),
     Row("gpu_kernels", ("bench_gpu_kernels *",), instead=(
@@ -386,7 +390,7 @@ ROWS = (
         "ziggurat config keys", "ziggurat config keys --section aio", "ziggurat config keys --section tiers --section "
         "tiers.nvme --format markdown"), expect=("aio.queues: whole number, 1 to 64", "\\| `tiers.nvme\\[\\].path` *")),
     Row("config_docs", ("tools/config_docs.py *",), instead=("tools/config_docs.py --check",)),
-    Row("unicode_tables", ("python3 tools/make_unicode_tables.py",)),
+    Row("unicode_tables", ("venv/bin/python tools/make_unicode_tables.py",), why="needs unicodedata2 and tokenizers"),
     Row("ptxas_table", ("tools/ptxas_table.py *",), instead=("python tools/ptxas_table.py 90 13.0 abc1234 ptxas.log",),
         files={"ptxas.log": PTXAS}, expect=(r"\| `k` \| 40 \| 8 \| 4 \| 4 \| 32 \|",)),
     Row("ptxas_mix", ("tools/ptxas_mix.py", "tools/ptxas_mix.py *"), instead=("python tools/ptxas_mix.py sass.txt",),
@@ -398,8 +402,9 @@ ROWS = (
                       "python load_family.py *", "make_families.py", "load_family.py"),
         why="needs PyTorch, and makes files that lie in the tree"),
     Row("tokenizers", ("venv/bin/python tests/reference/make_tokenizers.py *",
-                       "venv/bin/python tests/reference/make_tokenizers.py"),
-        why="needs Hugging Face's tokenizers"),
+                       "venv/bin/python tests/reference/make_tokenizers.py",
+                       "venv/bin/python tests/reference/make_sentencepiece.py"),
+        why="needs Hugging Face's tokenizers, or SentencePiece's package"),
     Row("prepare", ("tools/prepare.py", "python3 tools/prepare.py *", "venv/bin/python tools/prepare.py *"),
         why="needs Hugging Face's tokenizers; the test tools.prepare runs it where they are"),
     Row("prepared", ("ziggurat train config.json --set data.train=data/train.bin",),

@@ -24,7 +24,7 @@ import time
 import seeded_python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-EXECUTOR, ISSUE, PASS = "src/engine/step_executor.cpp", "src/engine/issue.cpp", "src/engine/pass.cpp"
+EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
 SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
 PROGRAM, STAGE, PIPELINE = "src/engine/step_program.cpp", "src/engine/stage_schedule.cpp", "src/engine/pipeline.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
@@ -45,6 +45,8 @@ HALVES = ("zg_test_model", "*BackwardInHalves*")
 CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
+OVERLAP = ("zg_test_model", "PartsOverlap.*")
+GPT2, EXCHANGE = "src/model/gpt2_block.cpp", "src/engine/part_exchange.hpp"
 SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
 PINNED = ("zg_test_train", "Pinned*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
@@ -55,6 +57,9 @@ ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
 DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
+MERGES, HF_TOKENS = "src/data/merge_table.cpp", "src/data/hf_tokenizer.cpp"
+TOKENS = ("zg_test_data", "HfMerges.*:Nfc.*")
+IN_PARTS = ("zg_test_engine", "*InParts*")
 FAMILIES = ("zg_test_model", "Model/Families.*:*FamilyFiles*")
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
@@ -166,13 +171,12 @@ BUGS = (
          ("src/model/model.cpp", "shape.positions(), rows,", "shape.time, rows,")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
-        ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch);",
-          "r.queries(d_att), r.block, r.queries(w.sums), r.keys(step == 0 ? sums : next_sums), w.scratch);"),), CONTEXT),
+        ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch,",
+          "r.queries(d_att), r.block, r.queries(w.sums), r.keys(step == 0 ? sums : next_sums), w.scratch,"),), CONTEXT),
     Bug("gradients of keys and values stay where they are last",
         ((ATTENTION, "ops.cast(s, w.dkv[parts % 2], d_qkv", "ops.cast(s, w.dkv[(parts + 1) % 2], d_qkv"),), CONTEXT),
     Bug("a part before one's own is seen by causality",
-        ((ATTENTION, "    if (from < shape.part.part) block.keys = chunk;",
-          "    if (from < shape.part.part) block.causal = true;"),), CONTEXT),
+        ((ATTENTION, "block.keys = chunk, block.key_positions = stretch(block.key_positions.early);", "block.causal = true;"),), CONTEXT),
     Bug("all queries see a later part",
         ((ATTENTION, "block.queries = chunk, first_query = chunk;", "first_query = 0;"),), CONTEXT),
     Bug("heads of keys in another order than those of queries",
@@ -256,8 +260,8 @@ BUGS = (
           "    if (holds()) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
     Bug("zero-bubble: the gradient of a bias is added in both halves",
         (("src/model/gpt2_block.cpp",
-          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n",
-          "  linear_backward(call, w, f.fc, call.all_rows(f.ln2, w.all_rows), kFcWeight, kFcBias);\n"
+          "  linear_backward(call, w, f.fc, input.end(), kFcWeight, kFcBias);\n",
+          "  linear_backward(call, w, f.fc, input.end(), kFcWeight, kFcBias);\n"
           "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
         ((COPIES, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
@@ -298,6 +302,40 @@ BUGS = (
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("src/engine/workspace.hpp", "l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();",
           "l.options.place().ranks() > 1;"),), TILES),
+    Bug("the last tile of a matrix is short by a row",
+        ((CALL, "const std::int64_t rows = std::min(p.rows - first, tile.count / p.cols),",
+          "const std::int64_t rows = std::min(p.rows - first - 1, tile.count / p.cols),"),), TILES),
+    Bug("every tile has the gradient of the first one's rows",
+        ((CALL, "f(View(flat.data, flat.dtype, rows, p.cols), first);",
+          "f(View(flat.data, flat.dtype, rows, p.cols), gradient ? 0 : first);"),), TILES),
+    Bug("heads that several parts have are cut into tiles",
+        ((UNITS, "return p.vector || p.summed; };", "return p.vector; };"),), TILES),
+    Bug("what several parts have is summed with every tile",
+        ((COPIES, "if (groups_.copies == nullptr || op.tile != layout_.first_tile(op.unit)) return;",
+          "if (groups_.copies == nullptr) return;"),), TILES),
+    Bug("second halves finish no gradient of a tile",
+        ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight)\n",
+          "if (slot.kind == OpKind::kBackward)\n"),), TILES),
+    Bug("sums of tiles lie where a half of a backward keeps a gradient",
+        ((MODEL, "call.sums = tile_sums(shape, Backward::kInHalves, workspace);",
+          "call.sums = tile_sums(shape, Backward::kWhole, workspace);"),), TILES),
+    Bug("the second half reads tiles of weights",
+        (("src/model/tiles.cpp", "  if (input) add(products[i], TileUse::Kind::kWeight);",
+          "  add(products[i], TileUse::Kind::kWeight);"),), TILES),
+    Bug("the sum of an input's gradient is waited for where it begins",
+        ((DECODER, "    const Begun sum = call.begin_sum_of_parts(w.d_norm);\n",
+          "    const Begun sum(call.sum_of_parts(w.d_norm), nullptr, s);\n"),), OVERLAP),
+    Bug("gradients of weights take rows that are under way",
+        ((DECODER, "if (whole_) stack.backward_weight(dy, input.end());",
+          "if (whole_) stack.backward_weight(dy, call.part.sequence ? w.all_rows : input.end());\n"
+          "    if (whole_ && call.part.sequence) (void)input.end();"),), OVERLAP),
+    Bug("the second half gathers two inputs into one room",
+        ((GPT2, "input = call.begin_all_rows(f.ln1, w.d_narrow);", "input = call.begin_all_rows(f.ln1, w.all_rows);"),),
+        OVERLAP),
+    Bug("an exchange begins before what it exchanges is there",
+        ((EXCHANGE, "    stream_->wait(s.record());\n", "    (void)s;\n"),), PARTS),
+    Bug("computation goes on with what is still exchanged",
+        ((EXCHANGE, "    timer_.wait(s, begun_.front());\n", "    (void)s;\n"),), PARTS),
     Bug("a norm with 1 + w has w in its backward",
         (("kernels/host/norms.cpp", "const auto g = hn::Mul(e, load_weight<kNorm>(d, args.w + i, w));",
           "const auto g = hn::Mul(e, load(d, args.w + i, w));"),), HEAD_NORMS),
@@ -321,7 +359,7 @@ BUGS = (
     Bug("packing: documents see what is before them in their sequence",
         ((DATASET, "std::fill_n(first_keys + at, n, static_cast<std::int32_t>(at));", "std::fill_n(first_keys + at, n, 0);"),), PACKED),
     Bug("packing: all micro-batches have the first one's documents",
-        (("src/engine/workspace.hpp", "numbers(layout_) * micro_batch + 2", "0 * micro_batch + 2"),), ("zg_test_train", "Blends.*")),
+        (("src/engine/workspace.hpp", "return tokens(micro_batch, 2 *", "return tokens(0 * micro_batch, 2 *"),), IN_PARTS),
     Bug("blends: a source is drawn by the place in the micro-batch",
         ((DATASET, "blend.below(number, 1ull << 53)", "blend.below(static_cast<std::uint64_t>(i), 1ull << 53)"),),
         ("zg_test_data", "SeveralFiles.*")),
@@ -330,10 +368,10 @@ BUGS = (
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        ((PASS, "  if (again) forward(View(), saved);\n",
+        (("src/engine/pass.hpp", "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;"),
+         ("src/engine/pass.cpp", "  if (again) forward(View(), saved);\n",
           "  if (again && dropout_) ++dropout_->step;\n  if (again) forward(View(), saved);\n"
-          "  if (again && dropout_) --dropout_->step;\n"),
-         ("src/engine/pass.hpp", "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;")), DROPOUT),
+          "  if (again && dropout_) --dropout_->step;\n")), DROPOUT),
     Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),
     Bug("dropout: all layers have the masks of the first",
         ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),
@@ -434,7 +472,7 @@ BUGS = (
     Bug("family: the amplitude of YaRN forgotten",
         ((ROPE_TABLES, ": amplitude(1);", ": 1;"),), FAMILIES),
     Bug("family: the cap of scores forgotten",
-        ((ATTENTION, ".softcap = c.block.attention_softcap};", ".softcap = 0};"),), FAMILIES),
+        ((ATTENTION, ".softcap = c.block.attention_softcap,", ".softcap = 0,"),), FAMILIES),
     Bug("family: the gradient of the embedding is not scaled",
         ((MODEL, "ops().scale(s, all, factor, room), all = room;", "ops().cast(s, all, room), all = room;"),), FAMILIES),
     Bug("family: the cap of logits is not in the loss",
@@ -449,7 +487,51 @@ BUGS = (
     Bug("family: norms of heads are not summed over parts",
         ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one, part.parts > 1);",
           "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one);"),),
-        ("zg_test_model", "*Parts*every_option*"))
+        ("zg_test_model", "*Parts*every_option*")),
+    Bug("tokenizer: of equal pairs the rightmost is joined first",
+        ((MERGES, "merges[i]->rank < merges[best]->rank", "merges[i]->rank <= merges[best]->rank"),), TOKENS),
+    Bug("tokenizer: of equal pairs the rightmost is joined first in long pieces",
+        ((MERGES, "rank > other.rank : at > other.at;", "rank > other.rank : at < other.at;"),), TOKENS),
+    Bug("tokenizer: marks do not block the marks behind them",
+        (("src/data/unicode.cpp", "starter < kept && (last_class < its_class || last_class == -1);",
+          "starter < kept && (last_class < its_class || last_class >= -1);"),), TOKENS),
+    Bug("tokenizer: whole words go through the merges", ((HF_TOKENS, "if (whole_first_) {\n      const auto it",
+        "if (whole_first_ && piece.empty()) {\n      const auto it"),), TOKENS),
+    Bug("tokenizer: whole words come first everywhere", ((HF_TOKENS, "whole_first_(d.ignore_merges) {",
+        "whole_first_(d.ignore_merges || true) {"),), TOKENS),
+    Bug("epochs: all have the order of the first",
+        ((DATASET, "number / n), n)", "0 * number), n)"),), ("zg_test_data", "Epochs.*")),
+    Bug("epochs: each step begins anew",
+        ((DATASET, "step * s.step_sequences + first_sequence + i, n", "0 * step + first_sequence + i, n"),),
+        ("zg_test_data", "Epochs.*")),
+    Bug("sinks: they take no part in the sum",
+        ((HOST_ATTENTION, "sum = sum * rescale[c] + std::exp2(sink - top);", "sum = sum * rescale[c];"),), RULES),
+    Bug("sinks: what was summed before is not rescaled",
+        ((HOST_ATTENTION, "s.factor[c] = rescale[c] / s.sum[i][c];", "s.factor[c] = 1.0f / s.sum[i][c];"),), RULES),
+    Bug("sinks: the gradient has the other sign",
+        ((HOST_ATTENTION, "x.d_sinks[h] -= static_cast<Acc<T>>(sum);", "x.d_sinks[h] += static_cast<Acc<T>>(sum);"),), RULES),
+    Bug("sinks: they take no part in the sum on a GPU",
+        (("kernels/cuda/attention.hpp", "sum = sum * rescale + static_cast<A>(exp2(of_sink - top));",
+          "sum = sum * rescale + 0 * of_sink;"),), CUDA_RULES),
+    Bug("sinks: the gradient of the last rows is left out on a GPU",
+        (("kernels/cuda/attention_sinks.cu", "row < rows; row += kWarps", "row + 1 < rows; row += kWarps"),), CUDA_RULES),
+    Bug("sinks: with Ulysses all ranks have the first heads' sinks",
+        ((ATTENTION, "numbers.col_range(call.shape.part.part * shape.heads, shape.heads)", "numbers.col_range(0 * call.shape.part.part, shape.heads)"),),
+        IN_PARTS),
+    Bug("sinks: each block of a ring has them",
+        ((ATTENTION, "step == 0 ? call.sinks : View()", "call.sinks"),), IN_PARTS),
+    Bug("ring: a window is counted in the rows of a part",
+        ((VISIBLE, "queries.at(query) - window + 1;", "query - window + 1;"),), ("zg_test_kernels", "*AttentionBlocks*:VisibleBlockKeys*")),
+    Bug("ring: keys of a window are counted in whole sequences",
+        ((VISIBLE, "return keys.rows_before(in_document > in_window ? in_document : in_window);",
+          "return in_document > in_window ? in_document : in_window > 0 ? in_window : 0;"),), IN_PARTS),
+    Bug("ring: queries of the later chunk have the documents of the earlier one",
+        ((ATTENTION, "x.col_range(first_query, block.query_rows())", "x.col_range(0, block.query_rows())"),), IN_PARTS),
+    Bug("ring: queries that see none of the keys are merged with nothing",
+        ((HOST_ATTENTION, "s.sum[tile][c] > 0 ? std::exp(here - all) * rescale[c] / s.sum[tile][c] : 0.0f;",
+          "std::exp(here - all) * rescale[c] / s.sum[tile][c];"),), ("zg_test_kernels", "*AttentionBlocks*")),
+    Bug("ulysses: the documents are those of this rank's rows",
+        ((ATTENTION, "documents = call.documents.col_range(rows, rows *", "documents = call.documents.col_range(0, rows *"),), IN_PARTS)
 )
 
 

@@ -48,6 +48,22 @@ TEST_F(Blends, GoOnToTheBit) {
   }
 }
 
+// The same, and in every place, where each sequence comes once an epoch; that is not gone on with otherwise.
+TEST_F(Blends, EpochsGoOnToTheBit) {
+  const Strings settings =
+      blend("documents") +
+      Strings{"data.blend=null", "data.train=" + directory_ + "/a.jsonl", "data.order=epochs"};
+  const Outcome whole = run("whole", settings + Strings{"steps=6"});
+  const Outcome three = run("part", settings);
+  EXPECT_EQ(three.losses, std::vector<double>(whole.losses.begin(), whole.losses.begin() + 3));
+  expect_tail(whole, run("elsewhere", settings + Strings{"steps=6"}, three.newest));
+  const auto error = test::error_of([&] {
+    run("random", settings + Strings{"steps=6", "data.order=random", R"(checkpoint.allow=["data.train"])"},
+        three.newest);
+  });
+  EXPECT_HAS(error.what(), "data.order");
+}
+
 // As one rank but for the order of sums, which takes a few roundings of fp32 in each of three steps.
 TEST_F(Blends, RanksPackWhatOneRankPacks) {
   const Strings settings =
@@ -58,6 +74,8 @@ TEST_F(Blends, RanksPackWhatOneRankPacks) {
        {Strings{"devices=host:2"}, Strings{"devices=host:2", "zero_optimization.stage=3"},
         Strings{"devices=host:2", "parallel.tensor=2"},
         Strings{"devices=host:2", "parallel.tensor=2", "parallel.sequence=true"},
+        Strings{"devices=host:2", "parallel.context=2"},
+        Strings{"devices=host:2", "parallel.context=2", "parallel.context_method=ulysses"},
         Strings{"devices=host:2", "parallel.pipeline=2", "model.n_layer=2"}}) {
     SCOPED_TRACE(testing::PrintToString(ranks));
     const bool deeper = ranks.back() == "model.n_layer=2";
@@ -87,17 +105,6 @@ TEST_F(Blends, OtherSourcesAreRefused) {
   other.back() =
       fmt::format(R"(data.blend=[{{"path": "{0}/a.jsonl"}}, {{"path": "{0}/b.jsonl"}}])", directory_);
   EXPECT_HAS(error(other).what(), "data.blend");
-}
-
-TEST_F(Blends, PartsOfSequencesAreRefused) {
-  for (const char* method : {"ring", "ulysses"}) {
-    const Error error = test::error_of([&] {
-      (void)config("out", blend("documents") + Strings{"devices=host:2", "parallel.context=2",
-                                                       std::string("parallel.context_method=") + method});
-    });
-    EXPECT_HAS(error.where(), "data.packing");
-    EXPECT_HAS(std::string(error.what()), "context parallelism");
-  }
 }
 
 }  // namespace

@@ -150,13 +150,22 @@ TEST_F(TileRuns, OfSeveralRanksGoOnFromACheckpoint) {
   expect_near(two, one);
 }
 
+// The parts of a layer that does not fit as a whole either, and the stages of a pipeline, one of which alone
+// has no room for a whole layer beside the embedding's table.
+TEST_F(TileRuns, GoWithPartsAndStages) {
+  const Outcome whole = train(64 * kMiB, {"tiers.host=64MiB"});
+  const Strings ranks{"devices=host:2", "tiers.host=160MiB"};
+  const Outcome parts = train(kLayer / 4, ranks + Strings{"parallel.tensor=2"});
+  EXPECT_HAS(parts.text, "tiles      each layer's 3.4 MiB of weights");
+  expect_near(parts, whole);
+  const Outcome tiles = train(kLayer / 4, {"tiers.host=64MiB"});
+  const Outcome stages = train(kLayer / 4, ranks + Strings{"parallel.pipeline=2"});
+  EXPECT_HAS(stages.text, "tiles ");
+  EXPECT_EQ(stages.losses, tiles.losses);
+  EXPECT_TRUE(stages.model == tiles.model);
+}
+
 TEST_F(TileRuns, WhatDoesNotGoWithThemIsRefused) {
-  for (const char* parts : {"parallel.tensor=2", "parallel.pipeline=2"}) {
-    const Error error = usage_error([&] {
-      return on_book(settings(kLayer, {"devices=host:2", parts, "tiers.tiles=on"}));
-    });
-    EXPECT_HAS(error.where(), "tiers.tiles");
-  }
   const Error error = usage_error([&] {
     Trainer trainer(on_book(settings(kLayer / 4, {"devices=host:2", "zero_optimization.stage=3",
                                                   "tiers.host=64MiB", "checkpoint.every=1"})));

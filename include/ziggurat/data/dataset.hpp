@@ -47,6 +47,10 @@ class DataSet {
   // Of several files a source has the windows of one after those of the other. Of several sources the one
   // whose share of the weights NamedRandom(seed, "data.blend.<step>") falls into at i is drawn from.
   //
+  // With Order::kEpochs windows begin seq_len tokens apart, and sequence i of the step is number
+  // step * step_sequences + i of all that are drawn: with n windows, of the epoch that this number over n is the
+  // one that a permutation of the epoch (shuffle.hpp) puts in the place of the rest.
+  //
   // With packed documents a sequence is what packing.hpp makes of them, drawn in the same way from all
   // sequences. Its last tokens may be padding, which has no targets; each is a document of its own.
   void train_batch(std::uint64_t seed, std::int64_t step, std::int64_t first_sequence, std::int64_t sequences,

@@ -28,6 +28,11 @@ struct DataSource {
 //   kDocuments  a sequence has several whole documents, each with positions and attention of its own
 enum class Packing : std::uint8_t { kNone, kDocuments };
 
+// In which order training draws sequences.
+//   kRandom  each from all there are, with replacement
+//   kEpochs  all of them once, in an order that is drawn anew for each time
+enum class Order : std::uint8_t { kRandom, kEpochs };
+
 struct DataConfig {
   std::string train;       // text file, documents .jsonl, or token file .bin; or as DataSource's paths
   std::string validation;  // a file of the same kind; empty: the end of each training file
@@ -39,6 +44,8 @@ struct DataConfig {
   std::int64_t seq_len = 256;       // tokens of a sequence
   std::vector<DataSource> blend;    // several sources, in place of `train`
   Packing packing = Packing::kNone;
+  Order order = Order::kRandom;
+  std::int64_t step_sequences = 0;  // of a step's whole batch; with kEpochs alone
 };
 
 }  // namespace zg

@@ -114,23 +114,34 @@ class Ops : public OpSizes {
   // first_keys (i32 [1, B*T], or null): of each row the first row of its sequence that it attends to, 0 to
   // T-1: that of its document, never behind the row itself, and never decreasing in a sequence. Tiles that
   // neither the window nor the documents leave anything of are not computed, here and in the backward.
+  // sinks (T [1,heads], with rule.sinks, else null): lse is that of the scores and the sink.
   virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch,
-                         const View& first_keys = {}) = 0;
-  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention(), and the same first_keys.
+                         const View& first_keys = {}, const View& sinks = {}) = 0;
+  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention(), and the same first_keys. What the
+  // sinks do is in lse; their gradient is an op of its own.
   virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
                                   const AttentionShape& shape, View dqkv, View scratch,
                                   const View& first_keys = {}) = 0;
 
-  // Attention to some of the keys (AttentionBlock), without a window. q T [query_rows(), heads*head_size]; kv
+  // d_sinks (A [1,heads]) += the gradient of sinks T [1,heads]: by row -exp(sink - lse) times the dot product
+  // of o and d_o over the head. o, d_o T [batch*time, heads*head_size], of a shape of which nothing else
+  // counts; lse A [batch*heads, time]. Sums in a fixed order.
+  virtual void attention_sinks_backward(Stream& s, View o, View lse, View d_o, const AttentionShape& shape,
+                                        View sinks, View d_sinks) = 0;
+
+  // Attention to some of the keys (AttentionBlock). q T [query_rows(), heads*head_size]; kv
   // T [key_rows(), 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result
   // for all keys so far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left
-  // alone.
-  virtual void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse) = 0;
+  // alone. first_keys (i32 [1, query_rows()], or null): of each query the position in its sequence where its
+  // document begins. sinks: as in attention(), where the block does not merge.
+  virtual void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse,
+                               const View& first_keys = {}, const View& sinks = {}) = 0;
   // Adds to dq (A, like q) and dkv (A, like kv) what the block contributes to an attention whose result, for
   // all keys, is o (T, like q) and lse; d_o T like q. scratch: u8 [1, at least
   // attention_block_scratch_bytes()]; null if that is 0.
   virtual void attention_block_backward(Stream& s, View q, View kv, View o, View lse, View d_o,
-                                        const AttentionBlock& block, View dq, View dkv, View scratch) = 0;
+                                        const AttentionBlock& block, View dq, View dkv, View scratch,
+                                        const View& first_keys = {}) = 0;
 
   // out = a + b, all T [N,C]; out may be a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;

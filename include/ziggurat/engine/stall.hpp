@@ -15,9 +15,10 @@ enum class StallCause : std::uint8_t {
   kGathers,     // weights that are gathered from the ranks' shards
   kRanks,       // sums of gradients over the ranks, and numbers that they exchange
   kStages,      // what another stage of the pipeline passes on
+  kParts,       // what parts of layers or of sequences exchange, where no work goes on beside it
   kOther,       // hand-over between threads, work of the host between operations
 };
-inline constexpr int kStallCauses = 9;
+inline constexpr int kStallCauses = 10;
 const char* name_of(StallCause cause);  // "reads", "write-backs", ...
 
 struct StallTimes {

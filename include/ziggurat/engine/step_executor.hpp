@@ -55,7 +55,7 @@ struct UpdateRule {
 struct MicroBatch {
   const std::int32_t* ids = nullptr;      // [rows]
   const std::int32_t* targets = nullptr;  // [rows]; a row with a negative target does not count
-  // [rows], with BatchShape::documents, else null: the first row of the row's document, of its sequence's.
+  // [document_numbers()], with BatchShape::documents, else null: as a model's calls take them.
   const std::int32_t* first_keys = nullptr;
 };
 
@@ -77,10 +77,11 @@ struct StepResult {
   CommTraffics comm;               // with other ranks
   // How long each axis was busy, waits for other ranks included; gathers may run beside compute.
   ByAxis<double> comm_seconds;
-  // Without the waits for other ranks (kGathers, kRanks, kStages): large where a rank holds up the others.
+  // Without the waits for other ranks (kGathers, kRanks, kStages, kParts): large where a rank holds up the
+  // others.
   double own_seconds() const {
     return seconds - stall_for[StallCause::kGathers] - stall_for[StallCause::kRanks] -
-           stall_for[StallCause::kStages];
+           stall_for[StallCause::kStages] - stall_for[StallCause::kParts];
   }
 };
 

@@ -159,6 +159,16 @@ struct AttentionBlockBackward {
   Strided<Acc<T>> dq, dkv;  // +=
 };
 
+// Of the gradient of the heads' sinks: o and d_o have `time` rows of each sequence.
+template <class T>
+struct AttentionSinksBackward {
+  std::int64_t batch = 0, time = 0, heads = 0, head_size = 0;
+  Strided<const T> o, d_o;
+  Strided<const Acc<T>> lse;  // as of AttentionBlockBackward
+  const T* sinks = nullptr;   // [heads]
+  Acc<T>* d_sinks = nullptr;  // +=
+};
+
 template <class T>
 struct CrossEntropy {
   Strided<const Acc<T>> logits;

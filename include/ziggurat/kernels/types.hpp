@@ -9,11 +9,37 @@ namespace zg {
 
 enum class Trans : bool { kNo, kYes };
 
+// Where rows stand in their sequences, of which each has `time` neighbouring rows: row r at r % time. With
+// context parallelism these rows are two stretches of a longer sequence, of which the first begins `early`
+// rows later, and the second, with the later half of the rows, `late`.
+struct RowPositions {
+  constexpr RowPositions(std::int64_t rows = 1, std::int64_t first = 0, std::int64_t second = 0)  // NOLINT
+      : time(rows), early(first), late(second) {}
+  std::int64_t time, early, late;
+  constexpr std::int64_t of(std::int64_t row) const { return at(row % time); }
+  // Of a row of the first sequence.
+  constexpr std::int64_t at(std::int64_t t) const { return t + (2 * t < time ? early : late); }
+  // How many of a sequence's rows stand before a position.
+  constexpr std::int64_t rows_before(std::int64_t position) const {
+    const std::int64_t half = (time + 1) / 2, in_early = position - early, in_late = position - late;
+    if (in_early < half) return in_early < 0 ? 0 : in_early;
+    return in_late < half ? half : in_late < time ? in_late : time;
+  }
+  // Behind the last position of so many rows.
+  constexpr std::int64_t end(std::int64_t rows) const {
+    return rows == 0 ? 0 : of((rows < time ? rows : time) - 1) + 1;
+  }
+  bool operator==(const RowPositions&) const = default;
+};
+
 // Which keys a query sees, and how scores are made. The defaults are plain causal attention.
 struct AttentionRule {
   std::int64_t window = 0;  // query i sees key j only where i - window < j (the token itself counts); 0: all
   double scale = 0;         // of the products of queries and keys; 0: 1/sqrt(head_size)
   double softcap = 0;       // scores become softcap * tanh(score / softcap) before the mask; 0: they stay
+  // Each head has a learned score, its sink, that every query has beside those of its keys, and that has no
+  // value: it takes part in the sum of exponentials alone.
+  bool sinks = false;
   bool operator==(const AttentionRule&) const = default;
 };
 
@@ -30,30 +56,15 @@ struct AttentionShape {
 struct AttentionBlock {
   std::int64_t batch = 0, queries = 0, keys = 0, query_step = 0, key_step = 0;
   std::int64_t heads = 0, kv_heads = 0, head_size = 0;  // as of AttentionShape
-  bool causal = false;      // query i attends to keys up to i, of as many; else every query to all keys
-  bool merge = false;       // the result is merged with that of other keys; else it is the first
-  AttentionRule rule = {};  // without a window: a block does not know how far its keys are from its queries
+  bool causal = false;  // query i attends to keys up to i, of as many; else every query to all keys
+  bool merge = false;   // the result is merged with that of other keys; else it is the first
+  AttentionRule rule = {};
+  // Where the block's queries and keys stand in their sequences: with a window, or documents, alone. Queries
+  // that see none of the keys are left as they are.
+  RowPositions query_positions = {}, key_positions = {};
   // From the first row of the first sequence to the last one of the last.
   std::int64_t query_rows() const { return batch == 0 ? 0 : (batch - 1) * query_step + queries; }
   std::int64_t key_rows() const { return batch == 0 ? 0 : (batch - 1) * key_step + keys; }
-};
-
-// Where rows stand in their sequences, of which each has `time` neighbouring rows: row r at r % time. With
-// context parallelism these rows are two stretches of a longer sequence, of which the first begins `early`
-// rows later, and the second, with the later half of the rows, `late`.
-struct RowPositions {
-  constexpr RowPositions(std::int64_t rows = 1, std::int64_t first = 0, std::int64_t second = 0)  // NOLINT
-      : time(rows), early(first), late(second) {}
-  std::int64_t time, early, late;
-  constexpr std::int64_t of(std::int64_t row) const {
-    const std::int64_t t = row % time;
-    return t + (2 * t < time ? early : late);
-  }
-  // Behind the last position of so many rows.
-  constexpr std::int64_t end(std::int64_t rows) const {
-    return rows == 0 ? 0 : of((rows < time ? rows : time) - 1) + 1;
-  }
-  bool operator==(const RowPositions&) const = default;
 };
 
 inline constexpr std::int64_t kMaxRopePairs = 256;

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "ziggurat/kernels/types.hpp"
+
 namespace zg {
 
 // The keys that the queries of one sequence attend to in causal attention: query i those from first(i) to i.
@@ -21,6 +23,33 @@ struct VisibleKeys {
   constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t time) const {
     if (all() || key_end >= time) return time;
     std::int64_t attends = key_end - 1, beyond = time;  // a query attends to its own key
+    while (beyond - attends > 1) {
+      const std::int64_t middle = attends + (beyond - attends) / 2;
+      (first(middle) < key_end ? attends : beyond) = middle;
+    }
+    return beyond;
+  }
+};
+
+// The same of some rows of a sequence and some of its keys (AttentionBlock), wherever they stand: a query
+// attends to the block's keys from first(), counted in the block, on. That is their number where it attends
+// to none of them.
+struct VisibleBlockKeys {
+  std::int64_t window = 0;
+  const std::int32_t* first_keys = nullptr;  // of each query the position where its document begins, or null
+  RowPositions queries = {}, keys = {};
+
+  constexpr bool all() const { return window == 0 && first_keys == nullptr; }
+  constexpr std::int64_t first(std::int64_t query) const {
+    if (all()) return 0;
+    const std::int64_t in_document = first_keys == nullptr ? 0 : first_keys[query];
+    const std::int64_t in_window = window == 0 ? 0 : queries.at(query) - window + 1;
+    return keys.rows_before(in_document > in_window ? in_document : in_window);
+  }
+  // Behind the last of `count` queries that attends to a key before `key_end`, as far as causality goes.
+  constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t count) const {
+    if (all()) return count;
+    std::int64_t attends = -1, beyond = count;
     while (beyond - attends > 1) {
       const std::int64_t middle = attends + (beyond - attends) / 2;
       (first(middle) < key_end ? attends : beyond) = middle;

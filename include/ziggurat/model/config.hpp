@@ -62,6 +62,8 @@ struct BlockDescription {
   NormWeight norm_weight = NormWeight::kPlain;  // of all norms, the last one and those of heads, too
   HeadNorms head_norms = HeadNorms::kNone;
   bool qkv_bias = false, o_bias = false;
+  // Each head has a learned score that takes part in the softmax's denominator alone (AttentionRule::sinks).
+  bool sinks = false;
   Gate gate = Gate::kSilu;
   double query_pre_attn_scalar = 0;  // scores are q k divided by its root; 0: head_size
   double attention_softcap = 0;      // scores count as softcap * tanh(score / softcap); 0: as they are

@@ -41,6 +41,12 @@ struct BatchShape {
   bool documents = false;
   std::int64_t first = 0;
   std::int64_t rows() const { return sequences * time; }
+  // Numbers that say where documents begin: of each row here, and, where attention sees whole sequences
+  // (Ulysses), of all rows of these behind them.
+  std::int64_t document_numbers() const {
+    const bool whole = part.parts > 1 && part.method == ContextMethod::kUlysses;
+    return rows() * (1 + (whole ? part.parts : 0));
+  }
   RowPositions positions() const {
     RowPositions rows = part.positions(time);
     rows.early += first;
@@ -76,7 +82,9 @@ enum class Gradients { kAdd, kOverwrite };
 enum class Backward { kWhole, kInHalves };
 
 // What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
-// Views are without gaps. Exchanges are enqueued on the stream of the call.
+// Views are without gaps. An exchange begins when the work that the stream `s` has so far is done, and goes
+// on beside later work of `s`, which must leave its views alone until end(). Those that are begun are carried
+// out one after the other.
 class PartExchange {
  public:
   virtual ~PartExchange() = default;
@@ -87,6 +95,9 @@ class PartExchange {
   virtual void reduce_scatter(Stream& s, const View& in, const View& out) = 0;
   // out gets `in` of every part, in the order of the parts; `in` may be this part's piece of `out`.
   virtual void all_gather(Stream& s, const View& in, const View& out) = 0;
+  // Work that `s` gets later begins when the oldest exchange that has not been ended is done. Each is ended
+  // once.
+  virtual void end(Stream& s) = 0;
 };
 
 // One call of PartExchange, for forecasts. count: elements of the data, or of one part's piece of it.
@@ -166,9 +177,9 @@ class Model {
   // overwritten) are a unit's flat tensors [1, count], or its first tile's. `ids` and `targets` are i32
   // [1,N]; a target below 0 is not counted.
   //
-  // `documents`: i32 [1,N], of each row the first row of its sequence (0 to T-1) that is of its document;
-  // null: each sequence is one document, as where the shape says that there are no others. A backward takes
-  // the same.
+  // `documents`: i32 [1,document_numbers()], of each row the first row of its whole sequence (from 0) that is
+  // of its document; null: each sequence is one document, as where the shape says that there are no others. A
+  // backward takes the same.
   //
   // `dropout`: of a training step, which drops by config().dropout; null: nothing is dropped. A backward
   // takes the same as its forward.
@@ -191,10 +202,10 @@ class Model {
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                      const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
                      const View& documents = {}) const;
-  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its first
-  // tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()], where the
-  // keys, as they turn, and values of the tokens before are; those of these tokens are put behind them. Of a
-  // whole model alone, whose T is accumulator_dtype().
+  // The same for tokens of one sequence whose keys and values are kept, so that it can be continued: its
+  // first tokens (shape.first 0), or one more behind shape.first others. `past`: T [room, past_columns()],
+  // where the keys, as they turn, and values of the tokens before are; those of these tokens are put behind
+  // them. Of a whole model alone, whose T is accumulator_dtype().
   std::int64_t past_columns() const;
   void block_next(Stream& s, BatchShape shape, View weights, View x, View out, View past, void* saved,
                   void* workspace, std::int64_t layer) const;
@@ -204,14 +215,15 @@ class Model {
                       void* workspace, Gradients into = Gradients::kAdd, ContextExchange* context = nullptr,
                       TileAccess* tiles = nullptr, const DropoutPlace* dropout = nullptr,
                       std::int64_t layer = -1, const View& documents = {}) const;
-  // The same in two calls, of blocks that are no tiles; `saved` and `workspace` are as large as
-  // Backward::kInHalves says. The first one overwrites x and `saved` with what the second one needs of them.
+  // The same in two calls; `saved` and `workspace` are as large as Backward::kInHalves says. The first one
+  // overwrites x and `saved` with what the second one needs of them.
   void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
-                            void* workspace, ContextExchange* context = nullptr,
+                            void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                             const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
                             const View& documents = {}) const;
   void block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads, void* workspace,
-                             Gradients into = Gradients::kAdd, const DropoutPlace* dropout = nullptr) const;
+                             Gradients into = Gradients::kAdd, TileAccess* tiles = nullptr,
+                             const DropoutPlace* dropout = nullptr) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
@@ -240,7 +252,7 @@ class Model {
   // How a block's layer attends.
   void set_layer(model::Call& call, std::int64_t layer, const View& documents) const;
   // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
-  View tile_sums(BatchShape shape, void* workspace) const;
+  View tile_sums(BatchShape shape, Backward how, void* workspace) const;
 
   const OpSizes* sizes_;
   PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing

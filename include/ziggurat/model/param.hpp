@@ -89,7 +89,8 @@ struct Param {
 inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 // Neighbouring elements of a unit that are fetched, gathered, updated and released together: all of them or,
-// of a unit in tiles, some rows of one of its matrices. The first tile has all vectors then.
+// of a unit in tiles, some rows of one of its matrices. The first tile then has all vectors, and those
+// matrices of which several parts have copies (Param::summed).
 struct Tile {
   std::int64_t first = 0, count = 0;  // with the gaps between parameters; begins at a multiple of kParamAlign
   std::int32_t param = -1;            // index of the matrix; -1: several parameters
@@ -97,7 +98,7 @@ struct Tile {
 
 struct Unit {
   std::string name;  // "embedding", "block.0", ..., "head"
-  // They lie in this order; of a unit in tiles all vectors, and behind them the matrices.
+  // They lie in this order; of a unit in tiles what the first tile has, and behind that the other matrices.
   std::vector<Param> params;
   std::int64_t count = 0;   // elements of the flat tensor, padding included; the same for all parts
   std::vector<Tile> tiles;  // ascending, and all elements

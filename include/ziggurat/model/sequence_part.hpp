@@ -32,6 +32,12 @@ struct SequencePart {
     }
     return mine;
   }
+  // What BatchShape::document_numbers() counts, of the first rows of the documents of whole sequences.
+  std::vector<std::int32_t> cut_documents(const std::vector<std::int32_t>& whole, std::int64_t time) const {
+    std::vector<std::int32_t> mine = cut(whole, time);
+    if (parts > 1 && method == ContextMethod::kUlysses) mine.insert(mine.end(), whole.begin(), whole.end());
+    return mine;
+  }
   bool operator==(const SequencePart&) const = default;
 };
 

@@ -54,6 +54,7 @@ struct RankChoices {
   std::int32_t gather_ahead = 0;   // StepPrograms
   Blocks blocks = Blocks::kWhole;  // Model
   bool pins = true;                // whether checkpoints may pin state where it lies on the drives
+  bool operator==(const RankChoices&) const = default;
 };
 
 // What follows a step.

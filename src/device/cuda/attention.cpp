@@ -17,6 +17,7 @@ bool wants_cudnn(AttentionKernel wanted, bool deterministic) {
 std::string objection(const AttentionShape& s) {
   if (s.documents) return "it is not asked for masks of documents";
   if (s.rule.window > 0) return fmt::format("it is not asked for a window of {}", s.rule.window);
+  if (s.rule.sinks) return "it is not asked for sinks";
   if (s.rule.softcap > 0) return fmt::format("it is not asked for scores capped at {}", s.rule.softcap);
   return {};
 }

@@ -23,10 +23,11 @@ class Attention {
 
   // Of forward() and backward(), the larger.
   std::int64_t scratch_bytes(DType dtype, const AttentionShape& shape);
-  // scratch: scratch_bytes(). first_keys: null unless shape.documents. Throw Error(kDevice).
+  // scratch: scratch_bytes(). first_keys: null unless shape.documents; sinks: null unless rule.sinks. Throw
+  // Error(kDevice).
   template <class T>
   void forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys);
+               std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys, const T* sinks);
   template <class T>
   void backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
                 std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
@@ -54,7 +55,8 @@ class Attention {
 
 template <class T>
 void Attention::forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                        T* o, std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys) {
+                        T* o, std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys,
+                        const T* sinks) {
   if constexpr (sizeof(T) == 2) {
     CudnnProblem p = problem(dtype_of<T>, shape);
     if (by_cudnn(p)) {
@@ -63,7 +65,7 @@ void Attention::forward(const Launch& on, const AttentionShape& shape, const T* 
       return cudnn_->forward(on.stream, p, qkv, o, lse, scratch);
     }
   }
-  cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, first_keys);
+  cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, first_keys, sinks);
 }
 
 template <class T>

@@ -130,16 +130,18 @@ class CudaBackend {
   ZG_OP(cross_entropy)
   ZG_OP(attention_block)
   ZG_OP(attention_block_backward)
+  ZG_OP(attention_sinks_backward)
   ZG_OP(softmax_part)
   ZG_OP(cross_entropy_part)
 #undef ZG_OP
 
   template <class T>
   void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys) {
+                 std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys,
+                 const T* sinks) {
     const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o});
     enqueue(c_, s, "attention", [&](const Launch& on) {
-      c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch, first_keys);
+      c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch, first_keys, sinks);
     });
   }
   template <class T>

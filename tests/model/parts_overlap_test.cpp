@@ -1,0 +1,173 @@
+// Exchanges of the parts of a model go on beside products that do not need them: in which order both are
+// enqueued, and that nothing touches what is under way.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "support/local_parts.hpp"
+#include "support/naive_ops.hpp"
+#include "support/reference.hpp"
+
+namespace zg::test {
+namespace {
+
+// What a part enqueues, in order: "gather" and "sum" begin, "end" ends the oldest of them, "dw" is a product
+// for the gradient of weights, "dx" for that of an input, "y" one of a forward; neighbouring products of one
+// kind are one.
+using Order = std::vector<std::string>;
+
+class RecordingOps final : public NaiveOps {
+ public:
+  explicit RecordingOps(Order& order) : order_(order) {}
+  void gemm(Stream& s, View a, View b, View c, const GemmOptions& o) override {
+    const char* const kind = o.a == Trans::kYes ? "dw" : o.b == Trans::kYes ? "y" : "dx";
+    if (order_.empty() || order_.back() != kind) order_.emplace_back(kind);
+    NaiveOps::gemm(s, a, b, c, o);
+  }
+
+ private:
+  Order& order_;
+};
+
+class RecordingExchange final : public PartExchange {
+ public:
+  RecordingExchange(PartExchange& exchange, Order& order) : exchange_(exchange), order_(order) {}
+  void all_reduce(Stream& s, const View& data) override {
+    order_.emplace_back("sum");
+    exchange_.all_reduce(s, data);
+  }
+  void reduce_scatter(Stream& s, const View& in, const View& out) override {
+    order_.emplace_back("sum");
+    exchange_.reduce_scatter(s, in, out);
+  }
+  void all_gather(Stream& s, const View& in, const View& out) override {
+    order_.emplace_back("gather");
+    exchange_.all_gather(s, in, out);
+  }
+  void end(Stream& s) override {
+    order_.emplace_back("end");
+    exchange_.end(s);
+  }
+
+ private:
+  PartExchange& exchange_;
+  Order& order_;
+};
+
+ModelConfig config_of(bool llama) {
+  ModelConfig c = llama ? reference_llama() : reference_gpt2();
+  c.layers = 1;
+  if (!llama) c.inner = 172;
+  return c;
+}
+
+// The order of part 0 in the backward of a block, and in its second half.
+struct Orders {
+  Order backward, second_half;
+};
+Orders orders_of(bool llama, bool sequence) {
+  Orders orders;
+  LocalParts(2).run([&](int part, PartExchange& local) {
+    Order order;
+    RecordingOps ops(order);
+    RecordingExchange exchange(local, order);
+    HostStream s("test", HostStream::Mode::kInline);
+    ModelRunner r(config_of(llama), DType::kF64, ops, s, 0, {2, part, sequence}, &exchange);
+    const Model& model = r.model();
+    const BatchShape shape{1, 4};
+    for (const Backward how : {Backward::kWhole, Backward::kInHalves}) {
+      const Bytes x(model.checkpoint_bytes(shape)), out(model.checkpoint_bytes(shape)),
+          saved(model.saved_bytes(shape, how)), workspace(model.block_workspace_bytes(shape, how));
+      const auto rows = [&](const Bytes& b) {
+        return View(b.data(), DType::kF64, model.residual_rows(shape), model.config().width);
+      };
+      model.block_forward(s, shape, r.weights(1), rows(x), rows(out), saved.data(), workspace.data());
+      order.clear();
+      if (how == Backward::kWhole) {
+        model.block_backward(s, shape, r.weights(1), rows(x), saved.data(), rows(out), r.grads(1),
+                             workspace.data());
+        if (part == 0) orders.backward = order;
+        continue;
+      }
+      model.block_backward_input(s, shape, r.weights(1), rows(x), saved.data(), rows(out), workspace.data());
+      order.clear();
+      model.block_backward_weight(s, shape, rows(x), saved.data(), r.grads(1), workspace.data());
+      if (part == 0) orders.second_half = order;
+    }
+  });
+  return orders;
+}
+
+// The sum of an input's gradient is under way while the gradients of the weights are computed, and the input
+// that these need is gathered beside the product before them.
+TEST(PartsOverlap, ExchangesAreUnderWayBesideProducts) {
+  for (const bool llama : {false, true}) {
+    SCOPED_TRACE(llama ? "llama" : "gpt2");
+    const Order branch{"dw", "dx", "sum", "dw", "end"};
+    Order expected = branch;
+    expected.insert(expected.end(), branch.begin(), branch.end());
+    EXPECT_EQ(orders_of(llama, false).backward, expected);
+    EXPECT_EQ(orders_of(llama, false).second_half, (Order{"dw"}));
+
+    const Order split{"gather", "end", "dw", "dx", "gather", "dx", "sum", "end", "dw", "end"};
+    expected = split;
+    expected.insert(expected.end(), split.begin(), split.end());
+    const Orders sequence = orders_of(llama, true);
+    EXPECT_EQ(sequence.backward, expected);
+    EXPECT_EQ(sequence.second_half, (Order{"gather", "gather", "end", "dw", "gather", "end", "dw", "gather",
+                                           "end", "dw", "end", "dw"}));
+  }
+}
+
+Batch some_batch() {
+  Batch b{{2, 10}, {}, {}};
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", i) % 257));
+    b.targets.push_back(i % 9 == 7 ? -1 : static_cast<std::int32_t>(reference_hash("targets", i) % 257));
+  }
+  return b;
+}
+
+// The loss and all gradients of each part.
+std::vector<std::string> bits_of(ModelConfig config, bool sequence, Backward how, bool drops,
+                                 Exchanges when) {
+  constexpr int kParts = 2;
+  config.dropout = {.embedding = 0.1, .residual = 0.3};
+  std::vector<std::string> bits(kParts);
+  LocalParts(kParts, when).run([&](int part, PartExchange& exchange) {
+    HostStream s("test", HostStream::Mode::kInline);
+    ModelRunner r(config, DType::kF32, host_ops(), s, 0, {kParts, part, sequence}, &exchange);
+    r.fill(reference_weight);
+    r.poison_grads();
+    if (drops) r.drop_as(77, 3, 4);
+    const double loss = r.forward_backward(some_batch(), Recompute::kYes, 1, Gradients::kOverwrite, how);
+    std::string& mine = bits[static_cast<std::size_t>(part)];
+    mine = std::to_string(loss);
+    for (std::size_t u = 0; u < r.units().size(); ++u) {
+      const View g = r.grads(u);
+      mine.append(static_cast<const char*>(g.data), static_cast<std::size_t>(g.cols) * size_of(g.dtype));
+    }
+  });
+  return bits;
+}
+
+// An exchange may be made at once, or only when it is ended: what lies between the two neither writes what it
+// reads, nor reads what it writes.
+TEST(PartsOverlap, NothingTouchesWhatIsUnderWay) {
+  const ModelConfig llama = config_of(true);
+  for (const ModelConfig& config : {config_of(false), llama, with_every_option(llama)}) {
+    for (const bool sequence : {false, true}) {
+      for (const Backward how : {Backward::kWhole, Backward::kInHalves}) {
+        for (const bool drops : {false, true}) {
+          const auto bits = [&](Exchanges when) { return bits_of(config, sequence, how, drops, when); };
+          EXPECT_TRUE(bits(Exchanges::kWhenBegun) == bits(Exchanges::kWhenEnded))
+              << title_of(config.arch) << ", sequence " << sequence << ", in halves "
+              << (how == Backward::kInHalves) << ", drops " << drops;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zg::test

@@ -92,8 +92,9 @@ class TrainerRuns(InFolder):
                 lr_scheduler_type="linear", gradient_accumulation_steps=2, optim="adamw_torch"),
         )  # fmt: skip
         theirs.train()
-        difference = max((a - b).abs().max().item() for a, b in zip(weights, theirs.model.parameters()))
-        self.assertLess(difference, 2e-2)
+        differences = torch.cat([(a - b).abs().view(-1) for a, b in zip(weights, theirs.model.parameters())])
+        # Biases of keys have no gradient but rounding errors, of which Adam makes whole steps.
+        self.assertLess((differences > 1e-3).float().mean().item(), 0.02)
 
     def test_the_example_killed_and_resumed(self):
         def start(folder, *more):

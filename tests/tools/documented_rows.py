@@ -354,7 +354,7 @@ ROWS = (
     Row("python_optimizer", ("bench/python_optimizer.py",
                              "python bench/python_optimizer.py *", "python store_stream.py *",
                              "python train_torch.py *", "python finetune_trainer.py *",
-                             "python bench/python_activations.py *"), foreign=True,
+                             "bench/python_activations.py *", "python bench/python_activations.py *"), foreign=True,
         why="needs the Python package, and torch"),
     Row("same_bits", ("bench/same_bits.py *",), instead=(
         "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),

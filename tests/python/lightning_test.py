@@ -33,7 +33,8 @@ class Regression(lightning.LightningModule):
 
 class Fits(InFolder):
     def fit(self, steps, checkpoint=None, **options):
-        model = Regression({"host_bytes": "64KiB", "drives": {tempfile.mkdtemp(dir=self.folder): "64MiB"}, "segment_bytes": 8192, **options})
+        drives = {tempfile.mkdtemp(dir=self.folder): "64MiB"}
+        model = Regression({"host_bytes": "64KiB", "drives": drives, "segment_bytes": 8192, **options})
         data = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
         trainer = lightning.Trainer(
             max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,

@@ -22,7 +22,9 @@ class Regression(lightning.LightningModule):
         self.options, self.losses = options, []
         self.net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 
-    def training_step(self, batch, _):
+    def training_step(self, _batch, _number):
+        # By the step: a resumed Lightning begins its data anew.
+        batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(self.global_step))
         loss = (self.net(batch)[:, 0] - batch.square().mean(dim=1)).square().mean()
         self.losses.append(loss.item())
         return loss
@@ -35,7 +37,7 @@ class Fits(InFolder):
     def fit(self, steps, checkpoint=None, **options):
         drives = {tempfile.mkdtemp(dir=self.folder): "64MiB"}
         model = Regression({"host_bytes": "64KiB", "drives": drives, "segment_bytes": 8192, **options})
-        data = torch.randn(40, 16, generator=torch.Generator().manual_seed(1))
+        data = torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
         trainer = lightning.Trainer(
             max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
             enable_checkpointing=False, gradient_clip_val=1.0, default_root_dir=self.folder,

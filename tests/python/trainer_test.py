@@ -82,20 +82,6 @@ class TrainerRuns(InFolder):
             self.assertEqual(losses, again)
             self.assertTrue(same_bits(weights, resumed))
 
-    def test_its_updates_are_those_of_torch_nearly(self):
-        _, weights, _ = self.run_trainer("ours", max_grad_norm=None)
-        theirs = transformers.Trainer(
-            model=tiny_gpt2(), train_dataset=samples(),
-            args=transformers.TrainingArguments(
-                output_dir=os.path.join(self.folder, "theirs"), max_steps=8, per_device_train_batch_size=4,
-                report_to=[], use_cpu=True, seed=0, disable_tqdm=True, learning_rate=1e-2, save_strategy="no",
-                lr_scheduler_type="linear", gradient_accumulation_steps=2, optim="adamw_torch"),
-        )  # fmt: skip
-        theirs.train()
-        differences = torch.cat([(a - b).abs().view(-1) for a, b in zip(weights, theirs.model.parameters())])
-        # Biases of keys have no gradient but rounding errors, of which Adam makes whole steps.
-        self.assertLess((differences > 1e-3).float().mean().item(), 0.02)
-
     def test_the_example_killed_and_resumed(self):
         def start(folder, *more):
             command = [sys.executable, EXAMPLE, "--steps", "12", "--save-every", "4", "--out", folder, *more]

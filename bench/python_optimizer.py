@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""step() of ziggurat.torch.AdamW beside torch.optim.AdamW(fused=True) and DeepSpeedCPUAdam, in one run.
+"""step() of ziggurat.torch.AdamW beside torch.optim.AdamW(fused=True), DeepSpeedCPUAdam and DeepSpeed's optimizer on
+NVMe (ZeRO-3, pipeline_read, pipeline_write), in one run.
 
     python bench/python_optimizer.py [--parameters 250000000] [--nvme DIR]
 
-Needs the package (docs/python.md) and torch; DeepSpeed is measured where it is installed. Each optimizer updates the
+Needs the package (docs/python.md) and torch; DeepSpeed is measured where it is installed (it compiles its optimizer
+and its I/O at the first use: ninja, g++, libaio-dev). Each optimizer updates the
 same parameters by the same gradients in a process of its own, whose resident memory is in the last column. Parameters
 are in fp32, except in the row that says bf16.
 """
@@ -18,7 +20,8 @@ import tempfile
 import time
 
 ROWS = ["torch fused", "DeepSpeedCPUAdam", "ziggurat fp32", "ziggurat bf16 split", "ziggurat int8",
-        "ziggurat fp32 on NVMe"]  # fmt: skip
+        "ziggurat fp32 on NVMe", "DeepSpeed on NVMe"]  # fmt: skip
+SIZE = 16 << 20  # elements of a parameter
 
 
 def make(row, params, nvme):
@@ -39,19 +42,57 @@ def make(row, params, nvme):
     return zt.AdamW(params, state=state, host_bytes=max(64 << 20, size // 10), drives={nvme: size})
 
 
+def engine_of_deepspeed(sizes, nvme):
+    """DeepSpeed's engine with the state of such parameters on NVMe; what a backward pass and a step of it are."""
+    import deepspeed
+    import torch
+
+    class Part(torch.nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((n,), 0.5))
+
+        def forward(self, x):
+            return x + self.weight.sum() * 1e-3
+
+    for key, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571", "RANK": "0", "LOCAL_RANK": "0",
+                       "WORLD_SIZE": "1"}.items():  # fmt: skip
+        os.environ[key] = value
+    deepspeed.init_distributed(dist_backend="gloo")
+    model = torch.nn.Sequential(*(Part(n) for n in sizes))
+    where = {"device": "nvme", "nvme_path": nvme, "pipeline_read": True, "pipeline_write": True, "buffer_count": 5,
+             "pin_memory": False}  # fmt: skip
+    config = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 3, "offload_optimizer": where, "offload_param": {"device": "cpu"},
+                              "sub_group_size": SIZE},
+        "aio": {"block_size": 1 << 20, "queue_depth": 32, "thread_count": 1, "single_submit": False,
+                "overlap_events": True},
+    }  # fmt: skip
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    return (lambda: engine.backward(engine(torch.zeros(())))), engine.step
+
+
 def measure(row, count, steps, nvme):
     import torch
 
     dtype = torch.bfloat16 if "bf16" in row else torch.float32
-    sizes = [min(16 << 20, count - i) for i in range(0, count, 16 << 20)]
-    params = [torch.nn.Parameter(torch.full((n,), 0.5, dtype=dtype)) for n in sizes]
-    for p in params:
-        p.grad = torch.full_like(p, 1e-3)
-    optimizer = make(row, params, nvme)
+    sizes = [min(SIZE, count - i) for i in range(0, count, SIZE)]
+    optimizer = None
+    if row == "DeepSpeed on NVMe":
+        backward, step = engine_of_deepspeed(sizes, nvme)
+    else:
+        params = [torch.nn.Parameter(torch.full((n,), 0.5, dtype=dtype)) for n in sizes]
+        for p in params:
+            p.grad = torch.full_like(p, 1e-3)
+        optimizer = make(row, params, nvme)
+        backward, step = (lambda: None), optimizer.step
     times = []
     for _ in range(steps + 2):
+        backward()
         begin = time.perf_counter()
-        optimizer.step()
+        step()
         times.append(time.perf_counter() - begin)
     times = times[2:]  # the first ones make the state, and learn
     print(json.dumps({"seconds": statistics.median(times), "least": min(times),
@@ -64,7 +105,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=250_000_000)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--nvme", help="a directory on a drive, for the last row")
+    parser.add_argument("--nvme", help="a directory on a drive, for the last rows")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.row:

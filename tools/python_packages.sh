@@ -3,13 +3,40 @@
 # below, into BUILD_DIR/python-packages: nothing is installed into the system's Python.
 #
 #   tools/python_packages.sh [BUILD_DIR]       # default: build
+#   tools/python_packages.sh --torch           # torch, transformers, accelerate, lightning, tensorboard, matplotlib
+#
+# With --torch they come into an environment of their own, outside of the tree: in $XDG_CACHE_HOME/ziggurat
+# (~/.cache/ziggurat), some 6 GB with the CUDA libraries that PyPI's torch brings.
 #
 # Where PyPI cannot be reached this script says so in a line, and ends with 0: the package is then not built, and its
-# tests are skipped. Its last line on stdout is the folder, if it is there.
+# tests are skipped. Its last line on stdout is the folder, or the environment's Python, if it is there.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 
-case "${1:-}" in -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h|--help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+if [ "${1:-}" = --torch ]; then
+  version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  into=${XDG_CACHE_HOME:-$HOME/.cache}/ziggurat/python$version-torch2.15.0
+  if [ ! -e "$into/complete" ]; then
+    mkdir -p "$(dirname "$into")"
+    if [ "$(df --output=avail -B1M "$(dirname "$into")" | tail -n1)" -lt 12000 ]; then
+      say "the tests that need torch are skipped: it takes 12 GB of room on the way, which $(dirname "$into") has not"
+      exit 0
+    fi
+    rm -rf "$into"
+    python3 -m venv "$into"
+    if ! "$into/bin/pip" install --quiet --disable-pip-version-check --retries 1 --only-binary=:all: --no-cache-dir \
+      torch==2.15.0 transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 tensorboard==2.21.0 numpy==2.4.6 \
+      safetensors matplotlib >"$into/log" 2>&1; then
+      say "the tests that need torch are skipped: it could not be had from PyPI ($(grep -m1 '^ERROR' "$into/log" || tail -n1 "$into/log"))"
+      rm -rf "$into"
+      exit 0
+    fi
+    touch "$into/complete"
+  fi
+  echo "$into/bin/python3"
+  exit 0
+fi
 build=${1:-$top/build}
 into=$build/python-packages
 mark=$into/nanobind-2.15.0-numpy-2.4.6

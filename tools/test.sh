@@ -4,6 +4,8 @@
 #   tools/test.sh [PRESET] [CTEST FLAGS...]      PRESET: release (default), dev, asan, tsan, cuda
 #
 # As many tests run side by side as there are processors; --parallel 1 among the flags has them run one by one.
+# ZG_TORCH=1 fetches torch and what the Python package is tested with beside it (tools/python_packages.sh --torch);
+# where they are there already they are used.
 # ZG_REQUIRE_GPU=1 turns the GPU suites, which are skipped where there is no GPU, into failures there.
 # The last line is "N passed, N failed, N skipped"; the exit code is 0 only if none failed.
 set -euo pipefail
@@ -11,7 +13,7 @@ set -euo pipefail
 
 preset=release
 case "${1:-}" in
-  -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
   release|dev|asan|tsan|cuda) preset=$1; shift ;;
 esac
 
@@ -32,6 +34,11 @@ if [ "$preset" = release ]; then
   packages=$(tools/python_packages.sh "$top/$folder")
   if [ -n "$packages" ]; then
     options+=(-DZG_PYTHON=ON "-Dnanobind_DIR=$packages/nanobind/cmake" "-DPython_EXECUTABLE=$(python3 -c 'import sys; print(sys.executable)')")
+    with_torch=
+    if [ "${ZG_TORCH:-}" = 1 ] || compgen -G "${XDG_CACHE_HOME:-$HOME/.cache}/ziggurat/*/complete" >/dev/null; then
+      with_torch=$(tools/python_packages.sh --torch)
+    fi
+    options+=("-DZG_TORCH_PYTHON=$with_torch")
   else
     options+=(-DZG_PYTHON=OFF)
   fi

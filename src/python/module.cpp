@@ -1,7 +1,10 @@
 // The module ziggurat._core: the C++ library as Python sees it, under a package that makes it pleasant.
 #include "python/module.hpp"
 
+#include <nanobind/stl/string.h>
+
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/io/hash.hpp"
 
 namespace zg::python {
 
@@ -65,6 +68,16 @@ NB_MODULE(_core, m) {
         refuse("level", std::string("\"") + level + "\" is none", "debug, info, warning or error");
       },
       nb::arg("level"), "Log lines of this level and above go to stderr: debug, info, warning or error.");
+  nb::class_<zg::io::Hash>(m, "Hash", "XXH3 of bytes that come in parts, as checkpoints have it.")
+      .def(nb::init<>())
+      .def(
+          "update",
+          [](zg::io::Hash& hash, std::uintptr_t address, std::int64_t bytes) {
+            nb::gil_scoped_release released;
+            hash.update(reinterpret_cast<const void*>(address), bytes);
+          },
+          nb::arg("address"), nb::arg("bytes"))
+      .def("text", [](const zg::io::Hash& hash) { return zg::io::hash_text(hash.value()); });
   bind_lease(m);
   bind_store(m);
   bind_optimizer(m);

@@ -240,7 +240,7 @@ class Optimizer {
 
   // Moments of zero; the masters are the weights.
   void reset(int index, std::uintptr_t weights) {
-    each(index, Access::kOverwrite, weights,
+    each(index, Access::kOverwrite, weights, kAll,
          [](const Param& p, const OptimizerState& s, View w, Lease& lease) {
            std::memset(lease.data(), 0, static_cast<std::size_t>(lease.bytes()));
            if (p.own_master()) return;
@@ -253,7 +253,7 @@ class Optimizer {
   // Somebody else has written the weights.
   void weights_changed(int index, std::uintptr_t weights) {
     if (param(index).own_master()) return;
-    each(index, Access::kWrite, weights, [](const Param& p, const OptimizerState& s, View w, Lease&) {
+    each(index, Access::kWrite, weights, kAll, [](const Param& p, const OptimizerState& s, View w, Lease&) {
       if (p.format.master == MasterFormat::kSplit) {
         std::memset(s.master.data, 0, static_cast<std::size_t>(w.count()) * 2);
       } else if (w.dtype == DType::kBF16) {
@@ -264,35 +264,63 @@ class Optimizer {
     });
   }
 
-  // Part "master", "0" or "1" (the moments) as fp32.
-  void read(int index, const std::string& part, std::uintptr_t weights, std::uintptr_t out) {
-    std::int64_t done = 0;
-    each(index, Access::kRead, weights, [&](const Param& p, const OptimizerState& s, View w, Lease&) {
-      float* to = reinterpret_cast<float*>(out) + done;
-      if (part == "master") {
-        read_masters(p.format, s, w, to);
-      } else {
-        read_moments(p.format, s, part == "1" ? 1 : 0, w.count(), to);
-      }
-      done += w.count();
-    });
+  // Elements of the parameter, of each of its segments but the last, and of those that share a scale in 8
+  // bits.
+  std::tuple<std::int64_t, std::int64_t, std::int64_t> extent(int index) const {
+    const Param& p = param(index);
+    return {p.count, p.per_segment, kQuantBlock};
   }
-  void write(int index, const std::string& part, std::uintptr_t weights, std::uintptr_t from) {
+
+  // Part "master", "0" or "1" (the moments) as fp32: of one segment, or of all (-1).
+  void read(int index, const std::string& part, std::uintptr_t weights, std::uintptr_t out,
+            std::int32_t segment) {
     std::int64_t done = 0;
-    each(index, Access::kWrite, weights, [&](const Param& p, const OptimizerState& s, View w, Lease&) {
-      const float* values = reinterpret_cast<const float*>(from) + done;
-      if (part == "master") {
-        write_masters(p.format, s, w, values);
-      } else {
-        write_moments(p.format, s, part == "1" ? 1 : 0, w.count(), values);
-      }
-      done += w.count();
-    });
+    each(index, Access::kRead, weights, segment,
+         [&](const Param& p, const OptimizerState& s, View w, Lease&) {
+           float* to = reinterpret_cast<float*>(out) + done;
+           if (part == "master") {
+             read_masters(p.format, s, w, to);
+           } else {
+             read_moments(p.format, s, part == "1" ? 1 : 0, w.count(), to);
+           }
+           done += w.count();
+         });
+  }
+  void write(int index, const std::string& part, std::uintptr_t weights, std::uintptr_t from,
+             std::int32_t segment) {
+    std::int64_t done = 0;
+    each(index, Access::kWrite, weights, segment,
+         [&](const Param& p, const OptimizerState& s, View w, Lease&) {
+           const float* values = reinterpret_cast<const float*>(from) + done;
+           if (part == "master") {
+             write_masters(p.format, s, w, values);
+           } else {
+             write_moments(p.format, s, part == "1" ? 1 : 0, w.count(), values);
+           }
+           done += w.count();
+         });
+  }
+
+  // A moment of a segment as it is kept in 8 bits: codes in whole blocks, and a scale for each.
+  void copy_codes(int index, int which, bool out, std::uintptr_t codes, std::uintptr_t scales,
+                  std::int32_t segment) {
+    if (param(index).format.moments != MomentFormat::kInt8 || which < 0 || which >= moments_)
+      refuse("codes", fmt::format("moment {} is not kept in 8 bits", which), "read it as fp32");
+    each(index, out ? Access::kRead : Access::kWrite, 0, segment,
+         [&](const Param& p, const OptimizerState& s, View, Lease&) {
+           const std::int64_t n = round_up(p.elements(segment), kQuantBlock), blocks = n / kQuantBlock;
+           const auto copy = [&](const View& kept, std::uintptr_t other, std::int64_t bytes) {
+             if (out) std::memcpy(at(other), kept.data, static_cast<std::size_t>(bytes));
+             if (!out) std::memcpy(kept.data, at(other), static_cast<std::size_t>(bytes));
+           };
+           copy(s.moment[which], codes, n);
+           copy(s.scale[which], scales, blocks * 4);
+         });
   }
 
   // The blocks as they lie in the store.
   void copy_blocks(int index, bool out, std::uintptr_t address) {
-    each(index, out ? Access::kRead : Access::kOverwrite, 0,
+    each(index, out ? Access::kRead : Access::kOverwrite, 0, kAll,
          [&](const Param&, const OptimizerState&, View, Lease& lease) {
            const auto n = static_cast<std::size_t>(lease.bytes());
            if (out) std::memcpy(at(address), lease.data(), n);
@@ -357,14 +385,18 @@ class Optimizer {
     if (rule.step < 1) refuse("step", fmt::format("is {}", rule.step), "1 or more");
   }
 
-  // call(parameter, state, weights, lease) for each segment.
+  // call(parameter, state, weights, lease) for each segment (kAll), or for one.
+  static constexpr std::int32_t kAll = -1;
   template <class Call>
-  void each(int index, Access access, std::uintptr_t weights, const Call& call) {
+  void each(int index, Access access, std::uintptr_t weights, std::int32_t only, const Call& call) {
     const Param& p = param(index);
+    if (only < kAll || only >= p.segments())
+      refuse("segment", fmt::format("is {} of {}", only, p.segments()));
     if (p.tensor < 0) return;
     waiting([&] {
       const Inside inside(handle_);
-      for (std::int32_t s = 0; s < p.segments(); ++s) {
+      const std::int32_t end = only < 0 ? p.segments() : only + 1;
+      for (std::int32_t s = std::max(only, 0); s < end; ++s) {
         Lease lease = inside.store().acquire(inside.segment(p.tensor, s), Tier::kHost, access);
         call(p, p.state(lease.data(), at(weights), s), p.weights(at(weights), s), lease);
       }
@@ -403,8 +435,12 @@ void bind_optimizer(nb::module_& m) {
       .def("bytes", &Optimizer::bytes)
       .def("reset", &Optimizer::reset)
       .def("weights_changed", &Optimizer::weights_changed)
-      .def("read", &Optimizer::read)
-      .def("write", &Optimizer::write)
+      .def("extent", &Optimizer::extent)
+      .def("read", &Optimizer::read, nb::arg("index"), nb::arg("part"), nb::arg("weights"), nb::arg("out"),
+           nb::arg("segment") = -1)
+      .def("write", &Optimizer::write, nb::arg("index"), nb::arg("part"), nb::arg("weights"),
+           nb::arg("from_"), nb::arg("segment") = -1)
+      .def("copy_codes", &Optimizer::copy_codes)
       .def("copy_blocks", &Optimizer::copy_blocks)
       .def("update", &Optimizer::update)
       .def_static("gradient_norm", &Optimizer::gradient_norm);

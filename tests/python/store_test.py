@@ -204,6 +204,14 @@ class Errors(OnDrive):
         self.assertEqual((e.errno, e.path, e.hint), (28, "/mnt/a", "free some"))
         self.assertIsInstance(e, OSError)
 
+    def test_an_error_in_a_block_with_leases_is_the_one_that_comes_out(self):
+        with self.assertRaises(KeyError):
+            with zg.Store(host_bytes="1MiB") as store:
+                lease = store.add("t", "u8", 4096).acquire(mode="overwrite")
+                raise KeyError("mine")
+        lease.release()
+        store.close()
+
     def test_no_room_beside_leases(self):
         store = self.store()
         t = store.add("t", "u8", 8 * MIB, segment_bytes=2 * MIB)

@@ -217,6 +217,23 @@ class Interface(Case):
             other.step()
         self.assert_same(a, b)
 
+    def test_a_scaler_and_clipping_by_the_optimizer(self):
+        a, b = parameters(torch.float32), parameters(torch.float32)
+        mine, other = self.make(a, max_grad_norm=0.5), self.make(b, max_grad_norm=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(3):
+            set_gradients(a, step)
+            set_gradients(b, step)
+            scaler.scale(torch.zeros(()))
+            for p in a:
+                p.grad *= 1024
+            scaler.step(mine)
+            scaler.update(1024.0)
+            other.step()
+            self.assertEqual(mine.grad_norm, other.grad_norm)
+        for x, y in zip(a, b):
+            torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-8)
+
     def test_overlap_in_the_backward_pass(self):
         def train(**options):
             torch.manual_seed(3)
@@ -293,12 +310,13 @@ class Interface(Case):
         a, b = self.make([p]), self.make([q])
         p.grad = torch.randn(20, 30)
         q.grad = p.grad.clone()
-        loss = (p * p).sum()
+        losses = [(x * x).sum() for x in (p, q)]
         a.step()
         b.step()
         self.assert_same([p], [q])
-        with self.assertRaises(RuntimeError):
-            loss.backward()  # needs values that the step has overwritten
+        for loss in losses:
+            with self.assertRaises(RuntimeError):
+                loss.backward()  # needs values that the step has overwritten
 
     def test_a_store_of_ones_own_with_two_optimizers(self):
         with zg.Store(host_bytes="8MiB", drives={self.folder: "16MiB"}) as store:

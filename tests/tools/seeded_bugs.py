@@ -2,21 +2,26 @@
 """Bugs that an engine for many ranks could have, each put into a copy of the tree: does a test turn red?
 
     tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
+    tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART] [--out FILE.md]
     tests/tools/seeded_bugs.py --check
 
 A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once; then each bug is
 put in alone, the test programs that could see it are built, and their tests are run until the first one fails. A table
-says which test turned red. It takes a minute for each bug on two cores, so no test runs it; but one runs --check, which
+says which test turned red. With --package the bugs are those of the Python package, whose modules are taken from there:
+only its files in Python change, and nothing is built; PYTHON has torch and the packages of the tests. It takes a minute for each bug on two cores, so no test runs it; but one runs --check, which
 only looks whether each text that is replaced is still there. The exit code is 1 where a bug was not seen.
 """
 import argparse
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
 import time
+
+import seeded_python
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
@@ -623,6 +628,28 @@ def prepare(tree, jobs):
     must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in BUGS})], tree)
 
 
+def package_in(tree, built):
+    """The package, with its modules from a build, and its tests; the files in Python are those of the tree."""
+    for folder in ("src/python/ziggurat", "tests/python", "tools/examples"):
+        shutil.copytree(ROOT / folder, tree / folder, dirs_exist_ok=True)
+    for module in built.glob("ziggurat/*.so"):
+        shutil.copy2(module, tree / "src/python/ziggurat")
+
+
+def seen_by_python(bug, tree, python):
+    """The same as seen_by(), for a bug of the Python package."""
+    program, test = bug.tests
+    here = {**os.environ, "PYTHONPATH": str(tree / "src/python")}
+    command = [python, "-B", str(tree / "tests/python" / program), test]
+    try:
+        done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=400)
+    except subprocess.TimeoutExpired:
+        return "a hang", True
+    if done.returncode == 0 or "skipped" in done.stdout + done.stderr:
+        return "no test", False
+    return f"{program} {test}", re.search(r"^(FAIL|ERROR): ", done.stderr, re.M) is not None or done.returncode < 0
+
+
 def seen_by(bug, tree, jobs):
     """Which test turned red, or what went wrong; and whether that is one."""
     program, tests = bug.tests
@@ -645,10 +672,15 @@ def main():
     what.add_argument("--work", type=pathlib.Path, help="directory of the copy and its build")
     what.add_argument("--check", action="store_true", help="only look whether every bug fits the code")
     parser.add_argument("--only", default="", help="bugs whose name has this part")
+    parser.add_argument("--package", type=pathlib.Path, help="the built Python package, whose bugs are tried then")
+    parser.add_argument("--python", default=sys.executable, help="for the tests of the Python package")
     parser.add_argument("--jobs", type=int, default=1, help="of the build")
     parser.add_argument("--out", type=pathlib.Path, help="file for the table")
     args = parser.parse_args()
-    bugs = [bug for bug in BUGS if args.only in bug.name]
+    of_python = tuple(Bug(name, ((file, old, new),), (program, test))
+                      for name, file, old, new, program, test in seeded_python.BUGS)
+    known = BUGS + of_python if args.check else of_python if args.package else BUGS
+    bugs = [bug for bug in known if args.only in bug.name]
     for bug in bugs:
         texts = {name: (ROOT / name).read_text() for name, _, _ in bug.changes}
         for name, old, new in bug.changes:
@@ -658,7 +690,7 @@ def main():
     if args.check:
         return print(f"{len(bugs)} bugs fit the code")
     tree = args.work.resolve()
-    prepare(tree, args.jobs)
+    package_in(tree, args.package) if args.package else prepare(tree, args.jobs)
     table, missed = ["| bug | red |", "| --- | --- |"], 0
     for bug in bugs:
         begin = time.monotonic()
@@ -667,12 +699,12 @@ def main():
             for name, old, new in bug.changes:
                 text = (tree / name).read_text()
                 (tree / name).write_text(text.replace(old, new))
-            verdict, seen = seen_by(bug, tree, args.jobs)
+            seen = seen_by_python(bug, tree, args.python) if args.package else seen_by(bug, tree, args.jobs)
         finally:
             for name, text in before.items():
                 (tree / name).write_text(text)
-        missed += not seen
-        table.append(f"| {bug.name} | {verdict} |")
+        missed += not seen[1]
+        table.append(f"| {bug.name} | {seen[0]} |")
         print(f"{table[-1]}  {time.monotonic() - begin:.0f} s", flush=True)
     if args.out:
         args.out.write_text("\n".join(table) + "\n")

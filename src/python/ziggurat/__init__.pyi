@@ -152,5 +152,6 @@ def train(
     steps: int | None = None,
     on_step: Callable[[dict[str, Any]], Any] | None = None,
     resume: str | None = None,
+    tensorboard: bool = False,
 ) -> RunResult: ...
 def bytes_of(size: _Size, what: str = "size") -> int: ...

@@ -4,13 +4,14 @@ import os
 import time
 
 from ._errors import UsageError
-from ._tensorboard import write_events
+from ._tensorboard import EventFile
 
 
-def _flat(record, prefix=""):
+def flat(record, prefix=""):
+    """(name, value) of all in the record; what is nested has names joined by dots."""
     for key, value in record.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -24,7 +25,7 @@ class Log:
 
     def __init__(self, steps, path=None):
         self.steps, self._path = steps, path
-        self._flat = [dict(_flat(s)) for s in steps]
+        self._flat = [dict(flat(s)) for s in steps]
         self.columns = list(dict.fromkeys(name for s in self._flat for name in s))
 
     def __len__(self):
@@ -52,7 +53,12 @@ class Log:
         if directory is None and self._path is None:
             raise UsageError("is not given", "directory", "this log was not read from a file")
         now = time.time() if self._path is None else os.path.getmtime(self._path)
-        return write_events(directory or os.path.dirname(self._path) or ".", self._flat, now)
+        now -= sum(s.get("step_ms", 0) for s in self._flat) / 1e3  # when the first step began
+        with EventFile(directory or os.path.dirname(self._path) or ".", now) as events:
+            for step in self._flat:
+                now += step.get("step_ms", 0) / 1e3
+                events.add(step, now)
+            return events.path
 
     def phases(self):
         """Milliseconds of each phase of a step, and of stalls, as means over the steps: {name: ms}."""
@@ -71,18 +77,53 @@ class Log:
         return {c[len(prefix):]: sum(v or 0 for v in self[c]) / max(1, len(self)) for c in names}  # fmt: skip
 
     def plot(self, *names, axes=None):
-        """Plots columns over the steps with matplotlib, one below the other; returns the figure."""
+        """Plots over the steps with matplotlib, one below the other; returns the figure.
+
+        names  columns, and "links": bytes of each link in a step, beside the step's time and the least that it could
+               take (its bound, by the measured speed of what it needs most); "stalls": waiting, by cause.
+               Default: loss, tokens_per_s, links, stalls
+        """
         import matplotlib.pyplot as plt
 
-        names = names or ("loss", "tokens_per_s")
+        names = names or ("loss", "tokens_per_s", "links", "stalls")
         if axes is None:
-            _, axes = plt.subplots(len(names), sharex=True, squeeze=False)
+            _, axes = plt.subplots(len(names), sharex=True, squeeze=False, figsize=(7, 2.2 * len(names)))
             axes = axes[:, 0]
         for name, axis in zip(names, axes):
-            axis.plot(self["step"], self.array(name))
-            axis.set_ylabel(name)
+            draw = {"links": self._plot_links, "stalls": self._plot_stalls}.get(name)
+            if draw is not None:
+                draw(axis)
+            else:
+                axis.plot(self["step"], self.array(name))
+                axis.set_ylabel(name)
         axes[-1].set_xlabel("step")
         return axes[0].figure
+
+    def _used(self, prefix):
+        return [c for c in self.columns if c.startswith(prefix) and any(self[c])]
+
+    def _plot_links(self, axis):
+        for column in self._used("bytes."):
+            axis.plot(self["step"], self.array(column) / 1e6, label=column[len("bytes.") :])
+        axis.set_ylabel("MB per step")
+        if axis.lines:
+            axis.legend(loc="upper left")
+        times = axis.twinx()
+        for column, style in (("step_ms", "k-"), ("bound_ms", "k--")):
+            if column in self.columns:
+                times.plot(self["step"], self.array(column), style, linewidth=0.8, label=column)
+        times.set_ylabel("ms")
+        times.legend(loc="upper right")
+
+    def _plot_stalls(self, axis):
+        import numpy as np
+
+        columns = self._used("stall_ms.")
+        if columns:
+            axis.stackplot(self["step"], [np.nan_to_num(self.array(c)) for c in columns],
+                           labels=[c[len("stall_ms.") :] for c in columns])  # fmt: skip
+            axis.legend(loc="upper left")
+        axis.set_ylabel("ms waited")
 
     def __repr__(self):
         if not self.steps:

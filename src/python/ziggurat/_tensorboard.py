@@ -41,23 +41,33 @@ def _record(event):
     return length + struct.pack("<I", _masked_crc(length)) + event + struct.pack("<I", _masked_crc(event))
 
 
-def write_events(directory, steps, end_time):
-    """Writes the flat records of steps as one event file in the directory; returns its path.
+class EventFile:
+    """A new event file in a directory, whose records end with what was added last."""
 
-    A record has no time of its own: the last step ended at end_time (seconds since 1970), the others before it.
-    """
-    os.makedirs(directory, exist_ok=True)
-    begin = end_time - sum(s.get("step_ms", 0) for s in steps) / 1e3
-    path = os.path.join(directory, f"events.out.tfevents.{int(begin)}.{socket.gethostname()}")
-    now = begin
-    with open(path, "wb") as f:
-        f.write(_record(b"\x09" + struct.pack("<d", begin) + _bytes(3, b"brain.Event:2")))
-        for step in steps:
-            now += step.get("step_ms", 0) / 1e3
-            values = b"".join(
-                _bytes(1, _bytes(1, name.replace(".", "/").encode()) + b"\x15" + struct.pack("<f", value))
-                for name, value in step.items()
-                if name != "step" and isinstance(value, (int, float))
-            )
-            f.write(_record(b"\x09" + struct.pack("<d", now) + b"\x10" + _varint(step["step"]) + _bytes(5, values)))
-    return path
+    def __init__(self, directory, begin):
+        os.makedirs(directory, exist_ok=True)
+        self.path = os.path.join(directory, f"events.out.tfevents.{int(begin)}.{socket.gethostname()}")
+        self._file = open(self.path, "wb")
+        self._write(begin, _bytes(3, b"brain.Event:2"))
+
+    def add(self, step, when):
+        """The numbers of a flat record of one step, which ended `when` (seconds since 1970)."""
+        values = b"".join(
+            _bytes(1, _bytes(1, name.replace(".", "/").encode()) + b"\x15" + struct.pack("<f", value))
+            for name, value in step.items()
+            if name != "step" and isinstance(value, (int, float))
+        )
+        self._write(when, b"\x10" + _varint(step["step"]) + _bytes(5, values))
+
+    def _write(self, when, event):
+        self._file.write(_record(b"\x09" + struct.pack("<d", when) + event))
+        self._file.flush()
+
+    def close(self):
+        self._file.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()

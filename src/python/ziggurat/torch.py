@@ -7,20 +7,19 @@ Each is a torch.optim.Optimizer with the options of torch's own: schedulers, Gra
 and closures work as they do there. help(AdamW) has the rest.
 """
 import concurrent.futures
-import contextlib
 import math
-import threading
 import weakref
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from . import _core
+from . import _core, _optimizer_files
+from ._activations import offload_activations
 from ._errors import NumericError, UsageError
 from ._measure import probe
 from ._store import Store, bytes_of
 
-__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload_activations"]
+__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload_activations", "TrainerCallback"]
 
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -28,6 +27,15 @@ _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 def _local(t):
     """The tensor's part on this rank, for a DTensor; else the tensor."""
     return t.to_local() if hasattr(t, "to_local") else t
+
+
+def _spread_as(values, p):
+    """This rank's part of a tensor as a DTensor that is spread over the ranks as p is; p may be a plain tensor."""
+    if not hasattr(p, "to_local"):
+        return values
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(values, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
 
 
 class _Held:
@@ -69,7 +77,8 @@ class _StoredOptimizer(Optimizer):
         self._limit = None if state_dict_limit is None else bytes_of(state_dict_limit, "state_dict_limit")
         self._core = _core.Optimizer(self._store._core, self._kind, state, len(self._moment_names(defaults)),
                                      self._segment_bytes, seed)  # fmt: skip
-        self._numbers, self._versions, self._hooks = {}, {}, {}
+        self._numbers, self._keys, self._versions, self._hooks = {}, {}, {}, {}
+        self._saved = None  # the manifest of a checkpoint that has what the state is now
         self._jobs, self._worker, self._backwards, self._norm = {}, None, {}, None
         super().__init__(params, defaults)
 
@@ -91,10 +100,12 @@ class _StoredOptimizer(Optimizer):
                 raise UsageError(f"is in {local.dtype}", f"parameter {i} of group {len(self.param_groups) - 1}",
                                  "float32, bfloat16 or float16")  # fmt: skip
             number = len(self._numbers)
-            key = names[i] if names else f"param.{number}"
+            key = self._keys[p] = names[i] if names else f"param.{number}"
             self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), _TYPES[local.dtype])
             if self._overlap == "backward" and p.requires_grad:
-                self._hooks[p] = p.register_post_accumulate_grad_hook(self._after_backward)
+                # Not by a reference to the optimizer: a parameter's hooks are out of the garbage collector's sight.
+                update = weakref.WeakMethod(self._after_backward)
+                self._hooks[p] = p.register_post_accumulate_grad_hook(lambda p: (call := update()) and call(p))
 
     def _unused_name(self, key):
         name, again = f"optimizer.{key}", 0
@@ -165,6 +176,7 @@ class _StoredOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.flush()
+        self._saved = None
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if self._overlap == "backward":
             if scale is not None or found_inf is not None:
@@ -273,16 +285,24 @@ class _StoredOptimizer(Optimizer):
         """Bytes that the state takes in the store."""
         return sum(self._core.bytes(n) for n in self._numbers.values())
 
+    def above_limit(self):
+        """Whether the state of parameters that have had a step is larger than state_dict_limit."""
+        begun = (n for p, n in self._numbers.items() if "step" in self.state.get(p, {}))
+        return self._limit is not None and sum(self._core.bytes(n) for n in begun) > self._limit
+
     @torch.no_grad()
     def state_dict(self):
         """As torch.optim's own, in fp32, with "master" for parameters that are not in fp32.
 
         torch.optim's optimizer of the same name loads it, and this one loads what that one saves. All of it is in
-        memory: above state_dict_limit bytes it raises RuntimeError.
+        memory. Above state_dict_limit bytes it names the checkpoint that save() has written since the last step
+        instead; where there is none, it raises RuntimeError.
         """
         self.flush()
-        if self._limit is not None and self.state_bytes() > self._limit:
-            raise RuntimeError(f"the state has {self.state_bytes()} bytes, more than state_dict_limit ({self._limit})")
+        above = self.above_limit()
+        if above and self._saved is None:
+            raise RuntimeError(f"the state has {self.state_bytes()} bytes, more than state_dict_limit ({self._limit}): "
+                               "call save(directory) first, and state_dict() refers to what it has written")  # fmt: skip
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         params = self._numbered()
@@ -291,8 +311,11 @@ class _StoredOptimizer(Optimizer):
         for group in self.param_groups:
             groups.append({k: v for k, v in group.items() if k != "params"})
             groups[-1]["params"] = [index[p] for p in group["params"]]
-        out = {"state": {i: self._read(p) for i, p in enumerate(params) if "step" in self.state.get(p, {})},
-               "param_groups": groups}  # fmt: skip
+        out = {"state": {}, "param_groups": groups}
+        if above:
+            out["ziggurat"] = {"format": 1, "manifest": self._saved}
+        else:
+            out["state"] = {i: self._read(p) for i, p in enumerate(params) if "step" in self.state.get(p, {})}
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, out)
             out = out if changed is None else changed
@@ -300,22 +323,27 @@ class _StoredOptimizer(Optimizer):
 
     def _read(self, p):
         number, local = self._numbers[p], _local(p)
-        weights = self._host_copy(local)
+        weights = self._known_weights(p)
         state = {"step": self.state[p]["step"].clone()}
-        if self._versions.get(p) != p._version:
-            self._core.weights_changed(number, weights.data_ptr())
-            self._versions[p] = p._version
         parts = [(name, str(i)) for i, name in enumerate(self._group_names(p))]
         if local.dtype != torch.float32:
             parts.append(("master", "master"))
         for name, part in parts:
             values = torch.empty(local.shape, dtype=torch.float32)
             self._core.read(number, part, weights.data_ptr(), values.data_ptr())
-            state[name] = values
+            state[name] = _spread_as(values, p)
         if self._format == "int8" and parts:
             state["codes"] = torch.empty(self._core.bytes(number), dtype=torch.uint8)
             self._core.copy_blocks(number, True, state["codes"].data_ptr())
         return state
+
+    def _known_weights(self, p):
+        """The weights in host memory; their masters know what others have written to them."""
+        weights = self._host_copy(_local(p))
+        if self._versions.get(p) != p._version:
+            self._core.weights_changed(self._numbers[p], weights.data_ptr())
+            self._versions[p] = p._version
+        return weights
 
     def _group_names(self, p):
         return self._names
@@ -324,9 +352,11 @@ class _StoredOptimizer(Optimizer):
     def load_state_dict(self, state_dict):
         """Takes the state of state_dict(), of this class or of torch.optim's optimizer of the same name.
 
-        Moments keep all their bits, whatever type and device the parameters have.
+        Moments keep all their bits, whatever type and device the parameters have. Where it names a checkpoint that is
+        loaded, with the weights in it.
         """
         self.flush()
+        self._saved = None
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
@@ -341,7 +371,10 @@ class _StoredOptimizer(Optimizer):
             for key in ("amsgrad", "maximize"):
                 if group.get(key):
                     raise UsageError("is not offered", key, "the saved state was made with it")
-        for p, i in zip(params, ids):
+        reference = state_dict.get("ziggurat")
+        if reference is not None:
+            self.load(reference["manifest"])
+        for p, i in zip(params, ids) if reference is None else ():
             if i in state_dict["state"]:
                 self._write(p, state_dict["state"][i])
             elif "step" in self.state.get(p, {}):
@@ -351,8 +384,9 @@ class _StoredOptimizer(Optimizer):
 
     def _write(self, p, saved):
         number, local = self._numbers[p], _local(p)
-        weights = self._host_copy(local)
-        self._core.reset(number, weights.data_ptr())
+        # torch's SGD does not count; of dampening only the first step knows.
+        step = saved.get("step", 1 if saved.get("momentum_buffer") is not None else 0)
+        weights = self._begin_state(p, step)
         for part, name in enumerate(self._group_names(p)):
             self._write_part(p, str(part), saved, name, weights)
         if "master" in saved and local.dtype != torch.float32:
@@ -364,10 +398,14 @@ class _StoredOptimizer(Optimizer):
                 raise UsageError(f"has {codes.numel()} bytes", f"codes of parameter {number}",
                                  "they fit optimizers of the same segment_bytes")  # fmt: skip
             self._core.copy_blocks(number, False, codes.data_ptr())
-        # torch's SGD does not count; of dampening only the first step knows.
-        step = saved.get("step", 1 if saved.get("momentum_buffer") is not None else 0)
-        self.state[p] = {"step": torch.tensor(float(step)), "held": _Held(number, self._core.bytes(number))}
         self._versions[p] = p._version
+
+    def _begin_state(self, p, step):
+        """State of p as before its first step, but of this number of steps; its weights in host memory."""
+        number, weights = self._numbers[p], self._host_copy(_local(p))
+        self._core.reset(number, weights.data_ptr())
+        self.state[p] = {"step": torch.tensor(float(step)), "held": _Held(number, self._core.bytes(number))}
+        return weights
 
     def _write_part(self, p, part, saved, name, weights):
         values = saved.get(name)
@@ -378,6 +416,25 @@ class _StoredOptimizer(Optimizer):
             raise UsageError(f"has {values.numel()} elements", f"{name} of parameter {self._numbers[p]}",
                              f"expected {weights.numel()}")  # fmt: skip
         self._core.write(self._numbers[p], part, weights.data_ptr(), values.data_ptr())
+
+    @torch.no_grad()
+    def save(self, directory):
+        """Writes weights and state as a new checkpoint in `directory`; returns the path of its manifest.
+
+        One segment is in memory at a time. It has its name only when all of it is on the drive, and hashes of all that
+        is in it: `ziggurat checkpoint show` and `verify` read it. Raises IoError or OSError.
+        """
+        self._saved = _optimizer_files.save(self, directory)
+        return self._saved
+
+    @torch.no_grad()
+    def load(self, path):
+        """Takes weights, state and groups of a checkpoint of save(): its manifest, its directory, or the one above.
+
+        All hashes are compared first. Raises UsageError where it is damaged or of another model.
+        """
+        self._saved = None
+        _optimizer_files.load(self, path)
 
     # ---- life ----
 
@@ -421,7 +478,7 @@ _COMMON = """
     max_grad_norm      clips the norm of all gradients in step(), without a pass of its own; or clip by torch
     accumulation_steps with overlap="backward": how many backward passes make one step
     segment_bytes      of state that move as one
-    state_dict_limit   bytes above which state_dict() refuses; None: no limit
+    state_dict_limit   bytes above which state_dict() names a checkpoint of save() instead; None: no limit
     seed               of stochastic rounding, for "bf16" and "int8"
 
     Parameters: on the CPU in fp32, bf16 or fp16, updated in place. Those on a GPU pass through pinned host memory. If
@@ -508,90 +565,10 @@ class SGD(_StoredOptimizer):
         rule.nesterov = bool(group["nesterov"])
 
 
-class _Slots:
-    """Tensors of a store that hold one activation each, kept for the next of the same size."""
+def __getattr__(name):
+    # Needs transformers, which nothing else here does.
+    if name == "TrainerCallback":
+        from ._trainer import TrainerCallback
 
-    def __init__(self, store, lowest):
-        self._store, self._lowest, self._free, self._made = store, lowest, {}, 0
-        self._lock = threading.RLock()  # a finalizer may run inside take()
-
-    def take(self, nbytes):
-        size = -(-nbytes // 4096) * 4096
-        with self._lock:
-            if self._free.get(size):
-                return self._free[size].pop()
-            self._made += 1
-            name = f"activation.{id(self):x}.{self._made}"
-            return self._store.add(name, "u8", (size,), role="activation", segment_bytes=0, lowest=self._lowest)
-
-    def give_back(self, slot):
-        with self._lock:
-            self._free.setdefault(slot.nbytes, []).append(slot)
-
-
-class _Activation:
-    """One tensor that autograd saved. Its slot is free again when autograd drops it."""
-
-    def __init__(self, slots, t, order):
-        self.shape, self.dtype, self.device, self.order = t.shape, t.dtype, t.device, order
-        self.strides = torch.empty_like(t, device="meta").stride()  # kernels may add in another order for others
-        self.nbytes = t.numel() * t.element_size()
-        self.slot = slots.take(self.nbytes)
-        with self.slot.acquire(0, "overwrite") as lease:
-            self._view(lease).copy_(t.detach())
-        weakref.finalize(self, slots.give_back, self.slot)
-
-    def _view(self, lease):
-        return torch.frombuffer(lease, dtype=torch.uint8, count=self.nbytes).view(self.dtype).view(self.shape)
-
-    def fetch(self):
-        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
-        with self.slot.acquire(0, "read") as lease:
-            out.copy_(torch.from_dlpack(lease)[: self.nbytes].view(self.dtype).view(self.shape))
-        return out
-
-
-@contextlib.contextmanager
-def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda t: False):
-    """What autograd saves for the backward pass of the block's forward goes to the store, and comes back in time.
-
-        with zt.offload_activations(store):
-            loss = model(batch)
-        loss.backward()
-
-    min_bytes  smaller tensors stay where they are
-    lowest     "nvme", or "host"
-    skip       tensors for which it returns True stay where they are
-    Weights stay too, and what is saved several times is stored once. Gradients have the same bits as without. The store
-    must stay open until the graph is gone, and its host budget holds at least the largest two tensors. It must not be
-    the store of an optimizer whose updates overlap.
-    """
-    # The slots outlive the block: the next forward pass takes them again.
-    pools = store.__dict__.setdefault("_activation_slots", {})
-    slots, known, order = pools.setdefault(lowest, _Slots(store, lowest)), {}, []
-
-    def pack(t):
-        base = t if t._base is None else t._base
-        weight = isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)
-        if weight or t.numel() * t.element_size() < min_bytes or t.layout != torch.strided or skip(t):
-            return t
-        storage = t.untyped_storage()
-        key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
-        saved, alive = known.get(key, (None, None))
-        found = saved() if saved is not None and not alive.expired() else None
-        if found is None:
-            found = _Activation(slots, t, len(order))
-            known[key] = (weakref.ref(found), torch.multiprocessing.reductions.StorageWeakRef(storage))
-            order.append(weakref.ref(found))
-        return found
-
-    def unpack(saved):
-        if not isinstance(saved, _Activation):
-            return saved
-        for earlier in order[max(0, saved.order - 2) : saved.order]:  # the backward pass goes the other way, mostly
-            if (ahead := earlier()) is not None:
-                ahead.slot.prefetch()
-        return saved.fetch()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+        return TrainerCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

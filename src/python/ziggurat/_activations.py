@@ -1,0 +1,97 @@
+"""Saved tensors of a torch model in a store, from the forward pass until the backward pass needs them."""
+import contextlib
+import threading
+import weakref
+
+import torch
+
+
+class _Slots:
+    """Tensors of a store that hold one activation each, kept for the next of the same size."""
+
+    def __init__(self, store, lowest):
+        self._store, self._lowest, self._free, self._made = store, lowest, {}, 0
+        # One thread at a time is inside the store, which add() needs alone. A finalizer may run inside take().
+        self.lock = store.__dict__.setdefault("_activation_lock", threading.RLock())
+
+    def take(self, nbytes):
+        size = -(-nbytes // 4096) * 4096
+        with self.lock:
+            if self._free.get(size):
+                return self._free[size].pop()
+            self._made += 1
+            name = f"activation.{id(self):x}.{self._made}"
+            return self._store.add(name, "u8", (size,), role="activation", segment_bytes=0, lowest=self._lowest)
+
+    def give_back(self, slot):
+        with self.lock:
+            self._free.setdefault(slot.nbytes, []).append(slot)
+
+
+class _Activation:
+    """One tensor that autograd saved. Its slot is free again when autograd drops it."""
+
+    def __init__(self, slots, t, order):
+        self.shape, self.dtype, self.device, self.order = t.shape, t.dtype, t.device, order
+        self.strides = torch.empty_like(t, device="meta").stride()  # kernels may add in another order for others
+        self.nbytes = t.numel() * t.element_size()
+        self.slots, self.slot = slots, slots.take(self.nbytes)
+        with slots.lock, self.slot.acquire(0, "overwrite") as lease:
+            self._view(lease).copy_(t.detach())
+        weakref.finalize(self, slots.give_back, self.slot)
+
+    def _view(self, lease):
+        return torch.frombuffer(lease, dtype=torch.uint8, count=self.nbytes).view(self.dtype).view(self.shape)
+
+    def fetch(self):
+        out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+        with self.slots.lock, self.slot.acquire(0, "read") as lease:
+            out.copy_(torch.from_dlpack(lease)[: self.nbytes].view(self.dtype).view(self.shape))
+        return out
+
+
+@contextlib.contextmanager
+def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda t: False):
+    """What autograd saves for the backward pass of the block's forward goes to the store, and comes back in time.
+
+        with zt.offload_activations(store):
+            loss = model(batch)
+        loss.backward()
+
+    min_bytes  smaller tensors stay where they are
+    lowest     "nvme", or "host"
+    skip       tensors for which it returns True stay where they are
+    Weights stay too, and what is saved several times is stored once. Gradients have the same bits as without. The store
+    must stay open until the graph is gone, and its host budget holds at least the largest two tensors. It must not be
+    the store of an optimizer whose updates overlap.
+    """
+    # The slots outlive the block: the next forward pass takes them again.
+    pools = store.__dict__.setdefault("_activation_slots", {})
+    slots, known, order = pools.setdefault(lowest, _Slots(store, lowest)), {}, []
+
+    def pack(t):
+        base = t if t._base is None else t._base
+        weight = isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)
+        if weight or t.numel() * t.element_size() < min_bytes or t.layout != torch.strided or skip(t):
+            return t
+        storage = t.untyped_storage()
+        key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
+        saved, alive = known.get(key, (None, None))
+        found = saved() if saved is not None and not alive.expired() else None
+        if found is None:
+            found = _Activation(slots, t, len(order))
+            known[key] = (weakref.ref(found), torch.multiprocessing.reductions.StorageWeakRef(storage))
+            order.append(weakref.ref(found))
+        return found
+
+    def unpack(saved):
+        if not isinstance(saved, _Activation):
+            return saved
+        for earlier in order[max(0, saved.order - 2) : saved.order]:  # the backward pass goes the other way, mostly
+            if (ahead := earlier()) is not None:
+                with slots.lock:
+                    ahead.slot.prefetch()
+        return saved.fetch()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

@@ -1,0 +1,88 @@
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from . import Store
+from ._trainer import TrainerCallback as TrainerCallback
+
+_Size = int | str
+_Overlap = Literal["step", "forward", "backward"]
+_State = Literal["fp32", "split", "bf16", "int8"]
+_Drives = Mapping[Any, _Size] | Iterable[tuple[Any, _Size]]
+_Params = Iterable[Any]
+
+class _StoredOptimizer(Optimizer):
+    @property
+    def store(self) -> Store: ...
+    @property
+    def grad_norm(self) -> float | None: ...
+    def step(self, closure: Callable[[], Any] | None = None) -> Any: ...
+    def flush(self) -> None: ...
+    def attach(self, model: torch.nn.Module) -> list[Any]: ...
+    def state_bytes(self) -> int: ...
+    def above_limit(self) -> bool: ...
+    def save(self, directory: Any) -> str: ...
+    def load(self, path: Any) -> None: ...
+    def close(self) -> None: ...
+
+class AdamW(_StoredOptimizer):
+    def __init__(
+        self,
+        params: _Params,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        store: Store | None = None,
+        host_bytes: _Size | None = None,
+        drives: _Drives = (),
+        state: _State = "fp32",
+        overlap: _Overlap = "step",
+        max_grad_norm: float | None = None,
+        accumulation_steps: int = 1,
+        segment_bytes: _Size = ...,
+        state_dict_limit: _Size | None = None,
+        seed: int = 0,
+    ) -> None: ...
+
+class Adam(AdamW):
+    def __init__(
+        self,
+        params: _Params,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        **options: Any,
+    ) -> None: ...
+
+class Lion(_StoredOptimizer):
+    def __init__(
+        self,
+        params: _Params,
+        lr: float | torch.Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0,
+        **options: Any,
+    ) -> None: ...
+
+class SGD(_StoredOptimizer):
+    def __init__(
+        self,
+        params: _Params,
+        lr: float | torch.Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        **options: Any,
+    ) -> None: ...
+
+def offload_activations(
+    store: Store, *, min_bytes: int = ..., lowest: Literal["nvme", "host"] = "nvme",
+    skip: Callable[[torch.Tensor], bool] = ...,
+) -> AbstractContextManager[None]: ...

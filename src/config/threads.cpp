@@ -1,4 +1,4 @@
-// The "threads" section: which cores compute, and which are reserved. The session checks that the machine has
+// The "threads" section: which cores compute, and which are reserved. The trainer checks that the machine has
 // them, since a configuration may be read on another machine.
 #include <fmt/format.h>
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "train/files.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -66,7 +66,7 @@ inline Strings small(std::int64_t steps) {
           "eval.every=0"};
 }
 
-class CheckpointFixture : public SessionTest {
+class CheckpointFixture : public RunTest {
  protected:
   struct Outcome {
     std::vector<double> losses, norms;

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "config/composition_cases.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 
 using Pair = std::array<std::size_t, 4>;  // axis, choice, and another axis, choice
 
-class ComposedRuns : public SessionTest {
+class ComposedRuns : public RunTest {
  protected:
   // Those that some run has. A few others are excluded by what both of them need, e.g. groups of ranks with
   // gpudirect_storage, which is for one GPU: `implied` counts them.

@@ -1,11 +1,11 @@
 // Runs whose ranks have parts of the same sequences.
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
 
-class ContextRuns : public SessionTest {
+class ContextRuns : public RunTest {
  protected:
   struct Outcome {
     std::vector<double> losses;

@@ -1,13 +1,13 @@
 // Runs whose ranks are spread along several axes at once: parts of layers, parts of sequences, stages.
 #include "train/agreement.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/observers.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
 
-class GridRuns : public SessionTest {
+class GridRuns : public RunTest {
  protected:
   struct Losses final : TrainObserver {
     std::vector<double> all;

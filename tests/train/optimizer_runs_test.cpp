@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/data_support.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/observers.hpp"
 
 namespace zg {
@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-class OptimizerRuns : public SessionTest {
+class OptimizerRuns : public RunTest {
  protected:
   RunConfig config(const Strings& overrides) const {
     return tiny({"steps=25", "train_batch_size=8", "train_micro_batch_size_per_gpu=4", "eval.batches=1"},

@@ -1,14 +1,14 @@
 // A run whose ranks are the stages of a pipeline, as a library.
 #include "train/agreement.hpp"
 #include "train/rank_plans.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/observers.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
 
-class PipelineOfARun : public SessionTest {
+class PipelineOfARun : public RunTest {
  protected:
   struct Records final : TrainObserver {
     std::vector<StepRecord> all;

@@ -2,7 +2,7 @@
 #include <charconv>
 
 #include "support/process.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/run_plan.hpp"
@@ -19,7 +19,7 @@ std::int64_t number_after(const std::string& text, const std::string& key) {
   return value;
 }
 
-using RanksInitialise = SessionTest;
+using RanksInitialise = RunTest;
 
 // A weight's first value depends on its name and place alone.
 TEST_F(RanksInitialise, WithTheSameWeightsForAnyNumber) {
@@ -42,7 +42,7 @@ TEST_F(RanksInitialise, WithTheSameWeightsForAnyNumber) {
 }
 
 // Four ranks with their state on drives of memory, and a quarter of the host's tier each.
-class RanksOnDrives : public SessionTest {
+class RanksOnDrives : public RunTest {
  protected:
   RunConfig config(int ranks, std::int64_t device, std::int64_t host) const {
     Strings settings{"model.n_embd=128",

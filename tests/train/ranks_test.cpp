@@ -1,12 +1,12 @@
 // A run on several ranks of this process, as a library.
 #include "train/agreement.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
 
-class RanksOfARun : public SessionTest {
+class RanksOfARun : public RunTest {
  protected:
   struct Outcome {
     std::vector<double> losses;

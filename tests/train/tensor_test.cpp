@@ -1,13 +1,13 @@
 // Runs whose ranks have a part of each layer: the files that they read and write are of the whole model, and
 // random initial weights are those of one rank.
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/train/run_plan.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {
 namespace {
 
-class TensorRuns : public SessionTest {
+class TensorRuns : public RunTest {
  protected:
   struct Losses final : TrainObserver {
     std::vector<double> all;

@@ -2,7 +2,7 @@
 // byte.
 #include <cmath>
 
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/run_plan.hpp"
@@ -15,7 +15,7 @@ Strings operator+(Strings a, const Strings& b) {
   return a;
 }
 
-class TileRuns : public SessionTest {
+class TileRuns : public RunTest {
  protected:
   static constexpr std::int64_t kLayer = 12 * 384 * 384 * 4;  // its matrices in fp32
 

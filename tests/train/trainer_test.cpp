@@ -1,7 +1,7 @@
 // The trainer as a library: what it plans for which machine, whom it tells what, and when it ends.
 #include "ziggurat/train/trainer.hpp"
 
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 
@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TrainerLibrary : public SessionTest {
+class TrainerLibrary : public RunTest {
  protected:
   RunConfig config(const Strings& overrides) const {
     return tiny({"data.validation=0.2", "train_batch_size=4", "steps=5", "eval.every=2", "eval.batches=3"},

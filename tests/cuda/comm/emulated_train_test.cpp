@@ -7,7 +7,7 @@
 #include "tests/cuda/comm/fake_nccl.hpp"
 #include "tests/cuda/host_blas.hpp"
 #include "tests/support/errors.hpp"
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/comm/gpu.hpp"
 #include "ziggurat/device/cuda.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -63,7 +63,7 @@ std::string describe_nccl() {
 
 namespace {
 
-class TrainOnGpus : public SessionTest {
+class TrainOnGpus : public RunTest {
  protected:
   struct Outcome {
     std::vector<float> weights;

@@ -1,7 +1,7 @@
-// The drives of a session: when they are opened, and how what is measured of them is used; and its machine.
+// The drives of a run: when they are opened, and how what is measured of them is used; and its machine.
 #include "ziggurat/train/trainer.hpp"
 
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/cuda.hpp"
 #include "ziggurat/train/machine.hpp"
@@ -11,12 +11,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class SessionDrives : public SessionTest {
+class RunDrives : public RunTest {
  protected:
   RunConfig config(const Strings& overrides) const { return tiny_on_drives({"a", "b"}, overrides); }
 };
 
-TEST_F(SessionDrives, ExtentsAreSpreadByTheGivenShares) {
+TEST_F(RunDrives, ExtentsAreSpreadByTheGivenShares) {
   for (const int faster : {0, 1}) {
     // Blocks enough for a share to show: the state of each is one extent, which lies on one drive.
     Trainer trainer(config({"aio.backend=ram", "model.n_layer=12"}));
@@ -29,7 +29,7 @@ TEST_F(SessionDrives, ExtentsAreSpreadByTheGivenShares) {
   }
 }
 
-TEST_F(SessionDrives, AreOpenedBeforeTheStartAndReclaimWhatAKilledRunHasLeft) {
+TEST_F(RunDrives, AreOpenedBeforeTheStartAndReclaimWhatAKilledRunHasLeft) {
   const std::string leftover = write("b/ziggurat-0123456789abcdef.tier", std::string(100000, 'x'));
   Trainer trainer(config({}));
   EXPECT_TRUE(fs::exists(leftover));  // not before it is meant
@@ -49,16 +49,16 @@ TEST_F(SessionDrives, AreOpenedBeforeTheStartAndReclaimWhatAKilledRunHasLeft) {
   EXPECT_HAS(error.message(), "is in use by this process");
 }
 
-TEST_F(SessionDrives, TheSameDirectoryTwiceIsFound) {
+TEST_F(RunDrives, TheSameDirectoryTwiceIsFound) {
   Trainer trainer(config({"tiers.nvme.1.path=" + directory_ + "/b/../a"}));
   const Error error = usage_error([&] { return trainer.open_node(), 0; });
   EXPECT_HAS(error.hint(), "a directory of its own");
   EXPECT_FALSE(fs::exists(directory_ + "/a/ziggurat.lock"));
 }
 
-class SessionDevice : public SessionTest {};
+class RunDevice : public RunTest {};
 
-TEST_F(SessionDevice, AGpuThatIsNotThereIsSaidBeforeAnythingIsTaken) {
+TEST_F(RunDevice, AGpuThatIsNotThereIsSaidBeforeAnythingIsTaken) {
   if (!list_gpus(nullptr).empty()) GTEST_SKIP() << "there is a GPU";
   const RunConfig config = on_book({"devices=cuda", "data.seq_len=8"});
   const Error e = test::error_of([&] { const Trainer trainer(config); });

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "train/session_fixture.hpp"
+#include "train/run_fixture.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/system.hpp"
 
@@ -12,9 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class SessionThreads : public SessionTest {
+class RunThreads : public RunTest {
  protected:
-  ~SessionThreads() override { set_parallelism(tbb::info::default_concurrency()); }
+  ~RunThreads() override { set_parallelism(tbb::info::default_concurrency()); }
   RunConfig config(const Strings& overrides) const { return tiny_on_drives({"drive"}, overrides); }
   // The cores of this process's threads, by their names, as the kernel tells them.
   static std::multimap<std::string, std::string> cores_of_threads() {
@@ -37,7 +37,7 @@ class SessionThreads : public SessionTest {
   const int cores_ = tbb::info::default_concurrency();
 };
 
-TEST_F(SessionThreads, MoreThanThereAreIsRefusedBeforeAnythingIsOpened) {
+TEST_F(RunThreads, MoreThanThereAreIsRefusedBeforeAnythingIsOpened) {
   const std::string n = std::to_string(cores_ + 1);
   const Error compute = usage_error([&] { return Trainer(config({"threads.compute=" + n})), 0; });
   EXPECT_EQ(compute.where(), "threads.compute");
@@ -48,7 +48,7 @@ TEST_F(SessionThreads, MoreThanThereAreIsRefusedBeforeAnythingIsOpened) {
   EXPECT_TRUE(fs::is_empty(directory_ + "/drive"));
 }
 
-TEST_F(SessionThreads, TheLimitHolds) {
+TEST_F(RunThreads, TheLimitHolds) {
   Trainer trainer(config({"threads.compute=1"}));
   EXPECT_EQ(parallelism(), cores_);  // nothing is taken before it is meant
   trainer.start();
@@ -56,7 +56,7 @@ TEST_F(SessionThreads, TheLimitHolds) {
   EXPECT_HAS(trainer.describe(), "\nthreads    1 compute on node ");
 }
 
-TEST_F(SessionThreads, IoHasTheReservedCoreAndComputeTheOthers) {
+TEST_F(RunThreads, IoHasTheReservedCoreAndComputeTheOthers) {
   if (cores_ < 2 || read_core_topology().nodes.size() > 1) GTEST_SKIP() << "needs one node of two cores";
   const std::vector<int> all = usable_cores();
   for (const bool bind : {true, false}) {

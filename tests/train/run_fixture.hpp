@@ -1,4 +1,4 @@
-// What the tests of sessions share: a text, and runs of a tiny model on it.
+// What the tests of runs share: a text, and runs of a tiny model on it.
 #pragma once
 #include <string>
 
@@ -7,9 +7,9 @@
 
 namespace zg {
 
-class SessionTest : public ConfigTest {
+class RunTest : public ConfigTest {
  protected:
-  SessionTest() {
+  RunTest() {
     std::string text;
     while (text.size() < 4000) text += "all work and no play makes jack a dull boy, ";
     write("book.txt", text);

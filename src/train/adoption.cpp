@@ -52,8 +52,8 @@ bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedSt
     if (slot == slots.end()) {
       // One slot must be left for the next write-back, but of what never changes and has one version.
       const TensorTable& table = plan.layout->table;
-      const int versions = table.tensor(table.segment(ids[i]).tensor).spec.versions;
-      if (static_cast<int>(slots.size()) + (versions > 1 ? 1 : 0) >= versions) return false;
+      const int most = table.tensor(table.segment(ids[i]).tensor).spec.versions;
+      if (static_cast<int>(slots.size()) + (most > 1 ? 1 : 0) >= most) return false;
       if (!slots.empty() && segment.stored.version > slots.front().version) return false;
       slots.push_back(segment.stored);
       slot = std::prev(slots.end());

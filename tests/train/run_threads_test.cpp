@@ -1,4 +1,4 @@
-// A session with a "threads" section.
+// A run with a "threads" section.
 #include <tbb/info.h>
 
 #include <map>

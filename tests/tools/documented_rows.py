@@ -79,6 +79,7 @@ HELPS = {
     "make_lora.py": "source tests/reference/make_lora.py",
     "load_adapter.py": "source tests/reference/load_adapter.py",
     "seeded_bugs.py": "python tests/tools/seeded_bugs.py --help",
+    "ranks_efficiency.py": "python bench/ranks_efficiency.py --help",
     "ranks_nvme.py": "python bench/ranks_nvme.py --help",
     "documented_commands.py": "python tests/tools/documented_commands.py --help",
     "quickstart.sh": "tools/quickstart.sh --help",
@@ -362,6 +363,9 @@ ROWS = (
     Row("same_bits", ("bench/same_bits.py *",), instead=(
         "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),
         expect=("same     Lion", "1 of 1 the same in losses, weights and bytes")),
+    Row("ranks_efficiency", ("bench/ranks_efficiency.py", "bench/ranks_efficiency.py *"), instead=(
+        "bench/ranks_efficiency.py --what efficiency --model tiny --rounds 1 --steps 1 --out efficiency.json",),
+        expect=(" of 1 rank",)),
     Row("ranks_nvme", ("bench/ranks_nvme.py *",), instead=(
         "bench/ranks_nvme.py --model tiny --ranks 1,2 --rounds 1 --steps 1 --out ranks.json",),
         expect=("2 rank\\(s\\): step .* of 1 rank\\(s\\)",)),
@@ -383,7 +387,7 @@ ROWS = (
     Row("common", ("tools/common.sh",), why="is read by the scripts beside it"),
     Row("cudnn_headers", ("tools/cudnn_headers.sh", "tools/cudnn_headers.sh *"), why="fetches packages"),
     Row("python_packages", ("tools/python_packages.sh", "tools/python_packages.sh *"), why="fetches packages"),
-    Row("wheel", ("tools/wheel.sh *",), why="builds the package, and fetches packages"),
+    Row("wheel", ("tools/wheel.sh", "tools/wheel.sh *"), why="builds the package, and fetches packages"),
     Row("ptxas", ("tools/ptxas.sh *",), why="needs nvcc"),
     Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
         foreign=True),

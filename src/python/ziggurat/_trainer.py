@@ -47,9 +47,9 @@ class TrainerCallback(transformers.TrainerCallback):
         # A scheduler has changed lr by now, and has left there what it began with.
         found = {group.get("initial_lr", group["lr"]) for group in optimizer.param_groups}
         if found == {default} and default != args.learning_rate:
-            warnings.warn(f"the optimizer trains with its own default lr {default}, not with the arguments' learning_rate "
-                          f"{args.learning_rate}, which the Trainer does not hand on; take optimizer_cls_and_kwargs="
-                          "zt.trainer_optimizer(args, ...)", stacklevel=2)  # fmt: skip
+            warnings.warn(f"the optimizer trains with its own default lr {default}, not with the arguments' "
+                          f"learning_rate {args.learning_rate}, which the Trainer does not hand on; take "
+                          "optimizer_cls_and_kwargs=zt.trainer_optimizer(args, ...)", stacklevel=2)  # fmt: skip
 
     def _save(self, args, state, control):
         o = self._optimizer

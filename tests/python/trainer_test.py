@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 from support import InFolder, need, same_bits
 
@@ -45,29 +46,80 @@ class Stop(transformers.TrainerCallback):
 
 
 class TrainerRuns(InFolder):
-    def run_trainer(self, name, stop=None, resume=None, **options):
-        drive = os.path.join(self.folder, name + "-drive")
-        os.makedirs(drive, exist_ok=True)
-        args = transformers.TrainingArguments(
+    def arguments(self, name, **others):
+        return transformers.TrainingArguments(
             output_dir=os.path.join(self.folder, name), max_steps=8, per_device_train_batch_size=4, save_steps=4,
             logging_steps=1, report_to=[], use_cpu=True, seed=0, disable_tqdm=True, learning_rate=1e-2,
-            lr_scheduler_type="linear", gradient_accumulation_steps=2,
+            lr_scheduler_type="linear", gradient_accumulation_steps=2, **others,
         )  # fmt: skip
-        options = {"drives": {drive: "64MiB"}, "host_bytes": "256KiB", "segment_bytes": "64KiB", **options}
-        trainer = transformers.Trainer(
-            model=tiny_gpt2(), args=args, train_dataset=samples(), optimizer_cls_and_kwargs=(zt.AdamW, options),
-            callbacks=[zt.TrainerCallback(), *([Stop(stop)] if stop else [])],
-        )  # fmt: skip
+
+    def finish(self, trainer, resume=None):
+        """Trains; returns the losses, the weights and the optimizer."""
         try:
             trainer.train(resume_from_checkpoint=resume)
         except KeyboardInterrupt:
             pass
         optimizer = trainer.optimizer
-        while not hasattr(optimizer, "state_bytes"):
+        while hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
-        optimizer.close()
+        if hasattr(optimizer, "close"):
+            optimizer.close()
         losses = [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e]
-        return losses, list(trainer.model.parameters()), trainer
+        return losses, list(trainer.model.parameters()), optimizer
+
+    def run_trainer(self, name, stop=None, resume=None, **options):
+        drive = os.path.join(self.folder, name + "-drive")
+        os.makedirs(drive, exist_ok=True)
+        options = {"drives": {drive: "64MiB"}, "host_bytes": "256KiB", "segment_bytes": "64KiB", **options}
+        args = self.arguments(name)
+        trainer = transformers.Trainer(
+            model=tiny_gpt2(), args=args, train_dataset=samples(),
+            optimizer_cls_and_kwargs=zt.trainer_optimizer(args, **options),
+            callbacks=[zt.TrainerCallback(), *([Stop(stop)] if stop else [])],
+        )  # fmt: skip
+        losses, weights, _ = self.finish(trainer, resume)
+        return losses, weights, trainer
+
+    def test_losses_and_weights_are_those_of_adamw_torch(self):
+        # GPT-2's key biases have a gradient of 0 but for rounding. Adam with its own eps of 1e-8 makes steps of that
+        # noise, which no two orders of additions have in common; with this one they stay below the bound.
+        args = self.arguments("torch", optim="adamw_torch", adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6,
+                              weight_decay=0.1, warmup_steps=2, save_strategy="no")  # fmt: skip
+        common = {"args": args, "train_dataset": samples()}
+        expected, theirs, reference = self.finish(transformers.Trainer(model=tiny_gpt2(), **common))
+        self.assertIsInstance(reference, torch.optim.AdamW)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*its own default lr")
+            trainer = transformers.Trainer(
+                model=tiny_gpt2(), optimizer_cls_and_kwargs=zt.trainer_optimizer(args, host_bytes="8MiB"),
+                callbacks=[zt.TrainerCallback()], **common)  # fmt: skip
+            found, ours, optimizer = self.finish(trainer)
+        self.assertIsInstance(optimizer, zt.AdamW)
+        for (step, a), (other, b) in zip(found, expected, strict=True):
+            self.assertEqual(step, other)
+            self.assertAlmostEqual(a, b, delta=1e-5)
+        started = list(tiny_gpt2().parameters())
+        for a, b, c in zip(ours, theirs, started, strict=True):
+            self.assertLess((a - b).abs().max().item(), 1e-6)
+            self.assertGreater((a - c).abs().max().item(), 1e-3)
+
+    def test_an_optimizer_that_was_left_at_its_own_learning_rate(self):
+        for options, warned in (({}, 1), ({"lr": 2e-3}, 0)):
+            trainer = transformers.Trainer(
+                model=tiny_gpt2(), args=self.arguments("default", save_strategy="no"), train_dataset=samples(),
+                optimizer_cls_and_kwargs=(zt.AdamW, {"host_bytes": "8MiB", **options}),
+                callbacks=[zt.TrainerCallback(), Stop(1)])  # fmt: skip
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                self.finish(trainer)
+            self.assertEqual(sum("its own default lr 0.001" in str(w.message) for w in seen), warned)
+
+    def test_options_from_the_arguments(self):
+        args = self.arguments("options", adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6)
+        kind, options = zt.trainer_optimizer(args, eps=1e-7, state="split")
+        self.assertIs(kind, zt.AdamW)
+        self.assertEqual(options, {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-7, "state": "split"})
+        self.assertEqual(zt.trainer_optimizer(args, zt.Lion), (zt.Lion, {"lr": 1e-2}))
 
     def test_stopped_and_resumed_as_if_it_had_not_stopped(self):
         for name, options in (("whole", {}), ("referred", {"state_dict_limit": 1000})):

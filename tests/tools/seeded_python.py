@@ -59,4 +59,7 @@ BUGS = (
     ("the Trainer's callback saves after state_dict() was asked for", "src/python/ziggurat/_trainer.py",
      "    def on_step_end(", "    def on_save(",
      "trainer_test.py", "TrainerRuns.test_stopped_and_resumed_as_if_it_had_not_stopped"),
+    ("the optimizer of a Trainer keeps its own learning rate", "src/python/ziggurat/_trainer.py",
+     'taken = {"lr": args.learning_rate}', "taken = {}",
+     "trainer_test.py", "TrainerRuns.test_losses_and_weights_are_those_of_adamw_torch"),
 )  # fmt: skip

@@ -56,14 +56,15 @@ def main():
 
     optimizer = {"host_bytes": a.host, "drives": {a.nvme: a.nvme_size} if a.nvme else {}, "state": "split",
                  "state_dict_limit": "16MiB"}  # fmt: skip
+    args = transformers.TrainingArguments(
+        output_dir=a.out, max_steps=a.steps, save_steps=a.save_every, per_device_train_batch_size=4,
+        learning_rate=3e-3 if a.model is None else 2e-5, logging_steps=4, report_to=[], disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(), save_total_limit=2)  # fmt: skip
     trainer = transformers.Trainer(
         model=model,
-        args=transformers.TrainingArguments(
-            output_dir=a.out, max_steps=a.steps, save_steps=a.save_every, per_device_train_batch_size=4,
-            learning_rate=3e-3 if a.model is None else 2e-5, logging_steps=4, report_to=[], disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(), save_total_limit=2),
+        args=args,
         train_dataset=[{"input_ids": s, "labels": s} for s in samples],
-        optimizer_cls_and_kwargs=(zt.AdamW, optimizer),  # lr comes from the arguments' schedule
+        optimizer_cls_and_kwargs=zt.trainer_optimizer(args, **optimizer),  # with the arguments' learning rate
         callbacks=[zt.TrainerCallback()],  # saves state that is larger than state_dict_limit, a segment at a time
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=newest_complete(a.out) if a.resume else None)

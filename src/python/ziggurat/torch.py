@@ -19,7 +19,7 @@ from ._errors import NumericError, UsageError
 from ._measure import probe
 from ._store import Store, bytes_of
 
-__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload_activations", "TrainerCallback"]
+__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload_activations", "TrainerCallback", "trainer_optimizer"]
 
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -567,8 +567,8 @@ class SGD(_StoredOptimizer):
 
 def __getattr__(name):
     # Needs transformers, which nothing else here does.
-    if name == "TrainerCallback":
-        from ._trainer import TrainerCallback
+    if name in ("TrainerCallback", "trainer_optimizer"):
+        from . import _trainer
 
-        return TrainerCallback
+        return getattr(_trainer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from . import Store
-from ._trainer import TrainerCallback as TrainerCallback
+from ._trainer import TrainerCallback as TrainerCallback, trainer_optimizer as trainer_optimizer
 
 _Size = int | str
 _Overlap = Literal["step", "forward", "backward"]

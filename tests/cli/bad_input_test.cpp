@@ -82,9 +82,9 @@ std::string tokens(std::size_t count, std::uint16_t value) {
 
 std::vector<Mistake> flags() {
   return {
-      {"NoSubcommand", {}, "a subcommand", "expected: train, generate, eval, probe"},
-      {"UnknownSubcommand", {"trian", "config.json"}, "trian", "train, generate, eval, probe"},
-      {"UnknownFlagFirst", {"--verbos"}, "--verbos", "train, generate, eval, probe"},
+      {"NoSubcommand", {}, "a subcommand", "expected: train, generate, eval, merge, probe"},
+      {"UnknownSubcommand", {"trian", "config.json"}, "trian", "train, generate, eval, merge, probe"},
+      {"UnknownFlagFirst", {"--verbos"}, "--verbos", "train, generate, eval, merge, probe"},
       {"UnknownFlag", {"train", "config.json", "--stepz", "3"}, "--stepz", "not expected"},
       {"NoConfiguration", {"train"}, "config", "required"},
       {"FlagWithoutValue", {"train", "config.json", "--steps"}, "--steps", "required"},
@@ -249,17 +249,6 @@ std::vector<Mistake> configurations() {
              "\"data\": {\"train\": \"text.txt\"},"
              "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, \"output\": "
              "{\"dir\": \"out\"}}")},
-      {"WindowsInARing",
-       {"train", "extra.json"},
-       "parallel.context_method",
-       "windows",
-       extra("{\"model\": {\"arch\": \"mistral\", \"sliding_window\": 9, \"max_position_embeddings\": 64, "
-             "\"hidden_size\": 32, "
-             "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"intermediate_size\": 40}, "
-             "\"devices\": \"host:2\", \"parallel\": {\"context\": 2}, \"data\": {\"train\": \"text.txt\", "
-             "\"seq_len\": 32}, "
-             "\"steps\": 1, \"train_batch_size\": 1, \"train_micro_batch_size_per_gpu\": 1, "
-             "\"output\": {\"dir\": \"out\"}}")},
       {"LongerThanLongRopesOriginalContext",
        {"train", "extra.json"},
        "data.seq_len",

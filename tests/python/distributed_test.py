@@ -1,5 +1,6 @@
 """FSDP2's DTensors, torch.distributed.checkpoint and DataLoader's workers beside a live optimizer. Needs torch."""
 import os
+import signal
 import sys
 
 from support import InFolder, need, same_bits
@@ -75,7 +76,7 @@ class Fsdp(InFolder):
         optimizer = zt.AdamW(model.parameters(), lr=1e-2, host_bytes="4MiB")
         train(model, optimizer, 0, 4)
         moments = [s["exp_avg"] for s in optimizer.state_dict()["state"].values()]
-        for overlap, nvme in (("step", False), ("step", True)):
+        for overlap, nvme in (("step", False), ("step", True), ("forward", True), ("backward", False)):
             folder = os.path.join(self.folder, overlap + str(nvme))
             os.makedirs(folder)
             torch.multiprocessing.spawn(fsdp_rank, (2, folder, overlap, nvme), nprocs=2)
@@ -127,20 +128,32 @@ class Workers(InFolder):
         optimizer.close()
 
     def test_an_optimizer_in_a_forked_child_is_refused(self):
+        for overlap in ("step", "forward", "backward"):
+            with self.subTest(overlap):
+                self.refused_in_a_child(overlap)
+
+    def refused_in_a_child(self, overlap):
         model = torch.nn.Linear(4, 1)
-        optimizer = zt.AdamW(model.parameters(), host_bytes="4MiB")
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+        optimizer = zt.AdamW(model.parameters(), host_bytes="4MiB", overlap=overlap)
+
+        def work():
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+        work()
+        optimizer.flush()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(30)  # ends a child that waits
             try:
-                optimizer.step()
+                work()
+                optimizer.flush()
             except zg.ForkError:
                 os._exit(0)
             finally:
                 os._exit(1)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
-        optimizer.step()
+        work()
         optimizer.close()
 
 

@@ -79,6 +79,7 @@ class Store:
         verify: bool = True,
         read_ahead: _Size | None = None,
         write_ahead: bool = True,
+        protect_reads: bool = False,
     ) -> None: ...
     def add(
         self,

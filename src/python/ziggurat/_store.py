@@ -141,19 +141,23 @@ class Store:
     queue_depth  blocks in flight on a drive; None: as many as make 32 MiB
     read_ahead   bytes fetched ahead; None: half of the budget
     verify       checksums of what lies on NVMe
+    protect_reads  for looking for mistakes: who writes to bytes that were acquired for reading, which torch does not
+                 refuse, ends the process there and then (SIGSEGV; `python -X faulthandler` names the line)
 
     Any thread may use a store. add(), remove(), demote() and close() need it alone, and refuse while another thread
     is inside a call. A forked child cannot use it (ForkError); start workers by spawn, or open a store in each.
     """
 
     def __init__(self, *, host_bytes, drives=(), device_bytes=0, policy="next-use", queue_depth=None, backend="auto",
-                 block_size=1 << 20, verify=True, read_ahead=None, write_ahead=True):  # fmt: skip
+                 block_size=1 << 20, verify=True, read_ahead=None, write_ahead=True,
+                 protect_reads=False):  # fmt: skip
         pairs = list(drives.items() if hasattr(drives, "items") else drives)
         self._core = _core.Store.open(
             bytes_of(host_bytes, "host_bytes"),
             [(os.fspath(path), bytes_of(size, f"drives: {path}")) for path, size in pairs],
             bytes_of(device_bytes, "device_bytes"), policy, queue_depth or 0, backend, backend != "auto",
             bytes_of(block_size, "block_size"), bytes_of(read_ahead or 0, "read_ahead"), verify, write_ahead,
+            protect_reads,
         )  # fmt: skip
         self._tensors = {}
 

@@ -88,8 +88,8 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
     Weights stay too, as do tensors of other classes than torch.Tensor (DTensors), and what is saved several times is
     stored once. Gradients have the same bits as without. The store must stay open until the graph is gone, and its host
     budget holds at least the largest two tensors. It must not be the store of an optimizer whose updates overlap.
-    From a GPU they come through pinned memory, by a stream and a thread of their own. A tensor that is modified in place
-    while it is on its way is an error of the backward pass, as it is without offloading.
+    From a GPU they come through pinned memory, by a stream and a thread of their own. There a tensor that is modified in
+    place while it is on its way is an error of the backward pass, as it is without offloading.
     """
     # The slots outlive the block: the next forward pass takes them again.
     pools = store.__dict__.setdefault("_activation_slots", {})

@@ -134,7 +134,7 @@ class StoredOptimizer(Optimizer):
 
     @staticmethod
     def _host_copy(t):
-        """The tensor itself where the kernels can write it, else a copy in host memory; on a GPU its stream is awaited."""
+        """The tensor itself where the kernels can write it, else a copy in host memory, for which a GPU is awaited."""
         t = t.detach()
         return (t if t.device.type == "cpu" else t.cpu()).contiguous()
 
@@ -279,7 +279,8 @@ class StoredOptimizer(Optimizer):
     def _check_process(self):
         if os.getpid() != self._process:  # the worker's thread is the parent's
             raise ForkError("was made before this process was forked, and can be used in the parent alone",
-                            "this optimizer", "make it in the child, or start processes by spawn instead of fork")  # fmt: skip
+                            "this optimizer",
+                            "make it in the child, or start processes by spawn instead of fork")  # fmt: skip
 
     def attach(self, model):
         """For overlap="forward": each module's forward waits for the updates of its own parameters alone.

@@ -142,7 +142,7 @@ class Updates:
 
 
 class Departures:
-    """Saved tensors of one GPU on their way to the store: a stream copies them to pinned memory, a thread stores them."""
+    """Saved tensors of one GPU on their way: a stream copies them to pinned memory, and a thread stores them."""
 
     def __init__(self, device):
         self._backend, self._device = backend_of(device), device
@@ -178,7 +178,7 @@ class Departures:
         copied.synchronize()
         if t._version != version:
             raise RuntimeError("a tensor needed for the gradient was modified by an in-place operation while it was "
-                               "on its way to the store; leave it where it is by skip=, or do not modify it")  # fmt: skip
+                               "on its way to the store; skip= leaves it where it is")
         del t
         keep(copy)
 

@@ -152,8 +152,8 @@ double norm_sq(const View& v) {
   }
 }
 
-// Begins to record the accesses of an update, so that the next one finds its segments on their way; false where
-// the user records a step already, to which they belong.
+// Begins to record the accesses of an update, so that the next one finds its segments on their way; false
+// where the user records a step already, to which they belong.
 bool begin_recording(const Inside& inside) {
   std::lock_guard lock(inside.handle().mutex);
   if (inside.handle().in_step) return false;
@@ -336,12 +336,12 @@ class Optimizer {
          });
   }
 
-  // What a step does to one parameter, or to one of its segments (kAll: to all of them). The addresses are those
-  // of the first element that it concerns.
+  // What a step does to one parameter, or to one of its segments (kAll: to all of them). The addresses are
+  // those of the first element that it concerns.
   using Item = std::tuple<int, std::uintptr_t, std::uintptr_t, std::string, UpdateParams, std::int32_t>;
 
-  // One step of what is named: number, weights, gradient, its type, rule, segment. Not interrupted by Ctrl-C: a
-  // step is made or not made.
+  // One step of what is named: number, weights, gradient, its type, rule, segment. Not interrupted by Ctrl-C:
+  // a step is made or not made.
   void update(const std::vector<Item>& items, bool record) {
     for (const auto& [index, weights, grad, dtype, rule, only] : items) {
       check(param(index), dtype, rule);

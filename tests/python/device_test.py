@@ -1,4 +1,4 @@
-"""Parameters and activations of a GPU: the order of copies and updates, over streams that do everything late (torch)."""
+"""Parameters and activations of a GPU: copies and updates over streams that do everything late. Needs torch."""
 import contextlib
 import itertools
 import threading

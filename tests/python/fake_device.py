@@ -1,8 +1,8 @@
 """A GPU that is none: tensors that say they are on cuda:0, and streams that do nothing before somebody waits for them.
 
 What is begun on a stream is put off until an event of it is awaited, and then done in the order in which it was begun.
-So a copy that did not wait for what it needs, or whose result is used too early, gives other bits every time. The memory
-is the host's.
+So a copy that did not wait for what it needs, or whose result is used too early, gives other bits every time. The
+memory is the host's.
 """
 import contextlib
 import threading

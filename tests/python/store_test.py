@@ -223,7 +223,8 @@ class Errors(OnDrive):
         from ziggurat import _errors
 
         for code, kind, also in (
-            ("usage", zg.UsageError, ValueError), ("io", zg.IoError, OSError), ("memory", zg.MemoryLimitError, MemoryError),
+            ("usage", zg.UsageError, ValueError), ("io", zg.IoError, OSError),
+            ("memory", zg.MemoryLimitError, MemoryError),
             ("device", zg.DeviceError, RuntimeError), ("comm", zg.DeviceError, RuntimeError),
             ("numeric", zg.NumericError, ArithmeticError), ("interrupted", zg.Interrupted, RuntimeError),
             ("fork", zg.ForkError, RuntimeError), ("bug", zg.Error, RuntimeError),

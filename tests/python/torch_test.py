@@ -284,8 +284,9 @@ class Interface(Case):
     def test_weights_that_modules_share(self):
         def train(kind, **options):
             torch.manual_seed(4)
-            model = torch.nn.Sequential(torch.nn.Embedding(40, 16), torch.nn.Tanh(), torch.nn.Linear(16, 40, bias=False))
-            model[2].weight = model[0].weight
+            head = torch.nn.Linear(16, 40, bias=False)
+            model = torch.nn.Sequential(torch.nn.Embedding(40, 16), torch.nn.Tanh(), head)
+            head.weight = model[0].weight
             optimizer = kind(model.parameters(), lr=1e-2, **options)
             if options.get("overlap") == "forward":
                 optimizer.attach(model)

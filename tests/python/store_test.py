@@ -91,6 +91,53 @@ class Contents(OnDrive):
         self.assertNotIn("t", store)
 
 
+class Checkpoints(OnDrive):
+    def filled(self):
+        store = self.store()
+        wanted = {}
+        for n, name in enumerate(("float64", "float32", "float16", "int64", "int32", "uint16", "uint8")):
+            wanted[name] = np.random.default_rng(n).integers(0, 200, (300, 700)).astype(name)
+            store.add(name, name, wanted[name].shape, segment_bytes="64KiB", priority=n).write(wanted[name])
+        store.add("one", "f32", ()).write(np.full(1, 3, np.float32))
+        store.add("empty", "bf16", 77, lowest="host")
+        return store, wanted
+
+    def test_a_store_comes_back(self):
+        store, wanted = self.filled()
+        saved = os.path.join(self.folder, "saved")
+        store.checkpoint(saved)
+        store["uint8"].write(wanted["uint8"] + 1)
+        manifest = store.checkpoint(saved, step=7)
+        self.assertEqual(os.path.basename(os.path.dirname(manifest)), "0002-step-7")
+        drive = tempfile.mkdtemp(dir=self.folder)
+        with zg.Store.open(saved, host_bytes="1MiB", drives={drive: "32MiB"}) as other:
+            self.assertEqual(list(other), list(store))
+            for name, values in wanted.items():
+                np.testing.assert_array_equal(other[name].read(), values + (name == "uint8"))
+                self.assertEqual(other[name].declared, store[name].declared)
+            self.assertEqual(other["one"].read().tolist(), 3)
+            self.assertFalse(other["empty"].has_content())
+            self.assertGreater(other.statistics().links.nvme_write.bytes, 0)
+        program = os.environ.get("ZG_PROGRAM")
+        for command in (["list", saved], ["show", saved, "--tensors"], ["verify", saved]) if program else ():
+            done = subprocess.run([program, "checkpoint", *command], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_what_cannot_be_opened(self):
+        store, _ = self.filled()
+        manifest = store.checkpoint(os.path.join(self.folder, "saved"))
+        data = os.path.join(os.path.dirname(manifest), "rank-00000.safetensors")
+        with open(data, "r+b") as f:
+            f.seek(-3, os.SEEK_END)
+            f.write(b"xyz")
+        with self.assertRaises(zg.UsageError):
+            zg.Store.open(manifest, host_bytes="4MiB")
+        half = store.add("half", "u8", 8192, segment_bytes=4096)
+        half.acquire(1, "overwrite").release()
+        with self.assertRaisesRegex(zg.UsageError, "half"):
+            store.checkpoint(os.path.join(self.folder, "other"))
+
+
 class Views(OnDrive):
     def lease(self, mode="overwrite"):
         store = self.store()

@@ -97,14 +97,14 @@ class Tensor(torch.Tensor):
                "storage_offset", "is_floating_point", "empty_like", "dim"}  # fmt: skip
     recorded = []  # (address, stream) of record_stream()
 
+    def record_stream(self, stream):
+        self.recorded.append((plain(self).data_ptr(), stream))
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.Tensor.device.__get__:
+        if func == torch.Tensor.device.__get__:  # each look makes it anew
             return DEVICE
-        if func is torch.Tensor.record_stream:
-            cls.recorded.append((plain(args[0]).data_ptr(), args[1]))
-            return None
         if func is torch.Tensor.copy_ and kwargs.get("non_blocking"):
             to, source = (plain(t) if isinstance(t, Tensor) else t.detach() for t in args[:2])
             kernel(lambda: to.copy_(source))

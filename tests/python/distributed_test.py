@@ -55,7 +55,7 @@ def fsdp_rank(rank, ranks, folder, overlap, nvme):
         optimizer.attach(model)
         # The first layer's forward gathers the other's weights too, while their updates have not begun.
         model[0].set_modules_to_forward_prefetch([model[2]])
-        optimizer.register_step_pre_hook(lambda *_: optimizer._worker.submit(time.sleep, 0.1))
+        optimizer.register_step_pre_hook(lambda *_: optimizer._worker.submit(time.sleep, 0.1) and None)
     train(model, optimizer, 0, 4)
     optimizer.flush()
     model_state, optimizer_state = get_state_dict(model, optimizer)

@@ -286,8 +286,8 @@ class StoredOptimizer(Optimizer):
         """For overlap="forward": each module's forward waits for the updates of its own parameters alone.
 
         Without it call flush() before each forward: the next step() waits for all updates, but the forward does not.
-        Reading parameters outside of a forward pass needs flush() before; model.state_dict() does that, and so does
-        each forward in evaluation.
+        Reading or writing parameters outside of a forward pass needs flush() before; model.state_dict() and
+        load_state_dict() do that, and so does each forward in evaluation.
         """
         # Modules whose parameters others read without a call of their forward.
         uncalled = (torch.nn.ParameterList, torch.nn.ParameterDict,
@@ -305,6 +305,8 @@ class StoredOptimizer(Optimizer):
 
         hooks = [m.register_forward_pre_hook(before, prepend=True) for m in model.modules()]
         hooks += [m.register_state_dict_pre_hook(lambda *_: self.flush()) for m in model.modules()]
+        # What is loaded must not be overwritten by an update that began before.
+        hooks += [m.register_load_state_dict_pre_hook(lambda *_: self.flush()) for m in model.modules()]
         return hooks
 
     def zero_grad(self, set_to_none=True):

@@ -7,6 +7,7 @@
 #include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
+#include "train/sequential_io.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/device/ops.hpp"
@@ -21,20 +22,20 @@ namespace fs = std::filesystem;
 // The files of a checkpoint, one after the other.
 void copy_files(Files& files, const Checkpoint& checkpoint, const std::string& directory,
                 const std::function<void(std::int64_t)>& progress) {
-  std::unique_ptr<NewFile> file;
+  std::unique_ptr<SequentialWriter> file;
   const CheckpointFile* current = nullptr;
   const auto close = [&] {
-    if (file) file->sync_and_close();
+    if (file) file->finish(), file->sync_and_close();
     file.reset();
   };
   checkpoint.verify(progress,
-                    [&](const CheckpointFile& of, std::int64_t offset, const void* data, std::int64_t bytes) {
+                    [&](const CheckpointFile& of, std::int64_t, const void* data, std::int64_t bytes) {
                       if (&of != current) {
                         close();
-                        file = std::make_unique<NewFile>(files, directory + "/" + of.name, of.bytes);
+                        file = std::make_unique<SequentialWriter>(files, directory + "/" + of.name, of.bytes);
                         current = &of;
                       }
-                      file->write(data, bytes, offset);
+                      file->append(data, bytes);
                     });
   close();
 }
@@ -68,9 +69,8 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
   try {
     std::string written = manifest;
     if (has_pins(m)) {
-      checkpoint.verify(progress);
       CheckpointManifest copy = m;
-      copy.files = {checkpoint.copy_tensors(files, unfinished)};
+      copy.files = {checkpoint.copy_tensors(files, unfinished, progress)};
       copy.format = 2, copy.pinned = 0;
       written = copy.text();
     } else {

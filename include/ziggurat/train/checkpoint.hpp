@@ -126,8 +126,10 @@ class Checkpoint {
                   float* scales) const;
 
   // Writes all tensors, also those that are pinned in drives' files, into one file of a new checkpoint in
-  // `directory`. Throws Error(kIo).
-  CheckpointFile copy_tensors(Files& files, const std::string& directory) const;
+  // `directory`, and compares all hashes on the way, with `progress` as verify() has it. Throws Error(kUsage)
+  // where the checkpoint is damaged or its run has removed it since, Error(kIo).
+  CheckpointFile copy_tensors(Files& files, const std::string& directory,
+                              const std::function<void(std::int64_t done)>& progress = {}) const;
   // Throws Error(kUsage) where its run has removed the checkpoint since, and so may have written to what was
   // pinned: to be called after the last byte was read, before it is used.
   void check_still_there() const;
@@ -145,6 +147,7 @@ class Checkpoint {
 
  private:
   struct State;
+  class Copy;
   std::string path_;
   CheckpointManifest manifest_;
   std::unique_ptr<State> state_;

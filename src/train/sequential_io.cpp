@@ -14,10 +14,10 @@
 namespace zg {
 namespace {
 
-// Two transfers of a chunk each keep a drive busy while one of them completes; two chunks more let the caller
+// Four transfers of a chunk keep a drive busy; four chunks more let the caller and the threads work.
 // work.
-constexpr int kThreads = 2;
-constexpr std::size_t kBuffers = 4;
+constexpr int kThreads = 4;
+constexpr std::size_t kBuffers = 8;
 constexpr std::int64_t kPage = 4096;  // direct I/O begins, ends and lies in memory at multiples of it
 
 }  // namespace

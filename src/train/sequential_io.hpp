@@ -20,7 +20,7 @@
 
 namespace zg {
 
-inline constexpr std::int64_t kSequentialChunk = 8 << 20;  // bytes
+inline constexpr std::int64_t kSequentialChunk = 4 << 20;  // bytes
 
 // Bytes of an open file, whose descriptor outlives whoever reads them.
 struct FileRange {

@@ -37,6 +37,7 @@ class AdapterWeights {
   const SafeTensors::Entry* find(const std::string& module, const char* which) const;
 
   Lora lora_;
+  std::string prefix_;  // of names in the file
   SafeTensors file_;
 };
 

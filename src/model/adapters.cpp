@@ -4,6 +4,8 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 
 #include "model/units.hpp"
 
@@ -46,6 +48,48 @@ std::string shape_of(const Lora& lora) {
 std::string arithmetic_of(const Lora& lora) {
   if (!lora.on()) return "none";
   return fmt::format("alpha {}{}, dropout {}", lora.alpha, lora.rslora ? " (rslora)" : "", lora.dropout);
+}
+
+namespace {
+
+// The rest of a text that is taken piece by piece.
+class Taken {
+ public:
+  explicit Taken(std::string_view text) : text_(text) {}
+  bool empty() const { return text_.empty(); }
+  bool take(std::string_view what) {
+    if (text_.substr(0, what.size()) != what) return false;
+    text_.remove_prefix(what.size());
+    return true;
+  }
+  template <class T>
+  bool number(T& out) {
+    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), out);
+    text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+    return error == std::errc();
+  }
+
+ private:
+  std::string_view text_;
+};
+
+}  // namespace
+
+std::optional<Lora> parse_lora(const std::string& shape, const std::string& arithmetic) {
+  Lora lora;
+  Taken first(shape), second(arithmetic);
+  if (!first.take("rank ") || !first.number(lora.rank) || !first.take(", of ")) return {};
+  while (!first.empty()) {
+    const std::uint32_t before = lora.modules;
+    for (int m = 0; m < kLoraModules && lora.modules == before; ++m) {
+      if (first.take(name_of(static_cast<LoraModule>(m)))) lora.modules |= 1u << m;
+    }
+    if (lora.modules == before || !(first.empty() || first.take(", ") || first.take(" and "))) return {};
+  }
+  if (!second.take("alpha ") || !second.number(lora.alpha)) return {};
+  lora.rslora = second.take(" (rslora)");
+  if (!second.take(", dropout ") || !second.number(lora.dropout) || !second.empty()) return {};
+  return lora;
 }
 
 std::string names_of(const std::vector<LoraModule>& modules) {

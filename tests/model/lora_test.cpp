@@ -16,7 +16,7 @@
 namespace zg::test {
 namespace {
 
-constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2"};
+constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2", "gpt2"};
 
 struct LoraFamilies : testing::TestWithParam<const char*> {
   LoraFamilies() : file(GetParam(), "lora/"), config(file.config()), batches(family_batches()) {
@@ -331,8 +331,37 @@ TEST(AdapterFiles, AreRefusedWithOneMessage) {
     EXPECT_EQ(error.where(), "here");
     EXPECT_HAS(error.message(), said);
   }
-  ModelConfig gpt2 = reference_gpt2();
-  EXPECT_HAS(error_of([&] { (void)parse_adapter_config(good, "here", gpt2); }).message(), "GPT-2");
+  EXPECT_HAS(error_of([&] { (void)parse_adapter_config(good, "here", reference_gpt2()); }).message(),
+             "expected names among c_attn, attn.c_proj, c_fc and mlp.c_proj, the modules of gpt2");
+}
+
+// Names of modules are the ends of their paths, as PEFT reads them.
+TEST(AdapterFiles, NameTheModulesOfGpt2) {
+  const ModelConfig model = reference_gpt2();
+  const auto bits = [](std::initializer_list<LoraModule> modules) {
+    std::uint32_t all = 0;
+    for (const LoraModule module : modules) all |= 1u << static_cast<int>(module);
+    return all;
+  };
+  using enum LoraModule;
+  const std::uint32_t all = bits({kCAttn, kAttnCProj, kCFc, kMlpCProj});
+  for (const auto& [name, expected] :
+       {std::pair("c_attn", bits({kCAttn})), {"c_proj", bits({kAttnCProj, kMlpCProj})},
+        {"attn.c_proj", bits({kAttnCProj})}, {"mlp.c_proj", bits({kMlpCProj})}, {"c_fc", bits({kCFc})},
+        {"transformer.h.1.mlp.c_fc", bits({kCFc})}, {"all-linear", all}}) {
+    const std::string text = fmt::format(
+        R"({{"peft_type": "LORA", "r": 2, "lora_alpha": 2, "fan_in_fan_out": true, "target_modules": ["{}"]}})", name);
+    EXPECT_EQ(parse_adapter_config(text, "here", model).modules, expected) << name;
+    if (std::string(name) != "transformer.h.1.mlp.c_fc") EXPECT_EQ(match_modules(model, name), expected) << name;
+    const Lora lora{.rank = 2, .alpha = 2, .modules = expected};
+    EXPECT_EQ(parse_adapter_config(write_adapter_config(lora, "base"), "here", model), lora);
+    EXPECT_HAS(write_adapter_config(lora, "base"), "\"fan_in_fan_out\": true");
+  }
+  EXPECT_HAS(error_of([&] {
+               (void)parse_adapter_config(
+                   R"({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["proj"]})", "here", model);
+             }).message(),
+             "\"target_modules\" is");
 }
 
 // Files that do not belong together, or are damaged.

@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,8 @@ std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern
 // there is to say of them. "none" without adapters.
 std::string shape_of(const Lora& lora);
 std::string arithmetic_of(const Lora& lora);
+// What two such texts of one Lora, that is on, say; none: they are not such.
+std::optional<Lora> parse_lora(const std::string& shape, const std::string& arithmetic);
 // "q_proj, k_proj and v_proj"
 std::string names_of(const std::vector<LoraModule>& modules);
 

@@ -273,9 +273,8 @@ namespace {
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   const auto add = [&](OpKind kind, std::int32_t unit) {
     const bool finishes = kind == OpKind::kFinishGradient;
-    const StepOp op{.kind = kind,
-                    .unit = unit,
-                    .tile = finishes ? layout.trained_tile(unit) : layout.first_tile(unit)};
+    const StepOp op{
+        .kind = kind, .unit = unit, .tile = finishes ? layout.trained_tile(unit) : layout.first_tile(unit)};
     std::string calls;
     for (const CommCall& call : calls_of(layout, op)) {
       if (!is_of_sharding(call.axis))

@@ -157,7 +157,8 @@ class Stage {
       push(kind, u, m);
       if (kind == OpKind::kBackward) finish(u, m);
     }
-    if (part == 0 && shape_.step.lowest == 0) has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
+    if (part == 0 && shape_.step.lowest == 0)
+      has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
   }
   // The gradient of a tied table is a sum that begins with the head's part, as on one rank.
   void embedding_backward(std::int32_t m) {

@@ -295,8 +295,8 @@ std::string header_of(const std::vector<Saved>& all, const std::string& prefix) 
   for (const auto& [unit, param] : all) {
     const std::int64_t bytes = param->whole_count() * std::int64_t{sizeof(float)};
     header[prefix + param->name] = {{"dtype", "F32"},
-                                     {"shape", {param->whole_rows, param->whole_cols}},
-                                     {"data_offsets", {at, at + bytes}}};
+                                    {"shape", {param->whole_rows, param->whole_cols}},
+                                    {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
   std::string text = header.dump();

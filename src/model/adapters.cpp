@@ -13,7 +13,7 @@ namespace zg {
 
 const char* name_of(LoraModule module) {
   static constexpr const char* kNames[kLoraModules] = {
-      "q_proj",       "k_proj",    "v_proj", "qkv_proj",    "o_proj", "gate_proj",  "up_proj",
+      "q_proj",       "k_proj",    "v_proj", "qkv_proj",    "o_proj", "gate_proj", "up_proj",
       "gate_up_proj", "down_proj", "c_attn", "attn.c_proj", "c_fc",   "mlp.c_proj"};
   return kNames[static_cast<std::size_t>(module)];
 }
@@ -29,9 +29,10 @@ std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern
   std::uint32_t bits = 0;
   for (const LoraModule module : lora_modules(model)) {
     const std::string name = name_of(module), last = name.substr(name.find('.') + 1);
-    const auto matches = [&](const std::string& text) { return fnmatch(pattern.c_str(), text.c_str(), 0) == 0; };
-    if (pattern == "all-linear" || matches(name) || matches(last))
-      bits |= 1u << static_cast<int>(module);
+    const auto matches = [&](const std::string& text) {
+      return fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
+    };
+    if (pattern == "all-linear" || matches(name) || matches(last)) bits |= 1u << static_cast<int>(module);
   }
   return bits;
 }

@@ -5,11 +5,12 @@
 //
 // They are added to what the block's own products have given, whose bits stay as they are while B is zero.
 //
-// A part of a model whose modules have some of the outputs has the same rows of B, and all of A: then `low` is
-// alike on all parts, and the gradient of A is the sum of the parts'. Where modules have some of the inputs, it
-// has the same columns of A, and all of B: `low` is a part of the sum, low B^T is summed with the module's own
-// product, and the gradient of B is the sum of the parts'. So passes exchange nothing for adapters but the rows
-// that the gradients of A need where these are split; the sums are made once a step (Param::summed).
+// A part of a model whose modules have some of the outputs has the same rows of B, and all of A: then `low`
+// is alike on all parts, and the gradient of A is the sum of the parts'. Where modules have some of the
+// inputs, it has the same columns of A, and all of B: `low` is a part of the sum, low B^T is summed with the
+// module's own product, and the gradient of B is the sum of the parts'. So passes exchange nothing for
+// adapters but the rows that the gradients of A need where these are split; the sums are made once a step
+// (Param::summed).
 #pragma once
 #include <array>
 #include <cstddef>
@@ -60,7 +61,7 @@ struct AdapterSaved {
 
 struct AdapterWorkspace {
   std::array<View, 3> d_low{};  // T [N, rank], of adapters with one input
-  View dropped;  // T [N, widest input], where inputs are dropped
+  View dropped;                 // T [N, widest input], where inputs are dropped
   AdapterWorkspace() = default;
   AdapterWorkspace(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape);
 };
@@ -74,8 +75,8 @@ class Adapters {
   bool any(AdapterInput input) const { return list_.has(input); }
   // y += low B^T for the modules with this input; a null y: only what the backward needs.
   void forward(AdapterInput input, const View& x, const View& y) const;
-  // dx += the gradient of the input, by that of all modules' outputs; and then, which may be in the second half
-  // of a backward, writes, or adds to, the gradients of A and B.
+  // dx += the gradient of the input, by that of all modules' outputs; and then, which may be in the second
+  // half of a backward, writes, or adds to, the gradients of A and B.
   void backward_input(AdapterInput input, const View& dy, const View& dx) const;
   void backward_weight(AdapterInput input, const View& dy, const View& x) const;
   // Zeroes the gaps between gradients that are overwritten, and what else they held.

@@ -212,9 +212,9 @@ class Gpt2Backward {
     adapters.backward_input(which, dy, d_x);
     if (trains_adapters_) adapters.backward_weight(which, dy, x);
   }
-  // The input of a branch's first product is gathered for the gradient of its weight, or of its adapter, beside
-  // what comes before that: the gradient of the input, whose sum over the parts then goes on beside that of the
-  // weight.
+  // The input of a branch's first product is gathered for the gradient of its weight, or of its adapter,
+  // beside what comes before that: the gradient of the input, whose sum over the parts then goes on beside
+  // that of the weight.
   Begun rows_for_weight(AdapterInput which, const View& rows) const {
     const bool needed = whole_ || (trains_adapters_ && adapters.any(which));
     return needed ? call.begin_all_rows(rows, w.all_rows) : Begun();

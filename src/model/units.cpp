@@ -116,7 +116,8 @@ class UnitBuilder {
   // A and B of an adapter. Where parts hold some of the outputs of its module, they hold these rows of B, of
   // which several may be `copies`; where they hold some of its inputs, these columns of A.
   void adapter(const Adapter& one, std::int64_t rank, std::vector<Band> rows, bool copies) {
-    const std::string a = std::string(one.path) + ".lora_A.weight", b = std::string(one.path) + ".lora_B.weight";
+    const std::string a = std::string(one.path) + ".lora_A.weight",
+                      b = std::string(one.path) + ".lora_B.weight";
     const bool summed = part_.parts > 1;
     if (is_split_by_inputs(one.input)) {
       matrix_by_columns(a, rank, one.in, Init::kUniform);

@@ -43,7 +43,8 @@ TEST_F(LoraCommands, AreUsedAndMerged) {
 }
 
 TEST_F(LoraCommands, AreExportedFromCheckpoints) {
-  train({"model={\"from\": \"base/model\"}", "lora.rank=4", "steps=2", "checkpoint.every=2", "output.dir=kept"});
+  train({"model={\"from\": \"base/model\"}", "lora.rank=4", "steps=2", "checkpoint.every=2",
+         "output.dir=kept"});
   Outcome o = run(Strings{"checkpoint", "export", "kept", "out/adapter", "--model"});
   EXPECT_EQ(o.code, 0) << o.err;
   for (const std::string file : {"/adapter_config.json", "/adapter_model.safetensors"})

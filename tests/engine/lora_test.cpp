@@ -237,8 +237,8 @@ std::vector<ModelConfig> models_in_parts() {
   return {tiny_llama(), shared, fused, gpt2};
 }
 
-// Parts of layers, with the rows between the products split or not, on ranks that share the data and in stages:
-// the numbers of one rank. Plain gradients, so that a factor shows.
+// Parts of layers, with the rows between the products split or not, on ranks that share the data and in
+// stages: the numbers of one rank. Plain gradients, so that a factor shows.
 TEST(Lora, PartsOfLayersAreOneRankToRoundoff) {
   for (const ModelConfig& model : models_in_parts()) {
     TinySetup s = with_sgd(for_parts(model, DType::kF64));
@@ -262,7 +262,8 @@ TEST(Lora, PartsOfLayersAreOneRankToRoundoff) {
   }
 }
 
-// With the same parts: the same bits wherever anything lies, in stages or not, and whatever is computed again.
+// With the same parts: the same bits wherever anything lies, in stages or not, and whatever is computed
+// again.
 TEST(Lora, PlacementOfPartsChangesNoBit) {
   for (const ModelConfig& model : models_in_parts()) {
     for (const bool sequence : {false, true}) {
@@ -284,8 +285,8 @@ TEST(Lora, PlacementOfPartsChangesNoBit) {
   }
 }
 
-// What an exchange costs beside adapters: with whole rows nothing more in a pass than without, and once a step
-// the gradients of the matrices that all parts hold whole.
+// What an exchange costs beside adapters: with whole rows nothing more in a pass than without, and once a
+// step the gradients of the matrices that all parts hold whole.
 TEST(Lora, PartsExchangeWhatIsWholeOnceAStep) {
   TinySetup s = for_parts(tiny_llama(), DType::kF32);
   s.layout.sharding = {1, 0, 1}, s.layout.parts = {.tensor = 2};
@@ -323,10 +324,13 @@ TEST(Lora, StagesHaveTheBitsOfOne) {
       s.layout.micro_batches = 8;
       s.layout.recompute = recompute;
       const RanksOutcome one = train_on_ranks(s, {}, 3), two = train_on_ranks(s, {2, 1}, 3);
-      for (const PipelineOptions& pipeline : {PipelineOptions{kBreadthFirst, 2}, {kDepthFirst, 2}, {kGPipe},
-                                              {kOneForwardOneBackward}, {kZeroBubble}}) {
-        SCOPED_TRACE(fmt::format("{}, recompute {}, {}", name_of(model.arch), recompute,
-                                 name_of(pipeline.schedule)));
+      for (const PipelineOptions& pipeline : {PipelineOptions{kBreadthFirst, 2},
+                                              {kDepthFirst, 2},
+                                              {kGPipe},
+                                              {kOneForwardOneBackward},
+                                              {kZeroBubble}}) {
+        SCOPED_TRACE(
+            fmt::format("{}, recompute {}, {}", name_of(model.arch), recompute, name_of(pipeline.schedule)));
         expect_same(train_on_ranks(s, in_stages(1, 1, false, 2, pipeline), 3), one);
         TinySetup tight = s;
         tight.layout.drives = 1, tight.room = Room::kSmallest;
@@ -346,7 +350,8 @@ TEST(Lora, StagesHaveTheBitsOfOne) {
 // Stages keep no gradients of what is frozen, do nothing below what is trained, and pass none of that on. A
 // block between of which nothing is trained has no second half.
 TEST(Lora, StagesDoNothingForWhatIsFrozen) {
-  for (const PipelineSchedule schedule : {PipelineSchedule::kOneForwardOneBackward, PipelineSchedule::kZeroBubble}) {
+  for (const PipelineSchedule schedule :
+       {PipelineSchedule::kOneForwardOneBackward, PipelineSchedule::kZeroBubble}) {
     TinySetup s;
     s.model = tiny_llama(), s.model.tied = true;
     s.layout.micro_batches = 4;
@@ -364,7 +369,8 @@ TEST(Lora, StagesDoNothingForWhatIsFrozen) {
       const Layout layout(model, s.layout);
       EXPECT_EQ(layout.first_trained(), 2);
       for (const Layout::UnitTensors& unit : layout.units)
-        EXPECT_EQ(unit.accumulator != Layout::kNone, layout.has_unit(unit.unit) && layout.is_trained(unit.unit));
+        EXPECT_EQ(unit.accumulator != Layout::kNone,
+                  layout.has_unit(unit.unit) && layout.is_trained(unit.unit));
       int halves = 0;
       for (const StepOp& op : StepPrograms(layout, UpdateTiming::kDeferred).step.ops) {
         const bool back = op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput ||

@@ -9,7 +9,7 @@ namespace zg::test {
 namespace {
 
 enum class Kind { kGpt2, kLlama, kEveryOption, kNormsAfter, kGpt2Lora, kLlamaLora, kEveryOptionLora };
-constexpr const char* kNames[] = {"gpt2_",        "llama_",     "every_option_",    "norms_after_",
+constexpr const char* kNames[] = {"gpt2_",      "llama_",      "every_option_",     "norms_after_",
                                   "gpt2_lora_", "llama_lora_", "every_option_lora_"};
 
 struct Case {

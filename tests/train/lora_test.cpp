@@ -74,12 +74,12 @@ TEST_F(LoraRuns, LeaveAdaptersBesideAModelThatIsNotWritten) {
 TEST_F(LoraRuns, BeginAlikeWhateverTheRanks) {
   const Strings once{"steps=1", "optimizer.params.lr=0", "train_batch_size=6"};
   (void)train("one", kRank4 + once);
-  for (const Strings& place :
-       {Strings{"devices=host:3", "zero_optimization.stage=3"}, Strings{"devices=host:2", "parallel.tensor=2"},
-        Strings{"devices=host:2", "parallel.tensor=2", "parallel.sequence=true"},
-        Strings{"devices=host:2", "parallel.pipeline=2"},
-        Strings{"devices=host:8", "parallel.tensor=2", "parallel.pipeline=2", "zero_optimization.stage=1",
-                "train_batch_size=8"}}) {
+  for (const Strings& place : {Strings{"devices=host:3", "zero_optimization.stage=3"},
+                               Strings{"devices=host:2", "parallel.tensor=2"},
+                               Strings{"devices=host:2", "parallel.tensor=2", "parallel.sequence=true"},
+                               Strings{"devices=host:2", "parallel.pipeline=2"},
+                               Strings{"devices=host:8", "parallel.tensor=2", "parallel.pipeline=2",
+                                       "zero_optimization.stage=1", "train_batch_size=8"}}) {
     SCOPED_TRACE(testing::PrintToString(place));
     (void)train("many", kRank4 + once + place);
     EXPECT_TRUE(weights("one") == weights("many"));
@@ -139,14 +139,16 @@ TEST_F(LoraRuns, GoOnWithOtherShardsPartsAndStages) {
     (void)train("part", settings + Strings{"devices=host:2", "zero_optimization.stage=3", "steps=2"});
     const Outcome rest = train("part", settings + place, "");
     ASSERT_EQ(rest.losses.size(), 2u);
-    for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(rest.losses[i], whole.losses[i + 2], 1e-4 * whole.losses[i + 2]);
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_NEAR(rest.losses[i], whole.losses[i + 2], 1e-4 * whole.losses[i + 2]);
     EXPECT_EQ(weights("whole") == weights("part"), exact);
   }
 }
 
 // A checkpoint gives what its run would have left at its end: the adapters, or the model with them.
 TEST_F(LoraRuns, ExportAdaptersAndTheMergedModel) {
-  for (const Strings& place : {Strings{}, Strings{"devices=host:2", "parallel.tensor=2", "lora.rslora=true"}}) {
+  for (const Strings& place :
+       {Strings{}, Strings{"devices=host:2", "parallel.tensor=2", "lora.rslora=true"}}) {
     const Outcome o = train("run", kRank4 + Strings{"checkpoint.every=4", "lora.dropout=0.1"} + place);
     const Checkpoint checkpoint(o.newest);
     const std::string out = directory_ + "/exported", merged = directory_ + "/exported-model";

@@ -129,9 +129,9 @@ struct RandomKey {
 
 // Which elements dropout drops, of rows of sequences. Let r be word c mod 4 of the Philox block with the
 // counter (c / 4, the row's position in its sequence, the number of the sequence, step), c being the column
-// of the whole row: the element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the mask is a pure
-// function of where an element stands in the batch: whoever has the row drops the same of it, in the forward
-// pass, the backward pass and a recomputed one.
+// of the whole row: the element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the
+// mask is a pure function of where an element stands in the batch: whoever has the row drops the same of it,
+// in the forward pass, the backward pass and a recomputed one.
 struct Dropout {
   double rate = 0;  // [0, 1)
   RandomKey key = {};

@@ -141,7 +141,7 @@ TEST_F(LoraRuns, GoOnWithOtherShardsPartsAndStages) {
     ASSERT_EQ(rest.losses.size(), 2u);
     for (std::size_t i = 0; i < 2; ++i)
       EXPECT_NEAR(rest.losses[i], whole.losses[i + 2], 1e-4 * whole.losses[i + 2]);
-    EXPECT_EQ(weights("whole") == weights("part"), exact);
+    EXPECT_TRUE(!exact || weights("whole") == weights("part"));
   }
 }
 

@@ -155,7 +155,9 @@ std::vector<std::string> bits_of(ModelConfig config, bool sequence, Backward how
 // reads, nor reads what it writes.
 TEST(PartsOverlap, NothingTouchesWhatIsUnderWay) {
   const ModelConfig llama = config_of(true);
-  for (const ModelConfig& config : {config_of(false), llama, with_every_option(llama)}) {
+  for (const ModelConfig& config :
+       {config_of(false), llama, with_every_option(llama), with_adapters(config_of(false), 0.2),
+        with_adapters(llama, 0.2), with_adapters(with_every_option(llama))}) {
     for (const bool sequence : {false, true}) {
       for (const Backward how : {Backward::kWhole, Backward::kInHalves}) {
         for (const bool drops : {false, true}) {

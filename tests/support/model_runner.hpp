@@ -167,13 +167,14 @@ class ModelRunner {
 
   // Computes the gradients of the sum of losses, times the scale; returns that sum. In halves, the second
   // ones of all blocks come after the first ones. Frozen, only the embedding's and the adapters' are
-  // computed; beside adapters only these are.
+  // computed; beside adapters only these are, in halves too.
   double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
                           Gradients into = Gradients::kAdd, Backward how = Backward::kWhole) {
     const BatchShape shape = batch.shape;
     const bool adapted = model_.config().lora.on(), frozen = adapted || how == Backward::kFrozen;
-    if (frozen) how = Backward::kFrozen;
-    const bool in_halves = how == Backward::kInHalves, all_saved = in_halves || recompute == Recompute::kNo;
+    const bool in_halves = how == Backward::kInHalves;
+    if (frozen && !in_halves) how = Backward::kFrozen;
+    const bool all_saved = in_halves || recompute == Recompute::kNo;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
     embed(batch, xs.back());
@@ -207,8 +208,8 @@ class ModelRunner {
       workspace.poison();
       const View x = rows(xs[u - 1], batch);
       if (in_halves) {
-        model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
-                                    workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
+        model_.block_backward_input(stream_, shape, own(u), x, mine.data(), rows(dx, batch), workspace.data(),
+                                    nullptr, nullptr, place(u), layer(u), documents(batch), adapters(u));
       } else {
         model_.block_backward(stream_, shape, own(u), x, mine.data(), rows(dx, batch),
                               frozen ? View() : grads(u), workspace.data(), into, nullptr, nullptr, place(u),
@@ -218,8 +219,9 @@ class ModelRunner {
     }
     for (std::size_t u = 1; in_halves && u < head(); ++u) {
       workspace.poison();
-      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(), grads(u),
-                                   workspace.data(), into, nullptr, place(u));
+      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(),
+                                   adapted ? View() : grads(u), workspace.data(), into, nullptr, place(u),
+                                   adapter_grads(u));
       stream_.synchronize();
     }
     if (adapted) return sum;

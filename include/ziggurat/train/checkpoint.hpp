@@ -165,9 +165,13 @@ void discard_checkpoint(const std::string& path);
 std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& directory,
                               const std::function<void(std::int64_t done)>& progress = {});
 // Writes the master weights in fp32 as a Hugging Face directory, without a tokenizer, which checkpoints have
-// not. Before that all bytes are verified, with `progress`.
+// not. Before that all bytes are verified, with `progress`. Of a run that trains adapters these alone, as
+// PEFT writes them, or, kMerged, the model with them merged into its weights. Throws Error(kUsage) for
+// kMerged where the run trains none.
+enum class ExportedModel { kAsTrained, kMerged };
 void export_model(const Checkpoint& checkpoint, const std::string& directory,
-                  const std::function<void(std::int64_t done)>& progress = {});
+                  const std::function<void(std::int64_t done)>& progress = {},
+                  ExportedModel what = ExportedModel::kAsTrained);
 
 // Makes a checkpoint after `step` steps of the tensors of a safetensors file: what the checkpoint `like` has,
 // by its names, whole, vectors as [n], matrices as [out, in], in F32. All else is as in `like`, another run's

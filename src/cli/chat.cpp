@@ -11,11 +11,11 @@ namespace {
 // Phi-3, Phi-4-mini, Mistral 7B v0.3, Mistral Nemo and OLMo 2. A vocabulary may have the tokens of several,
 // so that the order counts. The byte tokens of a SentencePiece vocabulary tell Phi-3's and Mistral 7B's from
 // those of later models.
-constexpr const char* kByteToken = "<0x0A>";
+constexpr const char *kByteToken = "<0x0A>", *kOlmo2 = "olmo2";
 constexpr ChatTemplate kTemplates[] = {
     {.name = "OLMo 2",
      .tells = "<|endoftext|>",
-     .arch = Arch::kOlmo2,
+     .family = kOlmo2,
      .first = "<|endoftext|>",
      .before = "<|user|>\n",
      .after = "\n<|assistant|>\n",
@@ -74,13 +74,14 @@ constexpr ChatTemplate kTemplates[] = {
     {.name = "Mistral Nemo", .tells = "[INST]", .before = "[INST]", .after = "[/INST]", .end = "</s>"},
 };
 
-const ChatTemplate& template_of(const Tokenizer& tokenizer, Arch arch) {
+const ChatTemplate& template_of(const Tokenizer& tokenizer, std::string_view family) {
   const auto has = [&](const char* token) { return token == nullptr || tokenizer.id_of_token(token) >= 0; };
   std::string known;
   for (const ChatTemplate& form : kTemplates) {
     // The vocabulary of OLMo 2 has ChatML's tokens, which it does not use.
-    if (form.arch ? arch == *form.arch : arch != Arch::kOlmo2 && has(form.tells) && has(form.also))
-      return form;
+    const bool fits = form.family != nullptr ? family == form.family
+                                             : family != kOlmo2 && has(form.tells) && has(form.also);
+    if (fits) return form;
     known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", form.name, form.tells);
   }
   throw Error(Errc::kUsage, "--chat", "the model's vocabulary has the tokens of no known template: " + known,
@@ -99,18 +100,19 @@ void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more
 
 }  // namespace
 
-Chat::Chat(const Tokenizer& tokenizer, Arch arch)
+Chat::Chat(const Tokenizer& tokenizer, std::string_view family)
     : tokenizer_(tokenizer),
-      form_(template_of(tokenizer, arch)),
+      form_(template_of(tokenizer, family)),
       end_id_(tokenizer.id_of_token(form_.end)),
       ids_(tokenizer.begin_ids()) {
   // The tokenizer must find the tokens in a text, too, as one of a tokenizer.model alone does not.
   const std::vector<std::int32_t> end = tokenizer.encode(form_.end);
   if (end_id_ < 0 || std::find(end.begin(), end.end(), end_id_) == end.end()) {
-    throw Error(Errc::kUsage, "--chat",
-                fmt::format("the turns of {} end with {}, which the model's tokenizer does not find in a text",
-                            form_.name, form_.end),
-                "put the model's tokenizer.json there, or write the turns into --prompt yourself");
+    throw Error(
+        Errc::kUsage, "--chat",
+        fmt::format("the turns of {} end with {}, which the model's tokenizer does not find in a text",
+                    form_.name, form_.end),
+        "put the model's tokenizer.json there, or write the turns into --prompt yourself");
   }
   const std::int32_t first = *form_.first == '\0' ? -1 : tokenizer.id_of_token(form_.first);
   if (first >= 0 && (ids_.empty() || ids_.back() != first)) ids_.push_back(first);

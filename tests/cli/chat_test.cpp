@@ -59,9 +59,9 @@ class NamedTokens final : public Tokenizer {
 // What the model sees at its second turn. The expected texts are those of apply_chat_template() of Hugging
 // Face's transformers with the models' own templates, for all but Llama 3.1 and later and Qwen2.5, which put
 // a system's message of their own before the first turn.
-std::string two_turns(const NamedTokens& tokenizer, const std::string& answer, Arch arch = Arch::kLlama,
+std::string two_turns(const NamedTokens& tokenizer, const std::string& answer, const char* family = "llama",
                       const std::string& said = "Hi") {
-  cli::Chat chat(tokenizer, arch);
+  cli::Chat chat(tokenizer, family);
   (void)chat.ask(said);
   chat.answered(tokenizer.encode(answer), {tokenizer.id_of_token("<eos>")});
   return tokenizer.decode(chat.ask("And?"));
@@ -112,27 +112,27 @@ TEST(Chat, Olmo2IsToldByItsArchitecture) {
   for (const NamedTokens& tokenizer : {NamedTokens({"<|im_start|>", "<|im_end|>", "<|endoftext|>"}),
                                        NamedTokens({"<bos>", "<|endoftext|>"})}) {
     const std::string begin = tokenizer.id_of_token("<bos>") < 0 ? "" : "<bos>";
-    EXPECT_EQ(two_turns(tokenizer, "Yes.<|endoftext|>", Arch::kOlmo2),
+    EXPECT_EQ(two_turns(tokenizer, "Yes.<|endoftext|>", "olmo2"),
               begin +
                   "<|endoftext|><|user|>\nHi\n<|assistant|>\nYes.<|endoftext|>\n"
                   "<|user|>\nAnd?\n<|assistant|>\n");
   }
   const NamedTokens none({"<|im_start|>", "<|im_end|>"});
-  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none, Arch::kOlmo2); }), "<|endoftext|>"));
+  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none, "olmo2"); }), "<|endoftext|>"));
 }
 
 TEST(Chat, Llama3AndGemmaTrimWhatIsSaid) {
-  EXPECT_EQ(two_turns(NamedTokens({"<start_of_turn>", "<end_of_turn>"}), "Yes.<end_of_turn>", Arch::kGemma2,
-                      " Hi \t"),
-            "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes.<end_of_turn>\n"
-            "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
+  EXPECT_EQ(
+      two_turns(NamedTokens({"<start_of_turn>", "<end_of_turn>"}), "Yes.<end_of_turn>", "gemma2", " Hi \t"),
+      "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes.<end_of_turn>\n"
+      "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
   EXPECT_EQ(two_turns(NamedTokens({"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}),
-                      "Yes.<|eot_id|>", Arch::kLlama, "  "),
+                      "Yes.<|eot_id|>", "llama", "  "),
             "<|start_header_id|>user<|end_header_id|>\n\n<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\nYes.<|eot_id|>"
             "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n");
-  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>"}), "Yes.<|im_end|>", Arch::kQwen3, " Hi \t"),
+  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>"}), "Yes.<|im_end|>", "qwen3", " Hi \t"),
             "<|im_start|>user\n Hi \t<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
             "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
 }
@@ -141,7 +141,7 @@ TEST(Chat, Llama3AndGemmaTrimWhatIsSaid) {
 // tokens of Llama 3, too.
 TEST(Chat, ThoughtsOfEarlierTurnsAreLeftOut) {
   EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>", "<think>", "</think>"}),
-                      "<think>\nWell\n</think>\n\nYes.<|im_end|>", Arch::kQwen3),
+                      "<think>\nWell\n</think>\n\nYes.<|im_end|>", "qwen3"),
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
             "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
   const NamedTokens deepseek({"<bos>", "<|start_header_id|>", "<|eot_id|>", "<｜User｜>", "<｜Assistant｜>",
@@ -174,8 +174,8 @@ TEST(Chat, ATokenThatTakesTheBlanksBehindItDoesSoBetweenTurns) {
 
 TEST(Chat, UnknownTemplatesAreRefused) {
   const NamedTokens none({}), half({"<|im_start|>"});
-  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none, Arch::kLlama); }), "ChatML"));
-  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(half, Arch::kQwen3); }), "<|im_end|>"));
+  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none, "llama"); }), "ChatML"));
+  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(half, "qwen3"); }), "<|im_end|>"));
 }
 
 // Each id is a byte, but 1000, which is a blank that is not shown at the beginning of a text, and unfinished

@@ -54,6 +54,7 @@ DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
 RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
+CHAT = ("zg_test_cli", "Chat.*")
 LARGE_HEADS = "kernels/cuda/attention_backward_large.cu"
 CUDA_ATTENTION = ("zg_test_cuda", "*TensorAttention*:*CudaAttention*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
@@ -506,6 +507,12 @@ BUGS = (
           "for (std::int64_t key = 0; key < end;"),), RULES),
     Bug("attention: the last tile of queries that sees a tile of keys is left out",
         (("kernels/cuda/attention_backward_keys.cu", "if (next >= shared->end(time))", "if (next + kQueries >= shared->end(time))"),), CUDA_RULES),
+    Bug("chat: what a model thought in earlier turns stays",
+        (("src/cli/chat.cpp", "ids.erase(ids.begin(), end.base());", ""),), CHAT),
+    Bug("chat: OLMo 2 is told by its vocabulary",
+        (("src/cli/chat.cpp", ".family = kOlmo2,\n     ", ""),), CHAT),
+    Bug("chat: later vocabularies have the turns of earlier ones",
+        (("src/cli/chat.cpp", "has(form.tells) && has(form.also)", "has(form.tells)"),), CHAT),
     Bug("attention: heads of 256 have a document's first key left out of the backward",
         ((LARGE_HEADS, "if (key < queries.first[queries.of(n, i)])", "if (key <= queries.first[queries.of(n, i)])"),), CUDA_RULES),
     Bug("attention: heads of 256 have the slope of the cap left out of the backward",

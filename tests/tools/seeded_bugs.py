@@ -54,6 +54,9 @@ DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
 RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
+CHAT = ("zg_test_cli", "Chat.*")
+LARGE_HEADS = "kernels/cuda/attention_backward_large.cu"
+CUDA_ATTENTION = ("zg_test_cuda", "*TensorAttention*:*CudaAttention*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
 DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
@@ -536,6 +539,23 @@ BUGS = (
           "for (std::int64_t key = 0; key < end;"),), RULES),
     Bug("attention: the last tile of queries that sees a tile of keys is left out",
         (("kernels/cuda/attention_backward_keys.cu", "if (next >= shared->end(time))", "if (next + kQueries >= shared->end(time))"),), CUDA_RULES),
+    Bug("chat: what a model thought in earlier turns stays",
+        (("src/cli/chat.cpp", "ids.erase(ids.begin(), end.base());", ""),), CHAT),
+    Bug("chat: OLMo 2 is told by its vocabulary",
+        (("src/cli/chat.cpp", ".family = kOlmo2,\n     ", ""),), CHAT),
+    Bug("chat: later vocabularies have the turns of earlier ones",
+        (("src/cli/chat.cpp", "has(form.tells) && has(form.also)", "has(form.tells)"),), CHAT),
+    Bug("attention: heads of 256 have a document's first key left out of the backward",
+        ((LARGE_HEADS, "if (key < queries.first[queries.of(n, i)])", "if (key <= queries.first[queries.of(n, i)])"),), CUDA_RULES),
+    Bug("attention: heads of 256 have the slope of the cap left out of the backward",
+        ((LARGE_HEADS, "if (scale.cap != 0) gradient *= cap_slope(w);", ""),), CUDA_RULES),
+    Bug("attention: of heads of 256 a step that is partly hidden is left out",
+        ((LARGE_HEADS, "(kOfQueries ? row + kStep : own + kWarpRows)) continue;", "(kOfQueries ? row + 1 : own + 1)) continue;"),), CUDA_RULES),
+    Bug("attention: heads of 256 have the gradients of one query head of a group",
+        ((LARGE_HEADS, "unit = place.unit * group, end_unit = unit + group,", "unit = place.unit * group, end_unit = unit + 1,"),),
+        CUDA_RULES),
+    Bug("attention: heads of 256 have their rows overwritten before all warps have them",
+        ((LARGE_HEADS, "  __syncthreads();  // all warps have their rows in registers\n", ""),), CUDA_ATTENTION),
     Bug("attention: a scale of its own is left out of the backward",
         ((HOST_ATTENTION, "store_gradients(s.dq, width, n, size, scale.natural,",
           "store_gradients(s.dq, width, n, size, 1.0f / std::sqrt(static_cast<float>(size)),"),), RULES),

@@ -36,10 +36,8 @@ void NvmeCopies::create(SegmentId segment) {
   if (adopted_ != nullptr) {
     if (const auto it = adopted_->find(spec.name); it != adopted_->end()) spec.adopted = it->second;
   }
-  for (std::size_t slot = 0; slot < spec.adopted.size(); ++slot) {
-    c.writes = std::max(c.writes, spec.adopted[slot].version);
-    c.written |= std::uint64_t{1} << slot;
-  }
+  for (const auto& adopted : spec.adopted) c.writes = std::max(c.writes, adopted.version);
+  c.filled = static_cast<int>(spec.adopted.size());
   c.extent = volume_.create(spec);
 }
 
@@ -56,6 +54,14 @@ io::ExtentTransfer NvmeCopies::to_read(SegmentId segment) const {
   return transfer;
 }
 
+// An empty slot has the oldest version of all, so it is written to before any other.
+void NvmeCopies::decided(SegmentId segment) {
+  Copies& c = copies_[segment];
+  if (c.filled >= slots(segment)) return;
+  ++c.filled;
+  first_written_ += table_.segment(segment).charge;
+}
+
 io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   Copies& c = copies_[segment];
   io::ExtentTransfer transfer;
@@ -63,9 +69,6 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   transfer.slot = volume_.slot_to_write(c.extent);
   ZG_ASSERT(transfer.slot >= 0, "all {} versions of {} are pinned", slots(segment),
             table_.segment_name(segment));
-  const std::uint64_t bit = std::uint64_t{1} << transfer.slot;
-  if ((c.written & bit) == 0) first_written_ += table_.segment(segment).charge;
-  c.written |= bit;
   transfer.version = ++c.writes;
   return transfer;
 }

@@ -7,7 +7,6 @@
 #include <ctime>
 #include <filesystem>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "train/checkpoint_header.hpp"
@@ -112,13 +111,14 @@ std::optional<CheckpointFile> Checkpointer::write_part(const std::string& direct
 // and the next flush does not tell: then this run pins nothing any more.
 bool Checkpointer::sync_drives() {
   std::vector<int> errors(static_cast<std::size_t>(o_.io->drive_count()), 0);
-  std::vector<std::thread> threads;
+  std::vector<NamedThread> threads;
   for (std::size_t d = 1; d < errors.size(); ++d) {
-    threads.emplace_back(
-        [this, d, &errors] { errors[d] = o_.files->sync_drive(*o_.io, static_cast<int>(d)); });
+    threads.emplace_back(fmt::format("zg-flush{}", d), [this, d, &errors] {
+      errors[d] = o_.files->sync_drive(*o_.io, static_cast<int>(d));
+    });
   }
   errors[0] = o_.files->sync_drive(*o_.io, 0);
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();  // joins them
   for (std::size_t d = 0; d < errors.size(); ++d) {
     if (errors[d] != 0 && lost_.empty())
       lost_ = fmt::format("{} could not be flushed ({})", o_.io->file(static_cast<int>(d)),

@@ -95,8 +95,9 @@ std::int64_t format_of(const Layout& layout) {
 std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Param& param) {
   if (!layout.has_unit(unit)) return {};
   if (layout.in_tiles(unit) && !layout.is_sharded()) return {{0, param.count()}};
-  std::vector<Layout::Elements> shards{layout.shard_elements(layout.tile_of(unit, param))};
-  if (layout.in_tiles(unit)) shards = layout.held_elements(unit);
+  const std::vector<Layout::Elements> shards =
+      layout.in_tiles(unit) ? layout.held_elements(unit)
+                            : std::vector{layout.shard_elements(layout.tile_of(unit, param))};
   std::vector<HeldRange> held;
   for (const Layout::Elements& shard : shards) {
     const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());

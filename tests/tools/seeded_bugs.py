@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Bugs that an engine for many ranks could have, each put into a copy of the tree: does a test turn red?
 
-    tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
+    tests/tools/seeded_bugs.py --work DIR [--only PART]... [--out FILE.md]
     tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART] [--out FILE.md]
     tests/tools/seeded_bugs.py --check
 
@@ -662,8 +662,8 @@ def must(command, cwd):
         sys.exit(f"{' '.join(map(str, command))} ended with {code}:\n{out[-3000:]}")
 
 
-def prepare(tree, jobs):
-    """The tree with a build of the test programs, which later ones only change."""
+def prepare(tree, jobs, bugs):
+    """The tree with a build of these bugs' test programs, which later ones only change."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in files.stdout.splitlines():
         source, target = ROOT / name, tree / name
@@ -673,7 +673,7 @@ def prepare(tree, jobs):
         shutil.copyfile(source, target)
         shutil.copymode(source, target)
     must(["cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DZG_TESTS=ON"], tree)
-    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in BUGS})], tree)
+    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in bugs})], tree)
 
 
 def package_in(tree, built):
@@ -719,7 +719,7 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--work", type=pathlib.Path, help="directory of the copy and its build")
     what.add_argument("--check", action="store_true", help="only look whether every bug fits the code")
-    parser.add_argument("--only", default="", help="bugs whose name has this part")
+    parser.add_argument("--only", action="append", help="bugs whose name has this part; may be repeated")
     parser.add_argument("--package", type=pathlib.Path, help="the built Python package, whose bugs are tried then")
     parser.add_argument("--python", default=sys.executable, help="for the tests of the Python package")
     parser.add_argument("--jobs", type=int, default=1, help="of the build")
@@ -728,7 +728,7 @@ def main():
     of_python = tuple(Bug(name, ((file, old, new),), (program, test))
                       for name, file, old, new, program, test in seeded_python.BUGS)
     known = BUGS + of_python if args.check else of_python if args.package else BUGS
-    bugs = [bug for bug in known if args.only in bug.name]
+    bugs = [bug for bug in known if any(part in bug.name for part in args.only or [""])]
     for bug in bugs:
         texts = {name: (ROOT / name).read_text() for name, _, _ in bug.changes}
         for name, old, new in bug.changes:
@@ -738,7 +738,7 @@ def main():
     if args.check:
         return print(f"{len(bugs)} bugs fit the code")
     tree = args.work.resolve()
-    package_in(tree, args.package) if args.package else prepare(tree, args.jobs)
+    package_in(tree, args.package) if args.package else prepare(tree, args.jobs, bugs)
     table, missed = ["| bug | red |", "| --- | --- |"], 0
     for bug in bugs:
         begin = time.monotonic()

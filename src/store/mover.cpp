@@ -159,7 +159,6 @@ void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
     (queue.last != nullptr ? queue.last->next : queue.first) = &node;
     queue.last = &node;
     if (action.kind == Action::Kind::kAlloc) memory_queue_[index_of(action.tier)].insert(node);
-    if (action.kind == Action::Kind::kCopy && action.tier == Tier::kNvme) nvme_->decided(action.segment);
     if (action.kind == Action::Kind::kFree) {
       frees_[index_of(action.tier)].insert(node);
       events_.evicting(action);

@@ -267,6 +267,7 @@ void Mover::finish_copy(ActionNode& node) {
   const std::int64_t bytes = link == kToDevice || link == kToHost ? segment.bytes : segment.charge;
   LinkStatistics& l = links_[link];
   l.bytes += bytes;
+  if (writes_drives(link)) nvme_->written(node.action.segment, node.slot);
   ++l.transfers;
   counters_.segments[node.action.segment].bytes[link] += bytes;
   if (--l.moving == 0) l.busy_seconds += seconds_between(busy_since_[link], Clock::now());

@@ -36,8 +36,10 @@ void NvmeCopies::create(SegmentId segment) {
   if (adopted_ != nullptr) {
     if (const auto it = adopted_->find(spec.name); it != adopted_->end()) spec.adopted = it->second;
   }
-  for (const auto& adopted : spec.adopted) c.writes = std::max(c.writes, adopted.version);
-  c.filled = static_cast<int>(spec.adopted.size());
+  for (std::size_t slot = 0; slot < spec.adopted.size(); ++slot) {
+    c.writes = std::max(c.writes, spec.adopted[slot].version);
+    c.written |= std::uint64_t{1} << slot;
+  }
   c.extent = volume_.create(spec);
 }
 
@@ -54,12 +56,11 @@ io::ExtentTransfer NvmeCopies::to_read(SegmentId segment) const {
   return transfer;
 }
 
-// An empty slot has the oldest version of all, so it is written to before any other.
-void NvmeCopies::decided(SegmentId segment) {
+void NvmeCopies::written(SegmentId segment, int slot) {
   Copies& c = copies_[segment];
-  if (c.filled >= slots(segment)) return;
-  ++c.filled;
-  first_written_ += table_.segment(segment).charge;
+  const std::uint64_t bit = std::uint64_t{1} << slot;
+  if ((c.written & bit) == 0) first_written_ += table_.segment(segment).charge;
+  c.written |= bit;
 }
 
 io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {

@@ -27,8 +27,8 @@ class NvmeCopies {
   void create(SegmentId segment);
   void destroy(const Tensor& tensor);  // the extents of its segments, none of which moves
 
-  // A write of the segment was decided, which to_write() begins later.
-  void decided(SegmentId segment);
+  // What to_write() has begun has ended.
+  void written(SegmentId segment, int slot);
   // A transfer that reads the newest version, or one that writes the next version and counts it as begun. The
   // caller adds memory, completion and priority.
   io::ExtentTransfer to_read(SegmentId segment) const;
@@ -51,7 +51,7 @@ class NvmeCopies {
   // Reads a version. Throws Error(kUsage) when there is no such version, Error(kIo) when it cannot be read.
   void read(SegmentId segment, std::int64_t version, void* data) const;
   static Error no_version(const TensorTable& table, SegmentId segment, std::int64_t version);
-  // Of the writes decided so far, like the store's traffic.
+  // Of the writes that have ended, like the store's traffic.
   std::int64_t first_written_bytes() const { return first_written_; }
 
  private:
@@ -59,7 +59,7 @@ class NvmeCopies {
     io::ExtentId extent;
     std::int64_t writes = 0;    // begun so far; the number of the newest version
     std::int64_t expected = 0;  // see expect()
-    int filled = 0;  // slots that have been written, or will be by what was decided, or were adopted
+    std::uint64_t written = 0;  // a bit for each slot that was written, or adopted
   };
   int slots(SegmentId segment) const;
 

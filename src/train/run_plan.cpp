@@ -392,11 +392,6 @@ class Planner {
   void check_tiles() const {
     if (!in_tiles()) return;
     check_stated_sizes(config_.tiers.nvme, ranks_ * layout().table.nvme_bytes());
-    if (!layout().is_sharded() || !config_.checkpoint.asked()) return;
-    throw Error(
-        Errc::kUsage, "checkpoint",
-        "layers are in tiles (tiers.tiles), and ranks that have shards of these write none so far",
-        "remove the section, set zero_optimization.stage to 0, or give whole layers room (tiers.device)");
   }
 
   // Of a layer's weights.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Bugs that an engine for many ranks could have, each put into a copy of the tree: does a test turn red?
 
-    tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
+    tests/tools/seeded_bugs.py --work DIR [--only PART]... [--out FILE.md]
     tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART] [--out FILE.md]
     tests/tools/seeded_bugs.py --check
 
@@ -477,8 +477,54 @@ BUGS = (
     Bug("an update does not wait for the checkpoint that is committed",
         ((EXECUTOR, "std::exchange(before_update_, nullptr)();", "before_update_ = nullptr;"),), BESIDE),
     Bug("a run that fails leaves the checkpoint that it had begun",
-        ((TRAINER, "        checkpoints_->of(r).settle();\n      } catch (const std::exception& e)",
-          "      } catch (const std::exception& e)"),), BESIDE),
+        ((SAVER, "    if (!pending_) return leave(why);\n", "    return leave(why);\n"),), BESIDE),
+    Bug("the others hear of a failure when the commit under way has ended",
+        ((TRAINER, "        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);\n"
+          "        checkpoints_->end(r, error, first && rank_told_of(error) < 0);\n",
+          "        checkpoints_->end(r, error, first && rank_told_of(error) < 0);\n"
+          "        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);\n"),), BESIDE),
+    Bug("a failure of the training ends the commit under way",
+        (("src/train/run_checkpoints.cpp", "  CommRank* const world = world_.empty() ? comm : world_[local].get();",
+          "  CommRank* const world = comm;"),), BESIDE),
+    Bug("what a rank has heard counts as the cause of the end",
+        (("src/train/failures.hpp", "    of_[static_cast<std::size_t>(rank)] = std::current_exception();\n    if (first_ >= 0) return false;\n",
+          "    of_[static_cast<std::size_t>(rank)] = std::current_exception();\n"),
+         ("src/train/failures.hpp", "      if (here && ", "      if (here && rank < 0 && ")), BESIDE),
+    Bug("a commit thread that throws tells nobody",
+        ((SAVER, "    failure_ = std::current_exception();\n    leave(Error(Errc::kIo, \"\", error.what()));\n",
+          "    failure_ = std::current_exception();\n"),), BESIDE),
+    Bug("between processes a failure of the training ends the commit under way",
+        (("src/comm/mpi_wire.cpp", "failures_(apart ? ", "failures_(apart && false ? "),),
+        ("zg_test_cli", "ProcessesTest.AFailureLeaves*")),
+    Bug("the name of a process's directory is not synced",
+        ((SAVER, "rfind(kProcessDirectory, 0) == 0) sync(directory.parent_path());", "rfind(kProcessDirectory, 0) == 0) sync(directory);"),),
+        BESIDE),
+    Bug("the first process alone says whether the drives are flushed",
+        ((SAVER, "good = all_are(!o_.flushes || sync_drives());", "good = all_are(!o_.flushes || sync_drives() || o_.plan->rank > 0);"),),
+        ("zg_test_cli", "ProcessesTest.AFlushThatFails*")),
+    Bug("a thread that waits for a commit does not hasten it",
+        (("src/store/mover_links.cpp", "    n->hastened = true;\n", "    if (n->hastened || !n->hastened) continue;\n"),),
+        ("zg_test_store", "StoreVersions.*")),
+    Bug("what waits for a link is not hastened",
+        (("src/store/mover_links.cpp", "    n->hastened = true;\n", ""),), ("zg_test_store", "StoreVersions.*")),
+    Bug("first writes are counted when they are under way",
+        (("src/store/nvme_copies.cpp", "  transfer.version = ++c.writes;\n", "  transfer.version = ++c.writes;\n  written(segment, transfer.slot);\n"),),
+        ("zg_test_store", "StoreVersions.*")),
+    Bug("a rank saves its shard of a layer's first tiles alone",
+        (("src/train/checkpoint_writer.cpp", "    if (first < end) held.push_back({first, end - first});\n",
+          "    if (first < end && held.empty()) held.push_back({first, end - first});\n"),), ("zg_test_train", "TileRuns.Shards*")),
+    Bug("codes in several pieces have scales of the whole tensor",
+        (("src/train/checkpoint_writer.cpp", "codes && (!param.is_whole() || in_pieces);", "codes && !param.is_whole() && in_pieces;"),),
+        ("zg_test_train", "TileRuns.Shards*")),
+    Bug("a log whose step is no number ends the run that goes on",
+        (("src/train/step_log.cpp", "!number->is_number_integer() || *number != records + 1",
+          "number->get<std::int64_t>() != records + 1"),), ("zg_test_train", "CheckpointInputs.Logs*")),
+    Bug("a piece of pins may end behind its segment",
+        (("src/train/pinned_state.cpp", "offset + bytes <= segments[static_cast<std::size_t>(segment)].bytes;", "offset <= kMost - bytes;"),),
+        ("zg_test_train", "PinnedInputs.*")),
+    Bug("a kept file that a checkpoint names is removed where its note is another one's",
+        ((KEPT, "    if (std::any_of(needed.begin(), needed.end(), [&](const auto& one) { return one.name == file.name; }))\n"
+          "      return \"\";\n", ""),), ("zg_test_train", "PinnedInputs.*")),
     Bug("what a checkpoint pins on a drive counts as free for a run that does not take it over",
         (("src/train/trainer_checkpoints.cpp", "hardware = hardware_of(config, gpus_, processes_, false);",
           "hardware = hardware_of(config, gpus_, processes_, true);"),), BESIDE),
@@ -666,8 +712,8 @@ def must(command, cwd):
         sys.exit(f"{' '.join(map(str, command))} ended with {code}:\n{out[-3000:]}")
 
 
-def prepare(tree, jobs):
-    """The tree with a build of the test programs, which later ones only change."""
+def prepare(tree, jobs, bugs):
+    """The tree with a build of these bugs' test programs, which later ones only change."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in files.stdout.splitlines():
         source, target = ROOT / name, tree / name
@@ -677,7 +723,7 @@ def prepare(tree, jobs):
         shutil.copyfile(source, target)
         shutil.copymode(source, target)
     must(["cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DZG_TESTS=ON"], tree)
-    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in BUGS})], tree)
+    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in bugs})], tree)
 
 
 def package_in(tree, built):
@@ -723,7 +769,7 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--work", type=pathlib.Path, help="directory of the copy and its build")
     what.add_argument("--check", action="store_true", help="only look whether every bug fits the code")
-    parser.add_argument("--only", default="", help="bugs whose name has this part")
+    parser.add_argument("--only", action="append", help="bugs whose name has this part; may be repeated")
     parser.add_argument("--package", type=pathlib.Path, help="the built Python package, whose bugs are tried then")
     parser.add_argument("--python", default=sys.executable, help="for the tests of the Python package")
     parser.add_argument("--jobs", type=int, default=1, help="of the build")
@@ -732,7 +778,7 @@ def main():
     of_python = tuple(Bug(name, ((file, old, new),), (program, test))
                       for name, file, old, new, program, test in seeded_python.BUGS)
     known = BUGS + of_python if args.check else of_python if args.package else BUGS
-    bugs = [bug for bug in known if args.only in bug.name]
+    bugs = [bug for bug in known if any(part in bug.name for part in args.only or [""])]
     for bug in bugs:
         texts = {name: (ROOT / name).read_text() for name, _, _ in bug.changes}
         for name, old, new in bug.changes:
@@ -742,7 +788,7 @@ def main():
     if args.check:
         return print(f"{len(bugs)} bugs fit the code")
     tree = args.work.resolve()
-    package_in(tree, args.package) if args.package else prepare(tree, args.jobs)
+    package_in(tree, args.package) if args.package else prepare(tree, args.jobs, bugs)
     table, missed = ["| bug | red |", "| --- | --- |"], 0
     for bug in bugs:
         begin = time.monotonic()

@@ -2,18 +2,13 @@
 // byte.
 #include <cmath>
 
-#include "train/run_fixture.hpp"
+#include "train/checkpoint_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 namespace {
-
-Strings operator+(Strings a, const Strings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 class TileRuns : public RunTest {
  protected:
@@ -126,7 +121,7 @@ TEST_F(TileRuns, TheSmallestBudgetsAreThoseOfTiles) {
   EXPECT_GT(plan(of_whole - 4096, host).tile_bytes(), 0);
 }
 
-// Ranks with shards of tiles write no checkpoint, but go on from one.
+// Whole layers to shards of tiles.
 TEST_F(TileRuns, OfSeveralRanksGoOnFromACheckpoint) {
   const std::string path = directory_ + "/checkpoints";
   {
@@ -164,14 +159,52 @@ TEST_F(TileRuns, GoWithPartsAndStages) {
   EXPECT_TRUE(stages.model == tiles.model);
 }
 
-TEST_F(TileRuns, WhatDoesNotGoWithThemIsRefused) {
-  const Error error = usage_error([&] {
-    Trainer trainer(on_book(settings(kLayer / 4, {"devices=host:2", "zero_optimization.stage=3",
-                                                  "tiers.host=64MiB", "checkpoint.every=1"})));
-    return 0;
-  });
-  EXPECT_EQ(error.where(), "checkpoint");
-  EXPECT_HAS(error.hint(), "zero_optimization.stage");
+// A rank saves its pieces of all tiles. The tensors are those of ranks that hold whole tiles, bit by bit, and
+// both go on from either, copied or pinned on a drive.
+TEST_F(TileRuns, ShardsOfTilesAreSavedAndGoOn) {
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings ranks{"devices=host:2", "tiers.host=160MiB", "checkpoint.every=1", "eval.every=0"};
+  const Strings pinned{"tiers.host=16MiB", "checkpoint.state=pin",
+                       "tiers.nvme.0.path=" + directory_ + "/drive"};
+  int number = 0;
+  struct Saved {
+    std::vector<double> losses;
+    std::string path;
+    Tensors tensors;
+  };
+  const auto go = [&](const Strings& more, const std::optional<std::string>& from = {}) {
+    const std::string path = fmt::format("{}/{}", directory_, ++number);
+    Trainer trainer(on_book(settings(kLayer / 4, ranks + more + Strings{"checkpoint.path=" + path})),
+                    {.resume = from});
+    EXPECT_HAS(trainer.describe(), "tiles ");
+    trainer.start();
+    Losses losses;
+    const RunSummary summary = trainer.run({&losses});
+    EXPECT_EQ(summary.measured, summary.formula);
+    const std::string newest = list_checkpoints(path).front().path;
+    return Saved{losses.all, newest, tensors_in(newest)};
+  };
+  const Strings zero{"zero_optimization.stage=0"}, one{"zero_optimization.stage=1"},
+      three{"zero_optimization.stage=3"};
+  const Strings frozen{R"(optimizer.param_groups=[{"params": "*fc*", "frozen": true}])"};
+  for (const Strings& more : {Strings{}, Strings{"optimizer.state=int8"}, frozen}) {
+    SCOPED_TRACE(testing::PrintToString(more));
+    const Saved whole = go(more + zero + Strings{"steps=3"}), first = go(more + zero);
+    EXPECT_EQ(Checkpoint(first.path).manifest().format, 1);
+    for (const Strings& kind : {one, three, three + pinned}) {
+      SCOPED_TRACE(testing::PrintToString(kind));
+      const Saved saved = go(more + kind);
+      EXPECT_EQ(Checkpoint(saved.path).manifest().format, kind.size() == 1 ? 2 : 3);
+      EXPECT_TRUE(saved.tensors == first.tensors);
+      for (const Saved& next : {go(more + kind + Strings{"steps=3"}, saved.path),
+                                go(more + zero + Strings{"steps=3"}, saved.path)}) {
+        ASSERT_EQ(next.losses.size(), 1u);
+        EXPECT_EQ(next.losses[0], whole.losses[2]);
+        EXPECT_TRUE(next.tensors == whole.tensors);
+      }
+    }
+    EXPECT_EQ(go(more + three + Strings{"steps=3"}, first.path).losses[0], whole.losses[2]);
+  }
 }
 
 }  // namespace

@@ -4,10 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
+#include <cerrno>
 #include <vector>
 
 #include "python/module.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg::python {
 namespace {
@@ -22,10 +25,34 @@ struct HeldLease {
   std::int64_t shape = 0, stride = 1;  // elements; of DLPack's arrays, which outlive the call
   Py_ssize_t buffer_shape = 0, buffer_stride = 0;
   std::atomic<int> views{0};
+  bool guarded = false;
 
   bool writes() const { return access != Access::kRead; }
+  // With protect_reads the pages of what is acquired for reading are read-only as long as anybody reads them.
+  // Segments begin at pages and share none.
+  void protect() {
+    if (!store->protect_reads || writes()) return;
+    std::lock_guard lock(store->mutex);
+    if (store->readers[lease.data()] == 0 && !allow(PROT_READ))
+      throw Error(Errc::kMemory, "protect_reads", errno_text(errno),
+                  "it is for looking for mistakes: leave it out");
+    ++store->readers[lease.data()];
+    guarded = true;
+  }
+  void unprotect() {
+    if (!guarded) return;
+    std::lock_guard lock(store->mutex);
+    const auto readers = store->readers.find(lease.data());
+    if (--readers->second > 0) return;
+    store->readers.erase(readers);
+    (void)allow(PROT_READ | PROT_WRITE);
+  }
+  bool allow(int protection) const {
+    return mprotect(lease.data(), static_cast<std::size_t>(round_up(lease.bytes(), 4096)), protection) == 0;
+  }
   void end() {
     if (!lease) return;
+    unprotect();
     lease.release();
     store->leases.fetch_sub(1);
   }
@@ -219,6 +246,7 @@ nb::object new_lease(std::shared_ptr<StoreHandle> store, Lease lease, DType dtyp
   held->store->leases.fetch_add(1);
   held->dtype = dtype;
   held->access = access;
+  held->protect();
   held->shape = held->lease.bytes() / static_cast<std::int64_t>(size_of(dtype));
   held->buffer_shape = static_cast<Py_ssize_t>(held->shape);
   held->buffer_stride = static_cast<Py_ssize_t>(size_of(dtype));

@@ -39,6 +39,8 @@ struct StoreHandle {
   std::mutex mutex;  // of what follows
   std::map<std::pair<SegmentId, Tier>, int> pinned;
   bool in_step = false;
+  std::map<void*, int> readers;  // leases of bytes that cannot be written now
+  bool protect_reads = false;    // set once, before others see the store
 
   ~StoreHandle() {
     if (!owned.here()) (void)opened.release();  // its threads are the parent's, and so are its files

@@ -152,29 +152,36 @@ double norm_sq(const View& v) {
   }
 }
 
-// Records the accesses of an update, so that the next one finds its segments on their way; where the user
-// records a step already, they belong to that.
+// Begins to record the accesses of an update, so that the next one finds its segments on their way; false
+// where the user records a step already, to which they belong.
+bool begin_recording(const Inside& inside) {
+  std::lock_guard lock(inside.handle().mutex);
+  if (inside.handle().in_step) return false;
+  inside.store().step_begin("optimizer");
+  inside.handle().in_step = true;
+  return true;
+}
+
+void end_recording(const Inside& inside) {
+  std::lock_guard lock(inside.handle().mutex);
+  inside.handle().in_step = false;
+  try {
+    inside.store().step_end();
+  } catch (const Error&) {  // the store has failed, and the update has said so
+  }
+}
+
 class RecordedStep {
  public:
-  RecordedStep(const Inside& inside, bool wanted) : inside_(inside) {
-    std::lock_guard lock(inside.handle().mutex);
-    if (!wanted || inside.handle().in_step) return;
-    inside.store().step_begin("optimizer");
-    inside.handle().in_step = began_ = true;
-  }
+  RecordedStep(const Inside& inside, bool wanted)
+      : inside_(inside), began_(wanted && begin_recording(inside)) {}
   ~RecordedStep() {
-    if (!began_) return;
-    std::lock_guard lock(inside_.handle().mutex);
-    inside_.handle().in_step = false;
-    try {
-      inside_.store().step_end();
-    } catch (const Error&) {  // the store has failed, and the update has said so
-    }
+    if (began_) end_recording(inside_);
   }
 
  private:
   const Inside& inside_;
-  bool began_ = false;
+  const bool began_;
 };
 
 class Optimizer {
@@ -329,33 +336,52 @@ class Optimizer {
          });
   }
 
-  using Item = std::tuple<int, std::uintptr_t, std::uintptr_t, std::string, UpdateParams>;
+  // What a step does to one parameter, or to one of its segments (kAll: to all of them). The addresses are
+  // those of the first element that it concerns.
+  using Item = std::tuple<int, std::uintptr_t, std::uintptr_t, std::string, UpdateParams, std::int32_t>;
 
-  // One step of the parameters named: number, weights, gradient, its type, rule. Not interrupted by Ctrl-C: a
-  // step is made or not made.
+  // One step of what is named: number, weights, gradient, its type, rule, segment. Not interrupted by Ctrl-C:
+  // a step is made or not made.
   void update(const std::vector<Item>& items, bool record) {
-    for (const auto& [index, weights, grad, dtype, rule] : items) check(param(index), dtype, rule);
+    for (const auto& [index, weights, grad, dtype, rule, only] : items) {
+      check(param(index), dtype, rule);
+      check_segment(param(index), only);
+    }
     nb::gil_scoped_release released;
     const Inside inside(handle_);
     const RecordedStep step(inside, record);
     HostStream stream("update", HostStream::Mode::kInline);
-    for (const auto& [index, weights, grad, dtype, rule] : items) {
+    for (const auto& [index, weights, grad, dtype, rule, only] : items) {
       const Param& p = param(index);
       const DType type = dtype_named(dtype);
-      for (std::int32_t s = 0; p.count > 0 && s < p.segments(); ++s) {
+      const std::int32_t begin = std::max(only, 0), end = only < 0 ? p.segments() : only + 1;
+      // Where the whole parameter would begin.
+      const auto skipped = static_cast<std::uintptr_t>(p.first(begin));
+      char* const all_weights = at(weights - skipped * size_of(p.weight));
+      for (std::int32_t s = begin; p.count > 0 && s < end; ++s) {
         Lease lease;
         if (p.tensor >= 0)
           lease = inside.store().acquire(inside.segment(p.tensor, s), Tier::kHost, Access::kWrite);
         UpdateParams now = rule;
         now.random = p.random;
         now.first_element = p.first(s);
-        const View g(at(grad) + p.first(s) * static_cast<std::int64_t>(size_of(type)), type, 1,
-                     p.elements(s));
-        host_ops().update(stream, g, p.weights(at(weights), s), p.state(lease.data(), at(weights), s),
+        const auto before = static_cast<std::uintptr_t>(p.first(s)) - skipped;
+        const View g(at(grad + before * size_of(type)), type, 1, p.elements(s));
+        host_ops().update(stream, g, p.weights(all_weights, s), p.state(lease.data(), all_weights, s),
                           p.format, now);
       }
     }
     stream.synchronize();
+  }
+
+  // A step whose parts are several calls of update(): false where the user records one already.
+  bool begin_step() {
+    nb::gil_scoped_release released;
+    return begin_recording(Inside(handle_));
+  }
+  void end_step() {
+    nb::gil_scoped_release released;
+    end_recording(Inside(handle_));
   }
 
   static double gradient_norm(const std::vector<std::tuple<std::uintptr_t, std::int64_t, std::string>>& all) {
@@ -385,13 +411,17 @@ class Optimizer {
     if (rule.step < 1) refuse("step", fmt::format("is {}", rule.step), "1 or more");
   }
 
-  // call(parameter, state, weights, lease) for each segment (kAll), or for one.
   static constexpr std::int32_t kAll = -1;
+  static void check_segment(const Param& p, std::int32_t only) {
+    if (only < kAll || only >= std::max(p.segments(), 1))
+      refuse("segment", fmt::format("is {} of {}", only, p.segments()));
+  }
+
+  // call(parameter, state, weights, lease) for each segment (kAll), or for one.
   template <class Call>
   void each(int index, Access access, std::uintptr_t weights, std::int32_t only, const Call& call) {
     const Param& p = param(index);
-    if (only < kAll || only >= p.segments())
-      refuse("segment", fmt::format("is {} of {}", only, p.segments()));
+    check_segment(p, only);
     if (p.tensor < 0) return;
     waiting([&] {
       const Inside inside(handle_);
@@ -443,6 +473,8 @@ void bind_optimizer(nb::module_& m) {
       .def("copy_codes", &Optimizer::copy_codes)
       .def("copy_blocks", &Optimizer::copy_blocks)
       .def("update", &Optimizer::update)
+      .def("begin_step", &Optimizer::begin_step)
+      .def("end_step", &Optimizer::end_step)
       .def_static("gradient_norm", &Optimizer::gradient_norm);
 }
 

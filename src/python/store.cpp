@@ -69,7 +69,7 @@ io::Backend backend_named(const std::string& name) {
 Store open(std::int64_t host_bytes, const std::vector<std::pair<std::string, std::int64_t>>& drives,
            std::int64_t device_bytes, const std::string& policy, int queue_depth, const std::string& backend,
            bool require_backend, std::int64_t block_size, std::int64_t read_ahead, bool verify,
-           bool write_ahead) {
+           bool write_ahead, bool protect_reads) {
   StoreConfig config;
   config.host_bytes = host_bytes;
   config.device_bytes = device_bytes;
@@ -83,6 +83,7 @@ Store open(std::int64_t host_bytes, const std::vector<std::pair<std::string, std
   config.verify = verify;
   config.write_ahead = write_ahead;
   Store store{std::make_shared<StoreHandle>()};
+  store.handle->protect_reads = protect_reads;
   nb::gil_scoped_release released;
   store.handle->opened = open_store(config);
   return store;
@@ -292,7 +293,8 @@ void bind_store(nb::module_& m) {
   nb::class_<Store>(m, "Store")
       .def_static("open", open, nb::arg("host_bytes"), nb::arg("drives"), nb::arg("device_bytes"),
                   nb::arg("policy"), nb::arg("queue_depth"), nb::arg("backend"), nb::arg("require_backend"),
-                  nb::arg("block_size"), nb::arg("read_ahead"), nb::arg("verify"), nb::arg("write_ahead"))
+                  nb::arg("block_size"), nb::arg("read_ahead"), nb::arg("verify"), nb::arg("write_ahead"),
+                  nb::arg("protect_reads"))
       .def("close", close)
       .def("add", add)
       .def("remove", remove)

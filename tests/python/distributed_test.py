@@ -1,6 +1,8 @@
 """FSDP2's DTensors, torch.distributed.checkpoint and DataLoader's workers beside a live optimizer. Needs torch."""
 import os
+import signal
 import sys
+import time
 
 from support import InFolder, need, same_bits
 
@@ -51,6 +53,9 @@ def fsdp_rank(rank, ranks, folder, overlap, nvme):
     optimizer = zt.AdamW(model.parameters(), lr=1e-2, segment_bytes=4096, overlap=overlap, **place)
     if overlap == "forward":
         optimizer.attach(model)
+        # The first layer's forward gathers the other's weights too, while their updates have not begun.
+        model[0].set_modules_to_forward_prefetch([model[2]])
+        optimizer.register_step_pre_hook(lambda *_: optimizer._worker.submit(time.sleep, 0.1) and None)
     train(model, optimizer, 0, 4)
     optimizer.flush()
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -75,7 +80,7 @@ class Fsdp(InFolder):
         optimizer = zt.AdamW(model.parameters(), lr=1e-2, host_bytes="4MiB")
         train(model, optimizer, 0, 4)
         moments = [s["exp_avg"] for s in optimizer.state_dict()["state"].values()]
-        for overlap, nvme in (("step", False), ("step", True)):
+        for overlap, nvme in (("step", False), ("step", True), ("forward", True), ("backward", False)):
             folder = os.path.join(self.folder, overlap + str(nvme))
             os.makedirs(folder)
             torch.multiprocessing.spawn(fsdp_rank, (2, folder, overlap, nvme), nprocs=2)
@@ -127,20 +132,32 @@ class Workers(InFolder):
         optimizer.close()
 
     def test_an_optimizer_in_a_forked_child_is_refused(self):
+        for overlap in ("step", "forward", "backward"):
+            with self.subTest(overlap):
+                self.refused_in_a_child(overlap)
+
+    def refused_in_a_child(self, overlap):
         model = torch.nn.Linear(4, 1)
-        optimizer = zt.AdamW(model.parameters(), host_bytes="4MiB")
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+        optimizer = zt.AdamW(model.parameters(), host_bytes="4MiB", overlap=overlap)
+
+        def work():
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+        work()
+        optimizer.flush()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(30)  # ends a child that waits
             try:
-                optimizer.step()
+                work()
+                optimizer.flush()
             except zg.ForkError:
                 os._exit(0)
             finally:
                 os._exit(1)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
-        optimizer.step()
+        work()
         optimizer.close()
 
 

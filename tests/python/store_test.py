@@ -91,6 +91,53 @@ class Contents(OnDrive):
         self.assertNotIn("t", store)
 
 
+class Checkpoints(OnDrive):
+    def filled(self):
+        store = self.store()
+        wanted = {}
+        for n, name in enumerate(("float64", "float32", "float16", "int64", "int32", "uint16", "uint8")):
+            wanted[name] = np.random.default_rng(n).integers(0, 200, (300, 700)).astype(name)
+            store.add(name, name, wanted[name].shape, segment_bytes="64KiB", priority=n).write(wanted[name])
+        store.add("one", "f32", ()).write(np.full(1, 3, np.float32))
+        store.add("empty", "bf16", 77, lowest="host")
+        return store, wanted
+
+    def test_a_store_comes_back(self):
+        store, wanted = self.filled()
+        saved = os.path.join(self.folder, "saved")
+        store.checkpoint(saved)
+        store["uint8"].write(wanted["uint8"] + 1)
+        manifest = store.checkpoint(saved, step=7)
+        self.assertEqual(os.path.basename(os.path.dirname(manifest)), "0002-step-7")
+        drive = tempfile.mkdtemp(dir=self.folder)
+        with zg.Store.open(saved, host_bytes="1MiB", drives={drive: "32MiB"}) as other:
+            self.assertEqual(list(other), list(store))
+            for name, values in wanted.items():
+                np.testing.assert_array_equal(other[name].read(), values + (name == "uint8"))
+                self.assertEqual(other[name].declared, store[name].declared)
+            self.assertEqual(other["one"].read().tolist(), 3)
+            self.assertFalse(other["empty"].has_content())
+            self.assertGreater(other.statistics().links.nvme_write.bytes, 0)
+        program = os.environ.get("ZG_PROGRAM")
+        for command in (["list", saved], ["show", saved, "--tensors"], ["verify", saved]) if program else ():
+            done = subprocess.run([program, "checkpoint", *command], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_what_cannot_be_opened(self):
+        store, _ = self.filled()
+        manifest = store.checkpoint(os.path.join(self.folder, "saved"))
+        data = os.path.join(os.path.dirname(manifest), "rank-00000.safetensors")
+        with open(data, "r+b") as f:
+            f.seek(-3, os.SEEK_END)
+            f.write(b"xyz")
+        with self.assertRaises(zg.UsageError):
+            zg.Store.open(manifest, host_bytes="4MiB")
+        half = store.add("half", "u8", 8192, segment_bytes=4096)
+        half.acquire(1, "overwrite").release()
+        with self.assertRaisesRegex(zg.UsageError, "half"):
+            store.checkpoint(os.path.join(self.folder, "other"))
+
+
 class Views(OnDrive):
     def lease(self, mode="overwrite"):
         store = self.store()
@@ -143,6 +190,28 @@ class Views(OnDrive):
                 array[0] = 1
             self.assertTrue(memoryview(lease).readonly)
             del array
+
+    def test_who_writes_to_what_is_read_ends_with_protect_reads(self):
+        code = (
+            "import sys, ctypes, ziggurat as zg\n"
+            "with zg.Store(host_bytes='4MiB', drives={sys.argv[1]: '16MiB'}, protect_reads=True) as store:\n"
+            "    t = store.add('t', 'u8', 2 << 20, segment_bytes=5000)\n"
+            "    t.write(bytes([7]) * (2 << 20))\n"
+            "    a, b, c = t.acquire(3), t.acquire(3), t.acquire(4)\n"
+            "    assert bytes(memoryview(b)) == bytes([7]) * 5000\n"
+            "    write = lambda lease: ctypes.memset(lease.address, 1, 1)\n"
+            "    if sys.argv[2] == 'reader': b.release(); write(a)\n"
+            "    a.release(); b.release()\n"
+            "    with t.acquire(3, 'write') as w: write(w); print('written', flush=True)\n"
+            "    if sys.argv[2] == 'neighbour': write(c)\n"
+            "    c.release(); t.read(); print('read')\n"
+        )
+        for who, status, said in (("nobody", 0, "written\nread\n"), ("reader", -signal.SIGSEGV, ""),
+                                  ("neighbour", -signal.SIGSEGV, "written\n")):  # fmt: skip
+            done = subprocess.run([sys.executable, "-c", code, self.folder, who], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (status, said), done.stderr)
+            for name in os.listdir(self.folder):  # of a process that had no time to remove it
+                os.unlink(os.path.join(self.folder, name))
 
     def test_dlpack(self):
         store, _, lease = self.lease()
@@ -200,6 +269,18 @@ class Errors(OnDrive):
     def test_errno_of_a_failure(self):
         from ziggurat import _errors
 
+        for code, kind, also in (
+            ("usage", zg.UsageError, ValueError), ("io", zg.IoError, OSError),
+            ("memory", zg.MemoryLimitError, MemoryError),
+            ("device", zg.DeviceError, RuntimeError), ("comm", zg.DeviceError, RuntimeError),
+            ("numeric", zg.NumericError, ArithmeticError), ("interrupted", zg.Interrupted, RuntimeError),
+            ("fork", zg.ForkError, RuntimeError), ("bug", zg.Error, RuntimeError),
+        ):  # fmt: skip
+            e = _errors.make(code, "there", "is wrong", "mend it")
+            self.assertIs(type(e), kind)
+            self.assertIsInstance(e, also)
+            self.assertEqual((e.code, e.place, e.message, e.hint), (code, "there", "is wrong", "mend it"))
+            self.assertEqual(str(e), "there: is wrong\n  hint: mend it")
         e = _errors.make("io", "/mnt/a", "cannot be written: No space left on device (errno 28)", "free some")
         self.assertEqual((e.errno, e.path, e.hint), (28, "/mnt/a", "free some"))
         self.assertIsInstance(e, OSError)
@@ -285,11 +366,19 @@ class Threads(OnDrive):
 
     def test_ctrl_c_ends_a_wait_and_leaves_the_store_usable(self):
         store, t, go_on = self.wait_for_lease()
-        threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
-        begin = time.monotonic()
-        with self.assertRaises(KeyboardInterrupt):
-            t.acquire()
-        self.assertLess(time.monotonic() - begin, 5)  # the lease is held for 10
+        taken = []
+        for _ in range(3):  # the best of three: the machine may be busy
+            raised = []
+
+            def interrupt():
+                raised.append(time.monotonic())
+                signal.raise_signal(signal.SIGINT)
+
+            threading.Timer(0.3, interrupt).start()
+            with self.assertRaises(KeyboardInterrupt):
+                t.acquire()
+            taken.append(time.monotonic() - raised[0])
+        self.assertLess(min(taken), 0.5)
         go_on.set()
         with t.acquire() as lease:
             self.assertEqual(lease.nbytes, 4096)

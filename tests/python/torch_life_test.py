@@ -3,6 +3,8 @@ import gc
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -198,6 +200,17 @@ class OffloadedGraphs(InFolder):
             loss.backward()
         del loss
         gc.collect()
+
+
+class Imports(InFolder):
+    def test_torch_before_and_after(self):
+        work = ("p = torch.nn.Parameter(torch.ones(5000)); p.grad = torch.ones(5000); "
+                "o = zt.AdamW([p], host_bytes='4MiB'); o.step(); print((p @ p).item(), o.state_bytes())")  # fmt: skip
+        said = set()
+        for first in ("import torch, ziggurat", "import ziggurat, torch"):
+            code = f"{first}; import ziggurat.torch as zt; {work}"
+            said.add(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        self.assertEqual(len(said), 1, said)
 
 
 class Compiled(InFolder):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import warnings
 
 try:
     import torch
@@ -217,6 +218,24 @@ class Interface(Case):
             other.step()
         self.assert_same(a, b)
 
+    def test_a_scaler_and_clipping_by_torch(self):
+        a, b = parameters(torch.float32), parameters(torch.float32)
+        mine, other = self.make(a), self.make(b)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(3):
+            set_gradients(a, step)
+            set_gradients(b, step)
+            scaler.scale(torch.zeros(()))
+            for p in a:
+                p.grad *= 1024
+            scaler.unscale_(mine)
+            torch.nn.utils.clip_grad_norm_(a, 0.5)
+            torch.nn.utils.clip_grad_norm_(b, 0.5)
+            scaler.step(mine)
+            scaler.update(1024.0)
+            other.step()
+        self.assert_same(a, b)
+
     def test_a_scaler_and_clipping_by_the_optimizer(self):
         a, b = parameters(torch.float32), parameters(torch.float32)
         mine, other = self.make(a, max_grad_norm=0.5), self.make(b, max_grad_norm=0.5)
@@ -262,6 +281,28 @@ class Interface(Case):
                     self.assertEqual(losses, again)
                     self.assert_same(weights, other)
 
+    def test_weights_that_modules_share(self):
+        def train(kind, **options):
+            torch.manual_seed(4)
+            head = torch.nn.Linear(16, 40, bias=False)
+            model = torch.nn.Sequential(torch.nn.Embedding(40, 16), torch.nn.Tanh(), head)
+            head.weight = model[0].weight
+            optimizer = kind(model.parameters(), lr=1e-2, **options)
+            if options.get("overlap") == "forward":
+                optimizer.attach(model)
+            for step in range(4):
+                ids = torch.randint(0, 40, (32,), generator=torch.Generator().manual_seed(step))
+                torch.nn.functional.cross_entropy(model(ids), ids.flip(0)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [*model.state_dict().values()]
+
+        expected = train(self.make)
+        for overlap in ("forward", "backward"):
+            self.assert_same(expected, train(self.make, overlap=overlap))
+        for x, y in zip(expected, train(torch.optim.AdamW)):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
     def test_what_cannot_be_is_refused(self):
         p = parameters(torch.float32)
         for options, place in (
@@ -278,6 +319,9 @@ class Interface(Case):
             self.assertIn(place, caught.exception.place)
         with self.assertRaises(zg.UsageError):
             self.make([torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))])
+        with warnings.catch_warnings(), self.assertRaisesRegex(zg.UsageError, "twice"):
+            warnings.simplefilter("ignore")  # torch's own, that this will be an error one day
+            self.make([p[0], p[0]])
         optimizer = self.make(p)
         for how in (copy.deepcopy, pickle.dumps):
             with self.assertRaises(TypeError):
@@ -300,7 +344,9 @@ class Interface(Case):
                 p.grad = torch.zeros_like(p)
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
-            optimizer.step()
+            with self.assertLogs("ziggurat.torch", "INFO") as told:
+                optimizer.step()
+            self.assertEqual(len(told.records), len(params))
             for p in params:
                 self.assertEqual(p.unique().tolist(), [3.0])
 

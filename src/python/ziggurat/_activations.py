@@ -5,12 +5,14 @@ import weakref
 
 import torch
 
+from . import _staging
+
 
 class _Slots:
     """Tensors of a store that hold one activation each, kept for the next of the same size."""
 
     def __init__(self, store, lowest):
-        self._store, self._lowest, self._free, self._made = store, lowest, {}, 0
+        self._store, self._lowest, self._free, self._made, self._departures = store, lowest, {}, 0, {}
         # One thread at a time is inside the store, which add() needs alone. A finalizer may run inside take().
         self.lock = store.__dict__.setdefault("_activation_lock", threading.RLock())
 
@@ -27,6 +29,12 @@ class _Slots:
         with self.lock:
             self._free.setdefault(slot.nbytes, []).append(slot)
 
+    def departures(self, device):
+        with self.lock:
+            if device not in self._departures:
+                self._departures[device] = _staging.Departures(device)
+            return self._departures[device]
+
 
 class _Activation:
     """One tensor that autograd saved. Its slot is free again when autograd drops it."""
@@ -36,18 +44,34 @@ class _Activation:
         self.strides = torch.empty_like(t, device="meta").stride()  # kernels may add in another order for others
         self.nbytes = t.numel() * t.element_size()
         self.slots, self.slot = slots, slots.take(self.nbytes)
-        with slots.lock, self.slot.acquire(0, "overwrite") as lease:
-            self._view(lease).copy_(t.detach())
         weakref.finalize(self, slots.give_back, self.slot)
+        if t.device.type == "cpu":
+            self._job = None
+            self._keep(t.detach())
+        else:  # the job holds this object, and so the slot
+            self._job = slots.departures(t.device).send(t, self._keep)
 
-    def _view(self, lease):
-        return torch.frombuffer(lease, dtype=torch.uint8, count=self.nbytes).view(self.dtype).view(self.shape)
+    def _keep(self, values):
+        with self.slots.lock, self.slot.acquire(0, "overwrite") as lease:
+            view = torch.frombuffer(lease, dtype=torch.uint8, count=self.nbytes)
+            view.view(self.dtype).view(self.shape).copy_(values)
+
+    def prefetch(self):
+        if self._job is None or self._job.done():
+            with self.slots.lock:
+                self.slot.prefetch()
 
     def fetch(self):
         out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+        if self._job is None:
+            self._read(lambda stored: out.copy_(stored.view(self.dtype).view(self.shape)))
+            return out
+        self._job.result()  # what failed on the way to the store is raised here, in the backward pass
+        return _staging.fetch_to_device(lambda pinned: self._read(pinned.copy_), self.nbytes, out)
+
+    def _read(self, use):
         with self.slots.lock, self.slot.acquire(0, "read") as lease:
-            out.copy_(torch.from_dlpack(lease)[: self.nbytes].view(self.dtype).view(self.shape))
-        return out
+            use(torch.from_dlpack(lease)[: self.nbytes])
 
 
 @contextlib.contextmanager
@@ -61,9 +85,11 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
     min_bytes  smaller tensors stay where they are
     lowest     "nvme", or "host"
     skip       tensors for which it returns True stay where they are
-    Weights stay too, and what is saved several times is stored once. Gradients have the same bits as without. The store
-    must stay open until the graph is gone, and its host budget holds at least the largest two tensors. It must not be
-    the store of an optimizer whose updates overlap.
+    Weights stay too, as do tensors of other classes than torch.Tensor (DTensors), and what is saved several times is
+    stored once. Gradients have the same bits as without. The store must stay open until the graph is gone, and its host
+    budget holds at least the largest two tensors. It must not be the store of an optimizer whose updates overlap.
+    From a GPU they come through pinned memory, by a stream and a thread of their own. There a tensor that is modified in
+    place while it is on its way is an error of the backward pass, as it is without offloading.
     """
     # The slots outlive the block: the next forward pass takes them again.
     pools = store.__dict__.setdefault("_activation_slots", {})
@@ -72,7 +98,8 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
     def pack(t):
         base = t if t._base is None else t._base
         weight = isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)
-        if weight or t.numel() * t.element_size() < min_bytes or t.layout != torch.strided or skip(t):
+        plain = type(t) is torch.Tensor and t.layout == torch.strided
+        if weight or not plain or t.numel() * t.element_size() < min_bytes or skip(t):
             return t
         storage = t.untyped_storage()
         key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
@@ -89,8 +116,7 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
             return saved
         for earlier in order[max(0, saved.order - 2) : saved.order]:  # the backward pass goes the other way, mostly
             if (ahead := earlier()) is not None:
-                with slots.lock:
-                    ahead.slot.prefetch()
+                ahead.prefetch()
         return saved.fetch()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

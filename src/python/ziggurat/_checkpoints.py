@@ -14,7 +14,7 @@ from ._errors import IoError, UsageError
 _KIND = "ziggurat checkpoint"
 _DAMAGED = "the checkpoint is damaged: take another one"
 _PART = 8 << 20  # bytes read at a time
-_WIDTHS = {"F32": 4, "BF16": 2, "U8": 1}
+_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 _FILE = "rank-00000.safetensors"
 
 
@@ -31,7 +31,7 @@ def _bytes_at(address, count):
 
 
 class Entry:
-    """A tensor of a file: its name, "F32", "BF16" or "U8", and its shape. Its elements are written in order."""
+    """A tensor of a file: its name, its type as safetensors has it, and its shape. Its elements are written in order."""
 
     def __init__(self, name, dtype, shape):
         self.name, self.dtype, self.shape = name, dtype, list(shape)

@@ -154,7 +154,7 @@ def load(optimizer, path):
         for p, key, parts in plan:
             optimizer.state.pop(p, None)
             if key in config["steps"]:
-                weights = optimizer._begin_state(p, config["steps"][key])
+                optimizer.state[p], weights = optimizer._begin_state(p, config["steps"][key])
                 for part in parts:
                     part.read(saved, weights)
                 optimizer._written(p, weights)

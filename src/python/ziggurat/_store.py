@@ -4,7 +4,7 @@ import math
 import os
 import re
 
-from . import _core
+from . import _core, _store_files
 from ._errors import UsageError
 from ._records import Statistics
 
@@ -45,11 +45,11 @@ class Tensor:
     """A tensor of a store, cut into segments that move one by one.
 
     Made by Store.add(). It has no content until it is written. Attributes: name, dtype ("f32", ...), shape, segments
-    (their number), nbytes.
+    (their number), nbytes, declared (the other arguments of add()).
     """
 
-    def __init__(self, store, number, name, dtype, shape):
-        self._store, self._number = store, number
+    def __init__(self, store, number, name, dtype, shape, declared):
+        self._store, self._number, self.declared = store, number, declared
         self.name, self.dtype, self.shape = name, dtype, shape
         self.segments = store._core.segments(number)
         self.nbytes = math.prod(shape) * _SIZES[dtype]
@@ -141,19 +141,23 @@ class Store:
     queue_depth  blocks in flight on a drive; None: as many as make 32 MiB
     read_ahead   bytes fetched ahead; None: half of the budget
     verify       checksums of what lies on NVMe
+    protect_reads  for looking for mistakes: who writes to bytes that were acquired for reading, which torch does not
+                 refuse, ends the process there and then (SIGSEGV; `python -X faulthandler` names the line)
 
     Any thread may use a store. add(), remove(), demote() and close() need it alone, and refuse while another thread
     is inside a call. A forked child cannot use it (ForkError); start workers by spawn, or open a store in each.
     """
 
     def __init__(self, *, host_bytes, drives=(), device_bytes=0, policy="next-use", queue_depth=None, backend="auto",
-                 block_size=1 << 20, verify=True, read_ahead=None, write_ahead=True):  # fmt: skip
+                 block_size=1 << 20, verify=True, read_ahead=None, write_ahead=True,
+                 protect_reads=False):  # fmt: skip
         pairs = list(drives.items() if hasattr(drives, "items") else drives)
         self._core = _core.Store.open(
             bytes_of(host_bytes, "host_bytes"),
             [(os.fspath(path), bytes_of(size, f"drives: {path}")) for path, size in pairs],
             bytes_of(device_bytes, "device_bytes"), policy, queue_depth or 0, backend, backend != "auto",
             bytes_of(block_size, "block_size"), bytes_of(read_ahead or 0, "read_ahead"), verify, write_ahead,
+            protect_reads,
         )  # fmt: skip
         self._tensors = {}
 
@@ -169,7 +173,9 @@ class Store:
         size = bytes_of(segment_bytes, "segment_bytes")
         number = self._core.add(name, dtype, math.prod(shape), role, size // _SIZES[dtype] * _SIZES[dtype], lowest,
                                 priority)  # fmt: skip
-        self._tensors[name] = Tensor(self, number, name, dtype, shape)
+        declared = {"dtype": dtype, "shape": list(shape), "role": role, "segment_bytes": size, "lowest": lowest,
+                    "priority": priority}  # fmt: skip
+        self._tensors[name] = Tensor(self, number, name, dtype, shape, declared)
         return self._tensors[name]
 
     def __getitem__(self, name):
@@ -196,6 +202,31 @@ class Store:
             yield self
         finally:
             self._core.step_end()
+
+    def checkpoint(self, directory, step=0):
+        """Writes all tensors and their contents as a new checkpoint in `directory`; returns the path of its manifest.
+
+        One segment is in memory at a time. It has its name only when all of it is on the drive, and hashes of all that
+        is in it: `ziggurat checkpoint show` and `verify` read it. Nobody should write tensors meanwhile. The state of
+        optimizers in this store is not in it, nor are activations. Raises UsageError for a tensor that was written in
+        part; IoError or OSError.
+        """
+        return _store_files.save(self, directory, step)
+
+    @classmethod
+    def open(cls, checkpoint, **options):
+        """A new store with the tensors of checkpoint(): its manifest, its directory, or the one above (the newest).
+
+        options are those of Store(). All hashes are compared first; UsageError where it is damaged.
+        """
+        store = cls(**options)
+        try:
+            _store_files.load(store, checkpoint)
+        except BaseException:
+            with contextlib.suppress(UsageError):
+                store.close()
+            raise
+        return store
 
     def drain(self):
         """Waits until nothing moves."""

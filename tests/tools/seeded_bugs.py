@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Bugs that an engine for many ranks could have, each put into a copy of the tree: does a test turn red?
 
-    tests/tools/seeded_bugs.py --work DIR [--only PART] [--out FILE.md]
-    tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART] [--out FILE.md]
+    tests/tools/seeded_bugs.py --work DIR [--only PART]... [--out FILE.md]
+    tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART]... [--out FILE.md]
     tests/tools/seeded_bugs.py --check
 
 A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once; then each bug is
@@ -339,6 +339,15 @@ BUGS = (
     Bug("the second half gathers two inputs into one room",
         ((GPT2, "input = call.begin_all_rows(f.ln1, w.d_narrow);", "input = call.begin_all_rows(f.ln1, w.all_rows);"),),
         OVERLAP),
+    Bug("exchanges end in another order than they begin",
+        ((GPT2, "  Begun dy = call.begin_all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows);\n"
+          "  Begun input = call.begin_all_rows(f.ln2, w.d_narrow);\n",
+          "  Begun input = call.begin_all_rows(f.ln2, w.d_narrow);\n"
+          "  Begun dy = call.begin_all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows);\n"),), OVERLAP),
+    Bug("a refused run of several ranks is told the host's budget of one",
+        ((PLAN, "host = ranks_ * least->host;", "host = least->host;"),), ("zg_test_train", "TileRuns.AllStages*")),
+    Bug("what is launched as a whole drops what it dropped in the step before",
+        ((ISSUE, "  if (dropout_of(op)) return issue(op);\n", ""),), ("zg_test_cuda_engine", "DropoutPlacements.*Whole")),
     Bug("an exchange begins before what it exchanges is there",
         ((EXCHANGE, "    stream_->wait(s.record());\n", "    (void)s;\n"),), PARTS),
     Bug("computation goes on with what is still exchanged",
@@ -614,8 +623,8 @@ def must(command, cwd):
         sys.exit(f"{' '.join(map(str, command))} ended with {code}:\n{out[-3000:]}")
 
 
-def prepare(tree, jobs):
-    """The tree with a build of the test programs, which later ones only change."""
+def prepare(tree, bugs, jobs):
+    """The tree with a build of the test programs of these bugs, which later builds only change."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in files.stdout.splitlines():
         source, target = ROOT / name, tree / name
@@ -625,7 +634,7 @@ def prepare(tree, jobs):
         shutil.copyfile(source, target)
         shutil.copymode(source, target)
     must(["cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DZG_TESTS=ON"], tree)
-    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in BUGS})], tree)
+    must(["ninja", f"-j{jobs}", "-C", "build", *sorted({bug.tests[0] for bug in bugs})], tree)
 
 
 def package_in(tree, built):
@@ -671,7 +680,7 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--work", type=pathlib.Path, help="directory of the copy and its build")
     what.add_argument("--check", action="store_true", help="only look whether every bug fits the code")
-    parser.add_argument("--only", default="", help="bugs whose name has this part")
+    parser.add_argument("--only", action="append", metavar="PART", help="bugs whose name has this part, or one of several")
     parser.add_argument("--package", type=pathlib.Path, help="the built Python package, whose bugs are tried then")
     parser.add_argument("--python", default=sys.executable, help="for the tests of the Python package")
     parser.add_argument("--jobs", type=int, default=1, help="of the build")
@@ -680,7 +689,7 @@ def main():
     of_python = tuple(Bug(name, ((file, old, new),), (program, test))
                       for name, file, old, new, program, test in seeded_python.BUGS)
     known = BUGS + of_python if args.check else of_python if args.package else BUGS
-    bugs = [bug for bug in known if args.only in bug.name]
+    bugs = [bug for bug in known if any(part in bug.name for part in args.only or [""])]
     for bug in bugs:
         texts = {name: (ROOT / name).read_text() for name, _, _ in bug.changes}
         for name, old, new in bug.changes:
@@ -690,7 +699,7 @@ def main():
     if args.check:
         return print(f"{len(bugs)} bugs fit the code")
     tree = args.work.resolve()
-    package_in(tree, args.package) if args.package else prepare(tree, args.jobs)
+    package_in(tree, args.package) if args.package else prepare(tree, bugs, args.jobs)
     table, missed = ["| bug | red |", "| --- | --- |"], 0
     for bug in bugs:
         begin = time.monotonic()

@@ -154,7 +154,7 @@ BUGS = (
     Bug("two members' operands in one row of staging memory",
         ((NCCL, "(member < rank_ ? member : member - 1) * chunk", "(member > 0 ? member - 1 : 0) * chunk"),), GPUS),
     Bug("NCCL's work is not aborted after a failure",
-        ((NCCL, "if (!is_letter(call)) group_->abort(static_cast<std::size_t>(rank_));", ""),), GPUS),
+        ((NCCL, "if (!is_letter(call)) group_->abort(static_cast<std::size_t>(rank_));", "(void)call;"),), GPUS),
     Bug("NCCL connects while a stream waits for the host",
         ((NCCL, "    const auto quiet = gpu_.quiet();\n", ""),), GPUS),
     Bug("calls of several processes are not compared",

@@ -2,7 +2,7 @@
 """Bugs that an engine for many ranks could have, each put into a copy of the tree: does a test turn red?
 
     tests/tools/seeded_bugs.py --work DIR [--only PART]... [--out FILE.md]
-    tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART]... [--out FILE.md]
+    tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART] [--out FILE.md]
     tests/tools/seeded_bugs.py --check
 
 A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once; then each bug is
@@ -623,8 +623,8 @@ def must(command, cwd):
         sys.exit(f"{' '.join(map(str, command))} ended with {code}:\n{out[-3000:]}")
 
 
-def prepare(tree, bugs, jobs):
-    """The tree with a build of the test programs of these bugs, which later builds only change."""
+def prepare(tree, jobs, bugs):
+    """The tree with a build of these bugs' test programs, which later ones only change."""
     files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in files.stdout.splitlines():
         source, target = ROOT / name, tree / name
@@ -680,7 +680,7 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--work", type=pathlib.Path, help="directory of the copy and its build")
     what.add_argument("--check", action="store_true", help="only look whether every bug fits the code")
-    parser.add_argument("--only", action="append", metavar="PART", help="bugs whose name has this part, or one of several")
+    parser.add_argument("--only", action="append", help="bugs whose name has this part; may be repeated")
     parser.add_argument("--package", type=pathlib.Path, help="the built Python package, whose bugs are tried then")
     parser.add_argument("--python", default=sys.executable, help="for the tests of the Python package")
     parser.add_argument("--jobs", type=int, default=1, help="of the build")
@@ -699,7 +699,7 @@ def main():
     if args.check:
         return print(f"{len(bugs)} bugs fit the code")
     tree = args.work.resolve()
-    package_in(tree, args.package) if args.package else prepare(tree, bugs, args.jobs)
+    package_in(tree, args.package) if args.package else prepare(tree, args.jobs, bugs)
     table, missed = ["| bug | red |", "| --- | --- |"], 0
     for bug in bugs:
         begin = time.monotonic()

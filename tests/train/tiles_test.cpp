@@ -52,6 +52,29 @@ class TileRuns : public RunTest {
     std::filesystem::create_directories(directory_ + "/drive");
     return {"tiers.host=6MiB", "tiers.nvme.0.path=" + directory_ + "/drive"};
   }
+  // On a machine with room for much more.
+  RunPlan plan(std::int64_t device, const Strings& more, int rank = 0) const {
+    const RunConfig run = on_book(settings(device, more));
+    ModelConfig model = *run.model;
+    model.vocab_size = 256;
+    Hardware machine;
+    machine.memory.available = 8 * kGiB;
+    machine.cores.nodes = {{0, {{0, 0}}}};
+    return make_run_plan(run, model, 500, machine, rank);
+  }
+  // What a run that is refused is told of the smallest budgets.
+  struct Smallest {
+    std::int64_t device = 0, host = 0;
+    std::string hint;
+  };
+  Smallest smallest(std::int64_t device, const Strings& more, int rank = 0) const {
+    const Error error = test::error_of([&] { return plan(device, more, rank); });
+    EXPECT_EQ(error.code(), Errc::kMemory);
+    const auto number_of = [&](const std::string& key) {
+      return std::stoll(error.hint().substr(error.hint().find(key) + key.size()));
+    };
+    return {number_of("tiers.device="), number_of("tiers.host="), error.hint()};
+  }
   static void expect_near(const Outcome& a, const Outcome& b) {
     ASSERT_EQ(a.losses.size(), b.losses.size());
     for (std::size_t i = 0; i < a.losses.size(); ++i)
@@ -93,32 +116,46 @@ TEST_F(TileRuns, OfSeveralRanksHaveTheBitsOfAnyStage) {
 
 // What is refused says how small it could get, and that does.
 TEST_F(TileRuns, TheSmallestBudgetsAreThoseOfTiles) {
-  const auto plan = [&](std::int64_t device, const Strings& more) {
-    const RunConfig run = on_book(settings(device, more));
-    ModelConfig model = *run.model;
-    model.vocab_size = 256;
-    Hardware machine;
-    machine.memory.available = 8 * kGiB;
-    machine.cores.nodes = {{0, {{0, 0}}}};
-    return make_run_plan(run, model, 500, machine);
+  const Strings host{"tiers.host=64MiB"}, whole{"tiers.host=64MiB", "tiers.tiles=off"};
+  const Smallest tiles = smallest(100000, host);
+  EXPECT_HAS(tiles.hint, "where each layer of 6.8 MiB is multiplied in tiles");
+  EXPECT_LT(tiles.device, kLayer / 4);
+  EXPECT_GT(plan(tiles.device, host).tile_bytes(), 0);
+  EXPECT_THROW(plan(tiles.device - 4096, host), Error);
+  const Smallest of_whole = smallest(100000, whole);
+  EXPECT_EQ(of_whole.hint.find("in tiles"), std::string::npos);
+  EXPECT_GT(of_whole.device, kLayer);
+  EXPECT_EQ(plan(of_whole.device, host).tile_bytes(), 0);
+  EXPECT_GT(plan(of_whole.device - 4096, host).tile_bytes(), 0);
+}
+
+// Of two stages one has room for whole layers, and the other, which has three of the four, has not: both are
+// in tiles, within the budgets, and with the bits of tiles that everything has room for.
+TEST_F(TileRuns, AllStagesAreInTilesWhereOneNeedsThem) {
+  const Strings stages{"devices=host:2", "parallel.pipeline=2", "parallel.stage_layers=[1,3]",
+                       "model.n_layer=4"};
+  const auto on_host = [&](std::int64_t host) {
+    return stages + Strings{fmt::format("tiers.host={}", host)};
   };
-  const Strings host{"tiers.host=64MiB"};
-  const auto smallest = [&](const Strings& more) {
-    const Error error = test::error_of([&] { return plan(100000, host + more); });
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    const std::string key = "tiers.device=";
-    return std::pair(std::stoll(error.hint().substr(error.hint().find(key) + key.size())), error.hint());
-  };
-  const auto [device, hint] = smallest({});
-  EXPECT_HAS(hint, "where each layer of 6.8 MiB is multiplied in tiles");
-  EXPECT_LT(device, kLayer / 4);
-  EXPECT_GT(plan(device, host).tile_bytes(), 0);
-  EXPECT_THROW(plan(device - 4096, host), Error);
-  const auto [of_whole, other_hint] = smallest({"tiers.tiles=off"});
-  EXPECT_EQ(other_hint.find("in tiles"), std::string::npos);
-  EXPECT_GT(of_whole, kLayer);
-  EXPECT_EQ(plan(of_whole, host).tile_bytes(), 0);
-  EXPECT_GT(plan(of_whole - 4096, host).tile_bytes(), 0);
+  const Strings whole{"tiers.tiles=off"};
+  const std::int64_t device = smallest(100000, on_host(64 * kMiB) + whole, 1).device;
+  const std::int64_t about = smallest(device, on_host(64 * kMiB) + whole, 1).host, host = about / 50 * 49;
+  // What is told is the host's budget for both ranks, to within the sizes of segments, which depend on it.
+  EXPECT_EQ(plan(device, on_host(about / 50 * 51) + whole, 1).tile_bytes(), 0);
+  EXPECT_THROW(plan(device, on_host(host) + whole, 1), Error);
+  EXPECT_EQ(plan(device, on_host(host), 0).tile_bytes(), 0);
+  EXPECT_GT(plan(device, on_host(host), 1).tile_bytes(), 0);
+  const Trainer planned(on_book(settings(device, on_host(host))));
+  for (const RunPlan& plan : planned.plans()) {
+    EXPECT_GT(plan.tile_bytes(), 0);
+    EXPECT_LE(plan.budgets.host, host / 2);
+    EXPECT_LE(plan.budgets.device, device);
+  }
+  const Outcome tight = train(device, on_host(host)),
+                ample = train(64 * kMiB, on_host(400 * kMiB) + Strings{"tiers.tiles=on"});
+  EXPECT_LE(tight.peak, device);
+  EXPECT_EQ(tight.losses, ample.losses);
+  EXPECT_TRUE(tight.model == ample.model);
 }
 
 // Whole layers to shards of tiles.

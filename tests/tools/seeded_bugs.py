@@ -344,10 +344,10 @@ BUGS = (
           "call.begin_all_rows(rows, which == AdapterInput::kQkv ? w.all_rows : w.d_narrow)"),),
         OVERLAP),
     Bug("exchanges end in another order than they begin",
-        ((GPT2, "  Begun dy = call.begin_all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows);\n"
-          "  Begun input = call.begin_all_rows(f.ln2, w.d_narrow);\n",
-          "  Begun input = call.begin_all_rows(f.ln2, w.d_narrow);\n"
-          "  Begun dy = call.begin_all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows);\n"),), OVERLAP),
+        ((GPT2, "  Begun dy = gradient_of(Dropped::kMlp, AdapterInput::kDown, f.x1);\n"
+          "  Begun input = input_of(AdapterInput::kGateUp, f.ln2);\n",
+          "  Begun input = input_of(AdapterInput::kGateUp, f.ln2);\n"
+          "  Begun dy = gradient_of(Dropped::kMlp, AdapterInput::kDown, f.x1);\n"),), OVERLAP),
     Bug("a refused run of several ranks is told the host's budget of one",
         ((PLAN, "host = ranks_ * least->host;", "host = least->host;"),), ("zg_test_train", "TileRuns.AllStages*")),
     Bug("what is launched as a whole drops what it dropped in the step before",

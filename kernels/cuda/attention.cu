@@ -19,7 +19,7 @@ bool on_tensor_cores(DType dtype, const AttentionShape& shape) {
 // Whether the backward is one pass, with the gradients of queries summed by atomics, if the GPU has the
 // shared memory for it.
 bool sums_by_atomics(DType dtype, const AttentionShape& shape, bool deterministic) {
-  return !deterministic && on_tensor_cores(dtype, shape);
+  return !deterministic && on_tensor_cores(dtype, shape) && shape.head_size <= kMaxSmallHead;
 }
 
 // step: rows from sequence to sequence. Also clears the sums of queries' gradients (dq_sums; null: there are
@@ -151,6 +151,7 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
   if constexpr (sizeof(T) == 2) {
     if (dq_sums != nullptr) return attention_backward_all_tensor<T>(on, x);
     if (on_tensor_cores(dtype_of<T>, shape)) {
+      if (shape.head_size > kMaxSmallHead) return attention_backward_large_tensor<T>(on, x);
       attention_backward_keys_tensor<T>(on, x);
       return attention_backward_queries_tensor<T>(on, x);
     }

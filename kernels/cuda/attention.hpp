@@ -199,12 +199,17 @@ inline dim3 blocks(std::int64_t n) {
   return dim3(n > 0xffffffffll ? 0xffffffffu : static_cast<unsigned>(n));
 }
 
-// Tensor cores are used for bf16 and fp16 with head sizes that are multiples of 8 up to this.
-inline constexpr std::int64_t kMaxTensorHead = 128;
+// Tensor cores are used for bf16 and fp16 with head sizes that are multiples of 8 up to this. Heads up to
+// kMaxSmallHead leave a warp registers for the gradients of keys and of values at a time; larger ones have a
+// backward of their own.
+inline constexpr int kMaxTensorHead = 256, kMaxSmallHead = 128;
 
 // The head size for which there are kernels on tensor cores.
 inline std::int64_t padded_head(std::int64_t head_size) {
-  return head_size <= 64 ? 64 : head_size <= 96 ? 96 : kMaxTensorHead;
+  return head_size <= 64              ? 64
+         : head_size <= 96            ? 96
+         : head_size <= kMaxSmallHead ? kMaxSmallHead
+                                      : kMaxTensorHead;
 }
 
 template <class T>
@@ -218,6 +223,9 @@ template <class T>
 void attention_backward_all_tensor(const Launch& on, const AttentionBackward<T>& x);
 template <class T>
 std::size_t shared_bytes_of_backward_all(std::int64_t head_size);
+// All three gradients of heads larger than kMaxSmallHead, which the three above do not take.
+template <class T>
+void attention_backward_large_tensor(const Launch& on, const AttentionBackward<T>& x);
 
 template <class T>
 void attention_forward_generic(const Launch& on, const AttentionForward<T>& x);

@@ -349,7 +349,7 @@ Shape shape_of(const AttentionBackward<T>& x, std::size_t shared_bytes) {
 
 template <class T>
 void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>& x) {
-  for_padded_head(x.shape.head_size, [&]<int kHead>() {
+  for_padded_head<kMaxSmallHead>(x.shape.head_size, [&]<int kHead>() {
     is_ruled(x) ? launch("attention_backward_keys", attention_backward_keys<T, kHead, true>, on,
                          shape_of<T, kHead>(x, sizeof(Shared<T, kHead, false, true>)), x)
                 : launch("attention_backward_keys", attention_backward_keys<T, kHead, false>, on,
@@ -360,13 +360,13 @@ void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>
 template <class T>
 std::size_t shared_bytes_of_backward_all(std::int64_t head_size) {
   std::size_t bytes = 0;
-  for_padded_head(head_size, [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true, true>); });
+  for_padded_head<kMaxSmallHead>(head_size, [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true, true>); });
   return bytes;
 }
 
 template <class T>
 void attention_backward_all_tensor(const Launch& on, const AttentionBackward<T>& x) {
-  for_padded_head(x.shape.head_size, [&]<int kHead>() {
+  for_padded_head<kMaxSmallHead>(x.shape.head_size, [&]<int kHead>() {
     is_ruled(x) ? launch("attention_backward_all", attention_backward_all<T, kHead, true>, on,
                          shape_of<T, kHead>(x, sizeof(Shared<T, kHead, true, true>)), x)
                 : launch("attention_backward_all", attention_backward_all<T, kHead, false>, on,

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
 
 template <class T>
 void attention_backward_queries_tensor(const Launch& on, const AttentionBackward<T>& x) {
-  for_padded_head(x.shape.head_size, [&]<int kHead>() {
+  for_padded_head<kMaxSmallHead>(x.shape.head_size, [&]<int kHead>() {
     const std::size_t shared = sizeof(T) * Rows<kHead>::kAll * kTilePitch<kHead> + sizeof(float2) * kQueries +
                                sizeof(T*) + (is_ruled(x) ? sizeof(int) * kQueries : 0);
     const Shape shape{blocks(tiles_of(x.shape.time, kQueries) * x.shape.batch * x.shape.heads), kThreads,

@@ -38,7 +38,7 @@ inline constexpr int kTilePitch = kHead + 8;
 template <int kRows, int kHead, int kThreads, class T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t ld, int rows, int head_size,
                                           bool packs) {
-  constexpr int kAcross = kHead <= 64 ? 8 : 16, kStep = kThreads / kAcross;
+  constexpr int kAcross = kHead <= 64 ? 8 : kHead <= 128 ? 16 : 32, kStep = kThreads / kAcross;
   static_assert(kRows % kStep == 0 && kHead <= 8 * kAcross);
   const int thread = thread_again();
   if (packs) {
@@ -297,16 +297,19 @@ __device__ __forceinline__ void cap_scores(float (&s)[kM][kN][4], float cap) {
   }
 }
 
-// Calls body<kHead>() with the padded head size.
-template <class F>
+// Calls body<kHead>() with the padded head size, which is one of those up to kLargest.
+template <int kLargest = kMaxTensorHead, class F>
 void for_padded_head(std::int64_t head_size, const F& body) {
+  if constexpr (kLargest > kMaxSmallHead) {
+    if (padded_head(head_size) > kMaxSmallHead) return body.template operator()<kMaxTensorHead>();
+  }
   switch (padded_head(head_size)) {
     case 64:
       return body.template operator()<64>();
     case 96:
       return body.template operator()<96>();
     default:
-      return body.template operator()<128>();
+      return body.template operator()<kMaxSmallHead>();
   }
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 template <class A>
 struct ApplyDropout {
-  using ByRow = void;  // a row begins at the first word of a Philox block
+  using ByRow = void;  // a whole row begins at the first word of a Philox block
   Dropout dropout;
   std::uint64_t threshold;
   uint2 key;
@@ -17,17 +17,30 @@ struct ApplyDropout {
 
   __device__ __forceinline__ A kept(A x, unsigned word) const { return word >= threshold ? x * scale : A{0}; }
 
-  // For N > 1 a pack begins at the first word of a Philox block, or, for N = 2, perhaps at the third.
+  __device__ __forceinline__ uint4 words_of(unsigned block, const kernels::DropoutRow& of) const {
+    return philox4x32_10(make_uint4(block, of.position, of.sequence, of.step), key);
+  }
+  // For N > 1 a pack of columns that begin at a multiple of 4 begins at the first word of a Philox block, or,
+  // for N = 2, perhaps at the third. Of columns that begin elsewhere each is looked up by itself.
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, const A (&in)[1][N],
                                              A (&out)[1][N]) const {
     const kernels::DropoutRow of(dropout, row);
-    const auto at = static_cast<unsigned>(column);
+    const auto at = static_cast<unsigned>(dropout.first_column + column);
+    if (dropout.first_column % 4 != 0) {
+      ZG_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const unsigned c = at + static_cast<unsigned>(i);
+        const uint4 words = words_of(c / 4, of);
+        const unsigned left = c % 2 == 0 ? words.x : words.y, right = c % 2 == 0 ? words.z : words.w;
+        out[0][i] = kept(in[0][i], c % 4 < 2 ? left : right);
+      }
+      return;
+    }
     constexpr int kBlocks = (N + 3) / 4;
     ZG_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
-      const uint4 words = philox4x32_10(
-          make_uint4(at / 4 + static_cast<unsigned>(b), of.position, of.sequence, of.step), key);
+      const uint4 words = words_of(at / 4 + static_cast<unsigned>(b), of);
       if constexpr (N >= 4) {
         out[0][4 * b] = kept(in[0][4 * b], words.x);
         out[0][4 * b + 1] = kept(in[0][4 * b + 1], words.y);

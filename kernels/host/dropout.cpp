@@ -14,19 +14,20 @@ void dropout(Extent extent, Strided<const T> x, const Dropout& dropout, Strided<
   ZG_ASSERT(dropout.rate >= 0 && dropout.rate < 1, "dropout of rate {}", dropout.rate);
   const std::uint64_t threshold = kernels::dropout_threshold(dropout);
   const A scale = kernels::dropout_scale<A>(dropout);
-  static_assert(kSpan % 4 == 0, "a span begins at the first word of a Philox block");
   for_spans(extent, [&](std::int64_t r, std::int64_t c, std::int64_t n) {
     const T* from = x.row(r) + c;
     T* to = y.row(r) + c;
     const kernels::DropoutRow row(dropout, r);
+    const std::int64_t first = dropout.first_column + c;
     Philox4 words = {};
     for (std::int64_t i = 0; i < n; ++i) {
-      if (i % 4 == 0) {
-        words = philox4x32_10({static_cast<std::uint32_t>((c + i) / 4), row.position, row.sequence, row.step},
+      const std::int64_t column = first + i;
+      if (i == 0 || column % 4 == 0) {
+        words = philox4x32_10({static_cast<std::uint32_t>(column / 4), row.position, row.sequence, row.step},
                               {dropout.key.key[0], dropout.key.key[1]});
       }
       const A kept = static_cast<A>(from[i]) * scale;
-      to[i] = static_cast<T>(words[static_cast<std::size_t>(i % 4)] >= threshold ? kept : A{0});
+      to[i] = static_cast<T>(words[static_cast<std::size_t>(column % 4)] >= threshold ? kept : A{0});
     }
   });
 }

@@ -7,29 +7,91 @@
 namespace zg::cli {
 namespace {
 
-// From the model cards and templates of Llama 3, Phi-4, Qwen (ChatML), Gemma, Phi-3, OLMo 2 and Mistral 7B
-// v0.3. A vocabulary may have the tokens of several, so that the order counts.
+// From the model cards and templates of DeepSeek-R1's distilled models, Llama 3, Phi-4, Qwen (ChatML), Gemma,
+// Phi-3, Phi-4-mini, Mistral 7B v0.3, Mistral Nemo and OLMo 2. A vocabulary may have the tokens of several,
+// so that the order counts. The byte tokens of a SentencePiece vocabulary tell Phi-3's and Mistral 7B's from
+// those of later models.
+constexpr const char *kByteToken = "<0x0A>", *kOlmo2 = "olmo2";
 constexpr ChatTemplate kTemplates[] = {
-    {"Llama 3", "<|start_header_id|>", "<|start_header_id|>user<|end_header_id|>\n\n",
-     "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", ""},
-    {"Phi-4", "<|im_sep|>", "<|im_start|>user<|im_sep|>", "<|im_end|><|im_start|>assistant<|im_sep|>",
-     "<|im_end|>", ""},
-    {"ChatML", "<|im_start|>", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>",
-     "\n"},
-    {"Gemma", "<start_of_turn>", "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n",
-     "<end_of_turn>", "\n"},
-    {"Phi-3", "<|assistant|>", "<|user|>\n", "<|end|>\n<|assistant|>\n", "<|end|>", "\n"},
-    {"Mistral", "[INST]", "[INST] ", "[/INST]", "</s>", ""},
+    {.name = "OLMo 2",
+     .tells = "<|endoftext|>",
+     .family = kOlmo2,
+     .first = "<|endoftext|>",
+     .before = "<|user|>\n",
+     .after = "\n<|assistant|>\n",
+     .end = "<|endoftext|>",
+     .between = "\n"},
+    {.name = "DeepSeek-R1",
+     .tells = "<｜Assistant｜>",
+     .before = "<｜User｜>",
+     .after = "<｜Assistant｜>",
+     .opens = "<think>\n",
+     .end = "<｜end▁of▁sentence｜>",
+     .behind_thoughts = ""},
+    {.name = "Llama 3",
+     .tells = "<|start_header_id|>",
+     .before = "<|start_header_id|>user<|end_header_id|>\n\n",
+     .after = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+     .end = "<|eot_id|>",
+     .trims = true},
+    {.name = "Phi-4",
+     .tells = "<|im_sep|>",
+     .before = "<|im_start|>user<|im_sep|>",
+     .after = "<|im_end|><|im_start|>assistant<|im_sep|>",
+     .end = "<|im_end|>"},
+    {.name = "ChatML",
+     .tells = "<|im_start|>",
+     .before = "<|im_start|>user\n",
+     .after = "<|im_end|>\n<|im_start|>assistant\n",
+     .end = "<|im_end|>",
+     .between = "\n",
+     .behind_thoughts = "\n"},
+    {.name = "Gemma",
+     .tells = "<start_of_turn>",
+     .before = "<start_of_turn>user\n",
+     .after = "<end_of_turn>\n<start_of_turn>model\n",
+     .end = "<end_of_turn>",
+     .between = "\n",
+     .trims = true},
+    {.name = "Phi-3",
+     .tells = "<|assistant|>",
+     .also = kByteToken,
+     .before = "<|user|>\n",
+     .after = "<|end|>\n<|assistant|>\n",
+     .end = "<|end|>",
+     .between = "\n"},
+    {.name = "Phi-4-mini",
+     .tells = "<|assistant|>",
+     .before = "<|user|>",
+     .after = "<|end|><|assistant|>",
+     .end = "<|end|>"},
+    {.name = "Mistral",
+     .tells = "[INST]",
+     .also = kByteToken,
+     .before = "[INST] ",
+     .after = "[/INST]",
+     .end = "</s>"},
+    {.name = "Mistral Nemo", .tells = "[INST]", .before = "[INST]", .after = "[/INST]", .end = "</s>"},
 };
 
-const ChatTemplate& template_of(const Tokenizer& tokenizer) {
+const ChatTemplate& template_of(const Tokenizer& tokenizer, std::string_view family) {
+  const auto has = [&](const char* token) { return token == nullptr || tokenizer.id_of_token(token) >= 0; };
   std::string known;
   for (const ChatTemplate& form : kTemplates) {
-    if (tokenizer.id_of_token(form.tells) >= 0) return form;
+    // The vocabulary of OLMo 2 has ChatML's tokens, which it does not use.
+    const bool fits = form.family != nullptr ? family == form.family
+                                             : family != kOlmo2 && has(form.tells) && has(form.also);
+    if (fits) return form;
     known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", form.name, form.tells);
   }
   throw Error(Errc::kUsage, "--chat", "the model's vocabulary has the tokens of no known template: " + known,
               "write the turns into --prompt yourself, as the model was trained to see them");
+}
+
+std::string trimmed(const std::string& text) {
+  constexpr const char* kBlanks = " \t\n\v\f\r";
+  const std::size_t begin = text.find_first_not_of(kBlanks);
+  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
 void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more) {
@@ -38,35 +100,54 @@ void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more
 
 }  // namespace
 
-Chat::Chat(const Tokenizer& tokenizer)
+Chat::Chat(const Tokenizer& tokenizer, std::string_view family)
     : tokenizer_(tokenizer),
-      form_(template_of(tokenizer)),
+      form_(template_of(tokenizer, family)),
       end_id_(tokenizer.id_of_token(form_.end)),
       ids_(tokenizer.begin_ids()) {
   // The tokenizer must find the tokens in a text, too, as one of a tokenizer.model alone does not.
   const std::vector<std::int32_t> end = tokenizer.encode(form_.end);
-  if (end_id_ >= 0 && std::find(end.begin(), end.end(), end_id_) != end.end()) return;
-  throw Error(Errc::kUsage, "--chat",
-              fmt::format("the model's tokenizer has {} of {}, but does not find its {} in a text",
-                          form_.tells, form_.name, form_.end),
-              "put the model's tokenizer.json there, or write the turns into --prompt yourself");
+  if (end_id_ < 0 || std::find(end.begin(), end.end(), end_id_) == end.end()) {
+    throw Error(
+        Errc::kUsage, "--chat",
+        fmt::format("the turns of {} end with {}, which the model's tokenizer does not find in a text",
+                    form_.name, form_.end),
+        "put the model's tokenizer.json there, or write the turns into --prompt yourself");
+  }
+  const std::int32_t first = *form_.first == '\0' ? -1 : tokenizer.id_of_token(form_.first);
+  if (first >= 0 && (ids_.empty() || ids_.back() != first)) ids_.push_back(first);
 }
 
 // What stands between two turns is encoded with the end of the first one and the beginning of the second: a
 // token may take the blanks beside it.
 const std::vector<std::int32_t>& Chat::ask(const std::string& text) {
-  std::string said = form_.before + text + form_.after;
+  std::string said = form_.before + (form_.trims ? trimmed(text) : text) + form_.after;
   if (answered_) said = std::string(form_.end) + form_.between + said;
   append(ids_, tokenizer_.encode(said));
+  const std::vector<std::int32_t> opens = tokenizer_.encode(form_.opens);
+  opened_ = opens.size();
+  append(ids_, opens);
   return ids_;
 }
 
+std::vector<std::int32_t> Chat::without_thoughts(std::vector<std::int32_t> ids) const {
+  const std::int32_t id = form_.behind_thoughts == nullptr ? -1 : tokenizer_.id_of_token("</think>");
+  const auto end = std::find(ids.rbegin(), ids.rend(), id);
+  if (id < 0 || end == ids.rend()) return ids;
+  ids.erase(ids.begin(), end.base());
+  const std::string text = tokenizer_.decode(ids);
+  const std::size_t begin = std::min(text.find_first_not_of(form_.behind_thoughts), text.size());
+  return begin == 0 ? ids : tokenizer_.encode(text.substr(begin));
+}
+
 void Chat::answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends) {
-  append(ids_, ids);
   const auto ends_it = [&](std::int32_t id) {
     return id == end_id_ || std::find(ends.begin(), ends.end(), id) != ends.end();
   };
-  if (!ids.empty() && ends_it(ids_.back())) ids_.pop_back();
+  const bool ended = !ids.empty() && ends_it(ids.back());
+  ids_.resize(ids_.size() - opened_);
+  opened_ = 0;
+  append(ids_, without_thoughts({ids.begin(), ids.end() - (ended ? 1 : 0)}));
   answered_ = true;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ziggurat/data/tokenizer.hpp"
@@ -14,16 +15,25 @@ namespace zg::cli {
 
 struct ChatTemplate {
   const char* name;
-  const char* tells;           // a token of its vocabulary by which it is told
-  const char *before, *after;  // around what the user says; the model goes on behind it
-  const char* end;             // the token that ends the model's turn
-  const char* between;         // behind that token, before the next turn
+  const char* tells;             // a token of its vocabulary by which it is told
+  const char* also = nullptr;    // another one, by which it is told from others with the first
+  const char* family = nullptr;  // or the architecture of which it is, whatever the vocabulary
+  const char* first = "";        // the token that begins a conversation, where the tokenizer puts none there
+  const char *before, *after;    // around what the user says; the model goes on behind it
+  const char* opens = "";        // what begins the model's turn, and is no part of it later
+  const char* end;               // the token that ends the model's turn
+  const char* between = "";      // behind that token, before the next turn
+  bool trims = false;            // what the user says loses the blanks around it
+  // Earlier turns lose what the model thought, up to </think> and these characters behind it; null: they keep
+  // it.
+  const char* behind_thoughts = nullptr;
 };
 
 class Chat {
  public:
-  // Throws Error(kUsage) for a tokenizer of none of the templates, with what is known.
-  explicit Chat(const Tokenizer& tokenizer);
+  // family: the model's architecture, by its name. Throws Error(kUsage) for a tokenizer of none of the
+  // templates, with what is known.
+  Chat(const Tokenizer& tokenizer, std::string_view family);
   const ChatTemplate& form() const { return form_; }
   std::int32_t end_id() const { return end_id_; }
   // All tokens of the conversation, with one more thing that the user says.
@@ -33,10 +43,13 @@ class Chat {
   void answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends);
 
  private:
+  std::vector<std::int32_t> without_thoughts(std::vector<std::int32_t> ids) const;
+
   const Tokenizer& tokenizer_;
   const ChatTemplate& form_;
   std::int32_t end_id_;
   std::vector<std::int32_t> ids_;  // they end where the model's last turn does, but for its end
+  std::size_t opened_ = 0;         // the last of them are form().opens
   bool answered_ = false;
 };
 

@@ -24,7 +24,7 @@ struct Flags {
   std::string path, to, like;
   std::int64_t step = 0;
   std::vector<std::string> paths;
-  bool json = false, tensors = false, all = false, model = false;
+  bool json = false, tensors = false, all = false, model = false, merged = false;
 };
 
 bool is_checkpoint(const std::string& path) {
@@ -223,7 +223,8 @@ int export_to(const Flags& flags) {
   const auto begin = std::chrono::steady_clock::now();
   std::string path = flags.to;
   if (flags.model) {
-    export_model(checkpoint, path, progress_of(checkpoint));
+    export_model(checkpoint, path, progress_of(checkpoint),
+                 flags.merged ? ExportedModel::kMerged : ExportedModel::kAsTrained);
   } else {
     path = export_checkpoint(checkpoint, path, progress_of(checkpoint));
   }
@@ -314,7 +315,11 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
                   "model's")
       ->required();
   sub->add_flag("--model", flags->model,
-                "Write a Hugging Face directory instead: the master weights in fp32, without tokenizer");
+                "Write a Hugging Face directory instead: the master weights in fp32, without tokenizer; of a "
+                "run that trains adapters (LoRA) these, as PEFT writes them");
+  sub->add_flag("--merged", flags->merged,
+                "With --model, of a run that trains adapters: the model with them merged into its weights")
+      ->needs("--model");
   sub->footer(
       "Compares all hashes on the way. State that is pinned in the files of drives is in the copy, too, "
       "which "

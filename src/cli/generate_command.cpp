@@ -90,11 +90,7 @@ bool read_line(std::string& line) {
 
 // One answer to --prompt, or a conversation: a line of stdin is what the user says.
 void talk(const Flags& f, Generator& generator, bool one_answer) {
-  if (generator.config().arch == Arch::kOlmo2) {
-    throw Error(Errc::kUsage, "--chat", "the turns of OLMo 2 are not known here",
-                "write them into --prompt yourself, as the model was trained to see them");
-  }
-  Chat chat(tokenizer_of(generator, f, "--chat"));
+  Chat chat(tokenizer_of(generator, f, "--chat"), name_of(generator.config().arch));
   const auto answer = [&](const std::string& said) {
     chat.answered(print_text(generator, chat.ask(said), f.options, chat.end_id()), generator.end_ids());
     std::fputc('\n', stdout);

@@ -52,8 +52,64 @@ void check(int status, const char* what) {
   throw Error(Errc::kComm, "MPI", fmt::format("{}: {}", what, text));
 }
 
+// What the processes of a world tell each other of failures, on a communicator of its own. Any thread.
+class Failures {
+ public:
+  Failures(MPI_Comm comm, int process, int processes)
+      : comm_(comm), process_(process), processes_(processes) {}
+  // Only the first call counts, and none that comes after another process has told of a failure. The text
+  // begins with the number of the rank.
+  void tell(int rank, const Error& error) {
+    std::lock_guard lock(mutex_);
+    if (told_ || heard_) return;
+    told_ = true;
+    text_ = fmt::format("{} {}", rank,
+                        error.where().empty() ? error.message() : error.where() + ": " + error.message());
+    text_.resize(std::min(text_.size(), kFailureBytes));
+    for (int p = 0; p < processes_; ++p) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      if (p == process_ || MPI_Isend(text_.data(), static_cast<int>(text_.size()), MPI_CHAR, p, kFailureTag,
+                                     comm_, &request) != MPI_SUCCESS)
+        continue;
+      MPI_Request_free(&request);  // the text lives as long as MPI does
+    }
+  }
+  // A failure that a process other than this one, or before it, has told of.
+  std::optional<std::pair<int, Error>> heard() {
+    std::lock_guard lock(mutex_);
+    int there = 0;
+    MPI_Status status;
+    while (MPI_Iprobe(MPI_ANY_SOURCE, kFailureTag, comm_, &there, &status) == MPI_SUCCESS && there != 0) {
+      std::string text(kFailureBytes, '\0');
+      check(MPI_Recv(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, kFailureTag,
+                     comm_, &status),
+            "MPI_Recv");
+      // Of two that have told each other, the lower one is the first.
+      if (heard_ || (told_ && status.MPI_SOURCE > process_)) continue;
+      int bytes = 0;
+      check(MPI_Get_count(&status, MPI_CHAR, &bytes), "MPI_Get_count");
+      text.resize(static_cast<std::size_t>(bytes));
+      const std::size_t blank = std::min(text.find(' '), text.size() - 1);
+      heard_.emplace(std::atoi(text.c_str()), Error(Errc::kComm, "", text.substr(blank + 1)));
+    }
+    return heard_;
+  }
+  bool has_told() {
+    std::lock_guard lock(mutex_);
+    return told_;
+  }
+
+ private:
+  const MPI_Comm comm_;
+  const int process_, processes_;
+  std::mutex mutex_;  // guards what follows
+  bool told_ = false;
+  std::string text_;
+  std::optional<std::pair<int, Error>> heard_;
+};
+
 // MPI itself: initialised by the first user in this process, unless someone else has, and finalised with the
-// last. Failures are told on a communicator of their own.
+// last.
 class Mpi {
  public:
   static std::shared_ptr<Mpi> get() {
@@ -82,9 +138,11 @@ class Mpi {
     control = duplicate_world();
     check(MPI_Comm_rank(control, &process), "MPI_Comm_rank");
     check(MPI_Comm_size(control, &processes), "MPI_Comm_size");
+    failures.emplace(control, process, processes);
   }
   Mpi(const Mpi&) = delete;
   ~Mpi() {
+    for (auto& [comm, of_world] : apart_) MPI_Comm_free(&comm);
     MPI_Comm_free(&control);
     end();
   }
@@ -96,49 +154,16 @@ class Mpi {
     return copy;
   }
 
-  // Only the first call counts, and none that comes after another process has told of a failure. The text
-  // begins with the number of the rank.
-  void tell_failure(int rank, const Error& error) {
+  // Failures of a world apart. All processes make these in the same order. They live as long as MPI does, and
+  // so do their texts, which may be under way.
+  Failures& failures_apart() {
     std::lock_guard lock(mutex_);
-    if (told_ || heard_) return;
-    told_ = true;
-    text_ = fmt::format("{} {}", rank,
-                        error.where().empty() ? error.message() : error.where() + ": " + error.message());
-    text_.resize(std::min(text_.size(), kFailureBytes));
-    for (int p = 0; p < processes; ++p) {
-      MPI_Request request = MPI_REQUEST_NULL;
-      if (p == process || MPI_Isend(text_.data(), static_cast<int>(text_.size()), MPI_CHAR, p, kFailureTag,
-                                    control, &request) != MPI_SUCCESS)
-        continue;
-      MPI_Request_free(&request);  // the text lives as long as MPI does
-    }
-  }
-  // A failure that a process other than this one, or before it, has told of.
-  std::optional<std::pair<int, Error>> heard_failure() {
-    std::lock_guard lock(mutex_);
-    int there = 0;
-    MPI_Status status;
-    while (MPI_Iprobe(MPI_ANY_SOURCE, kFailureTag, control, &there, &status) == MPI_SUCCESS && there != 0) {
-      std::string text(kFailureBytes, '\0');
-      check(MPI_Recv(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, kFailureTag,
-                     control, &status),
-            "MPI_Recv");
-      // Of two that have told each other, the lower one is the first.
-      if (heard_ || (told_ && status.MPI_SOURCE > process)) continue;
-      int bytes = 0;
-      check(MPI_Get_count(&status, MPI_CHAR, &bytes), "MPI_Get_count");
-      text.resize(static_cast<std::size_t>(bytes));
-      const std::size_t blank = std::min(text.find(' '), text.size() - 1);
-      heard_.emplace(std::atoi(text.c_str()), Error(Errc::kComm, "", text.substr(blank + 1)));
-    }
-    return heard_;
-  }
-  bool has_told() {
-    std::lock_guard lock(mutex_);
-    return told_;
+    const MPI_Comm comm = duplicate_world();
+    return *apart_.emplace_back(comm, std::make_unique<Failures>(comm, process, processes)).second;
   }
 
   MPI_Comm control = MPI_COMM_NULL;
+  std::optional<Failures> failures;  // of all worlds but those apart, and of the processes
   int process = 0, processes = 1;
   std::atomic<bool> is_managed{false};  // there is a zg::Processes, which ends the run after a failure
 
@@ -149,9 +174,7 @@ class Mpi {
   }
   bool owns_ = false;
   std::mutex mutex_;  // guards what follows
-  bool told_ = false;
-  std::string text_;
-  std::optional<std::pair<int, Error>> heard_;
+  std::vector<std::pair<MPI_Comm, std::unique_ptr<Failures>>> apart_;
 };
 
 class MpiRequest final : public Wire::Request {
@@ -183,10 +206,16 @@ class MpiRequest final : public Wire::Request {
 
 class MpiWire final : public Wire {
  public:
-  MpiWire() : mpi_(Mpi::get()), world_(Mpi::duplicate_world()) {}
+  explicit MpiWire(bool apart)
+      : mpi_(Mpi::get()),
+        world_(Mpi::duplicate_world()),
+        failures_(apart ? mpi_->failures_apart() : *mpi_->failures) {}
   // After a failure messages may be under way, and the process ends without finalising MPI.
   ~MpiWire() override {
-    if (!mpi_->has_told() && !mpi_->heard_failure()) MPI_Comm_free(&world_);
+    for (Failures* failures : {&failures_, &*mpi_->failures}) {
+      if (failures->has_told() || failures->heard()) return;
+    }
+    MPI_Comm_free(&world_);
   }
   int process() const override { return mpi_->process; }
   std::string describe() const override {
@@ -216,12 +245,13 @@ class MpiWire final : public Wire {
   void abort() override {
     if (!mpi_->is_managed) MPI_Abort(world_, 1);
   }
-  void tell_failure(int rank, const Error& error) override { mpi_->tell_failure(rank, error); }
-  std::optional<std::pair<int, Error>> heard_failure() override { return mpi_->heard_failure(); }
+  void tell_failure(int rank, const Error& error) override { failures_.tell(rank, error); }
+  std::optional<std::pair<int, Error>> heard_failure() override { return failures_.heard(); }
 
  private:
   std::shared_ptr<Mpi> mpi_;
   MPI_Comm world_ = MPI_COMM_NULL;
+  Failures& failures_;
 };
 
 // Waits asleep. False if another process has told of a failure and does not come, either.
@@ -231,7 +261,7 @@ bool wait_for(MPI_Request& request, Mpi& mpi) {
   for (int round = 0;; ++round) {
     check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done != 0) return true;
-    if (!heard && mpi.heard_failure()) heard = Clock::now();
+    if (!heard && mpi.failures->heard()) heard = Clock::now();
     if (heard && Clock::now() - *heard > kLastWord) return false;
     std::this_thread::sleep_for(round < 1000 ? kShortPause : kLongPause);
   }
@@ -293,7 +323,7 @@ Processes::~Processes() {
   if (state_ == nullptr) return;
   comm::Mpi& mpi = *state_->mpi;
   MPI_Request request = MPI_REQUEST_NULL;
-  bool met = (ended_ || !mpi.has_told()) && MPI_Ibarrier(mpi.control, &request) == MPI_SUCCESS;
+  bool met = (ended_ || !mpi.failures->has_told()) && MPI_Ibarrier(mpi.control, &request) == MPI_SUCCESS;
   try {
     met = met && comm::wait_for(request, mpi);
   } catch (const Error&) {
@@ -311,17 +341,17 @@ std::vector<Processes::Word> Processes::exchange(const Word& mine) {
               "MPI_Iallgather");
   if (comm::wait_for(request, *state_->mpi)) return all;
   lost_ = true;
-  const Error heard = state_->mpi->heard_failure()->second;
+  const Error heard = state_->mpi->failures->heard()->second;
   throw FailedElsewhere(heard.code(), heard.where(), heard.message());
 }
 
 bool Processes::is_first_to_fail() {
   if (state_ == nullptr) return true;
   comm::Mpi& mpi = *state_->mpi;
-  mpi.tell_failure(number_, Error(Errc::kComm, "", "its process has failed"));
+  mpi.failures->tell(number_, Error(Errc::kComm, "", "its process has failed"));
   const auto until = Clock::now() + (number_ > 0 ? comm::kFirstWord : comm::kFirstWord * 0);
   do {
-    if (mpi.heard_failure()) return false;
+    if (mpi.failures->heard()) return false;
     if (number_ > 0) std::this_thread::sleep_for(comm::kLongPause);
   } while (Clock::now() < until);
   return true;
@@ -330,13 +360,13 @@ bool Processes::is_first_to_fail() {
 void Processes::abort(int exit_code) {
   std::fflush(nullptr);
   if (state_ == nullptr) _exit(exit_code);
-  if (state_->mpi->heard_failure()) std::this_thread::sleep_for(comm::kLastWord);
+  if (state_->mpi->failures->heard()) std::this_thread::sleep_for(comm::kLastWord);
   MPI_Abort(state_->mpi->control, exit_code);
   _exit(exit_code);
 }
 
-std::unique_ptr<comm::Wire> comm::make_mpi_wire(int ranks, std::vector<int>& ranks_of) {
-  auto wire = std::make_unique<MpiWire>();
+std::unique_ptr<comm::Wire> comm::make_mpi_wire(int ranks, std::vector<int>& ranks_of, bool apart) {
+  auto wire = std::make_unique<MpiWire>(apart);
   ranks_of = wire->gather(ranks);
   return wire;
 }
@@ -364,7 +394,7 @@ void Processes::abort(int exit_code) {
   std::fflush(nullptr);
   _exit(exit_code);
 }
-std::unique_ptr<comm::Wire> comm::make_mpi_wire(int, std::vector<int>&) {
+std::unique_ptr<comm::Wire> comm::make_mpi_wire(int, std::vector<int>&, bool) {
   throw Error(Errc::kUsage, "MPI", "is not in this build", "install libopenmpi-dev and build again");
 }
 #endif
@@ -372,7 +402,7 @@ std::unique_ptr<comm::Wire> comm::make_mpi_wire(int, std::vector<int>&) {
 std::vector<std::unique_ptr<CommRank>> make_mpi_ranks(int ranks, const CommOptions& options) {
   ZG_ASSERT_GE(ranks, 1);
   std::vector<int> ranks_of;
-  auto wire = comm::make_mpi_wire(ranks, ranks_of);
+  auto wire = comm::make_mpi_wire(ranks, ranks_of, options.apart);
   return comm::make_host_ranks(std::move(ranks_of), std::move(wire), options);
 }
 

@@ -32,9 +32,9 @@ class Wire {
   virtual std::optional<std::pair<int, Error>> heard_failure() = 0;
 };
 
-// Over MPI, to the other processes of its launcher, with the number of ranks that each of them has. Throws
-// Error(kUsage) as make_mpi_ranks() does.
-std::unique_ptr<Wire> make_mpi_wire(int ranks, std::vector<int>& ranks_of);
+// Over MPI, to the other processes of its launcher, with the number of ranks that each of them has. `apart`:
+// see CommOptions. Throws Error(kUsage) as make_mpi_ranks() does.
+std::unique_ptr<Wire> make_mpi_wire(int ranks, std::vector<int>& ranks_of, bool apart = false);
 
 // The messages of one call that are under way.
 class Exchange {

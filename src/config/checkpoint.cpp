@@ -9,7 +9,9 @@ const Keys& checkpoint_keys() {
   static const Keys keys({
       {"every", &C::every, IntSpec{}, "Steps between checkpoints; 0: none by steps."},
       {"every_seconds", &C::every_seconds, NumberSpec{},
-       "Seconds between checkpoints, each after the step that is under way; 0: none by time."},
+       "Seconds between checkpoints, from where the training went on behind the last one, each after the "
+       "step "
+       "that is under way; 0: none by time."},
       {"keep", &C::keep, IntSpec{.min = 1},
        "Number of newest checkpoints that are kept. Older ones are removed when a new one is complete."},
       {"on_interrupt", BoolSpec{}, "Whether a run that is interrupted (Ctrl-C) writes one before it ends.",

@@ -16,10 +16,9 @@ const Keys& lora_keys() {
        "Share of the elements of a matrix's input that training drops on their way to the adapter."},
       {"target", FormSpec{},
        "Modules of each layer that get an adapter, by Hugging Face's names (`q_proj`, `k_proj`, `v_proj`, "
-       "`o_proj`, "
-       "`gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`), in which `*` and `?` match "
-       "as in a "
-       "shell; `all-linear`: all of them.",
+       "`o_proj`, `gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`; GPT-2: `c_attn`, "
+       "`c_fc`, and `c_proj`, of which `attn.c_proj` and `mlp.c_proj` are one each), in which `*` and `?` "
+       "match as in a shell; `all-linear`: all of them.",
        "`\"all-linear\"`", "a text, or a list of texts"},
       {"from", TextSpec{},
        "Directory of adapters to start from, as PEFT or a run before wrote it, which says rank, alpha, "

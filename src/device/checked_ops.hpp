@@ -370,6 +370,7 @@ class CheckedOps : public Ops {
               "dropout of row {} of sequences of {}, the first of which is {}", dropout.first_row,
               dropout.positions.time, dropout.first_sequence);
     ZG_ASSERT(dropout.step >= 0 && dropout.step >> 32 == 0, "dropout of step {}", dropout.step);
+    ZG_ASSERT_LE(0, dropout.first_column);
     with_type(x.dtype, [&]<class T>() {
       backend_.template dropout<T>(s, extent_of(x), strided<T>(x), dropout, strided<T>(y));
     });

@@ -120,9 +120,12 @@ struct HostBackend {
     enqueue(s, "cast", [=] { host::cast<In, Out>(extent, in, out); });
   }
   template <class In, class Out>
-  void finish_gradient(Stream& s, std::int64_t n, const In* in, Out* out, double* norm_sq,
-                       double* /*scratch*/) {
-    enqueue(s, "finish_gradient", [=] { *norm_sq += host::finish_gradient<In, Out>(n, in, out); });
+  void finish_gradient(Stream& s, std::int64_t n, const In* in, Out* out, double* norm_sq, double* scratch) {
+    // Through the scratch memory, as on a GPU: so that what else lies there is seen to be lost here, too.
+    enqueue(s, "finish_gradient", [=] {
+      *scratch = host::finish_gradient<In, Out>(n, in, out);
+      *norm_sq += *scratch;
+    });
   }
   void update(Stream& s, std::int64_t n, const UpdateArrays& arrays, const StateFormat& format,
               const UpdateParams& params) {

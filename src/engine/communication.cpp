@@ -69,7 +69,7 @@ std::vector<ModelCall> model_calls_of(const Layout& layout, const StepOp& op) {
       return {ModelCall::kHeadLossAndGradient};
     case OpKind::kBackward: {
       const auto call =
-          layout.is_frozen(op.unit) ? ModelCall::kBlockBackwardInput : ModelCall::kBlockBackward;
+          layout.is_frozen(op.unit) ? ModelCall::kBlockBackwardFrozen : ModelCall::kBlockBackward;
       if (!layout.options.recompute) return {call};
       return {ModelCall::kBlockAgain, call};
     }
@@ -197,10 +197,8 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
       add({CommAxis::kShards, false, shard, layout.model->dtype()});
     }
   } else if (op.kind == OpKind::kFinishGradient) {
-    for (const Layout::CopySum& sum : layout.copy_sums(op.unit)) {
-      if (op.tile == layout.first_tile(op.unit))
-        add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
-    }
+    for (const Layout::CopySum& sum : layout.copy_sums(op.tile))
+      add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
     const std::int64_t piece = layout.tile(op.tile).piece;
     if (const int bits = layout.options.gradient_bits; bits > 0) {
       add_quantized(CommAxis::kShards, true, shard, bits);
@@ -274,7 +272,9 @@ namespace {
 // copies of each unit; on every stage, whichever of them it has.
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   const auto add = [&](OpKind kind, std::int32_t unit) {
-    const StepOp op{.kind = kind, .unit = unit, .tile = layout.first_tile(unit)};
+    const bool finishes = kind == OpKind::kFinishGradient;
+    const StepOp op{
+        .kind = kind, .unit = unit, .tile = finishes ? layout.trained_tile(unit) : layout.first_tile(unit)};
     std::string calls;
     for (const CommCall& call : calls_of(layout, op)) {
       if (!is_of_sharding(call.axis))

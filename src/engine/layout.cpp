@@ -97,7 +97,7 @@ bool Layout::trains(std::int32_t u, std::size_t tile) const {
 
 void Layout::find_frozen() {
   for (std::int32_t u = 0; u <= head_unit(); ++u) {
-    frozen_.push_back(!is_pipeline() && !trains(u, 0));
+    frozen_.push_back(!trains(u, 0));
     const bool adapted = model->units()[static_cast<std::size_t>(u)].adapted;
     ZG_ASSERT(!adapted || (frozen_.back() && trains(u, 1)), "unit {} has adapters, and is trained itself", u);
     if (first_trained_ == u && frozen_.back() && !adapted && u < head_unit()) ++first_trained_;
@@ -143,7 +143,7 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   if (!has_unit(u)) {
     if (u > 0 || !model->config().tied || !has_unit(head_unit())) return;
     units.back().weight = add("weight", model->dtype(), Role::kWeight, weights, tile.count);
-    units.back().accumulator = add_accumulator(tile.count);
+    if (!is_frozen(u)) units.back().accumulator = add_accumulator(tile.count);
     return;
   }
   units.back().piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
@@ -167,7 +167,7 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const bool all = o.device_updates > head_unit();
   const bool stays = update_at(u) == Tier::kDevice && !all && !o.pins;
   add_state(name, stays ? Tier::kDevice : optimizer);
-  if (i == 0) find_copies(u);
+  find_copies(here);
   if (units.back().state != kNone)
     units.back().gradient =
         add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? tile.count : shard);

@@ -32,9 +32,11 @@ View StepExecutor::Pass::table() const {
 
 AdapterViews StepExecutor::Pass::adapters() const {
   AdapterViews views;
-  if (!op_.has(Operand::kAdapters)) return views;
-  const Layout::UnitTensors& tile = engine_.layout_.tile(engine_.layout_.adapter_tile(op_.unit));
-  views.weights = engine_.unit_view(data(Operand::kAdapters), tile.weight, tile);
+  const std::int32_t t = engine_.layout_.adapter_tile(op_.unit);
+  if (t < 0) return views;
+  const Layout::UnitTensors& tile = engine_.layout_.tile(t);
+  if (op_.has(Operand::kAdapters))
+    views.weights = engine_.unit_view(data(Operand::kAdapters), tile.weight, tile);
   if (op_.has(Operand::kAdapterAccumulator))
     views.grads = engine_.unit_view(data(Operand::kAdapterAccumulator), tile.accumulator, tile);
   return views;
@@ -107,12 +109,13 @@ void StepExecutor::Pass::backward_input() {
   void* const saved = data(Operand::kSaved);
   if (engine_.layout_.options.recompute) forward(View(), saved);
   model_.block_backward_input(stream_, shape_, weights, x, saved, dx, workspace_.scratch(),
-                              engine_.context_.get(), tiles(), dropout(), layer_, documents_);
+                              engine_.context_.get(), tiles(), dropout(), layer_, documents_,
+                              adapters().weights);
 }
 
 void StepExecutor::Pass::backward_weight() {
   model_.block_backward_weight(stream_, shape_, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
-                               workspace_.scratch(), into_, tiles(), dropout());
+                               workspace_.scratch(), into_, tiles(), dropout(), adapters().grads);
 }
 
 void StepExecutor::Pass::embedding_backward() {

@@ -31,7 +31,7 @@ class StepExecutor::Pass {
   View accumulator() const {
     return op_.has(Operand::kAccumulator) ? flat(Operand::kAccumulator, unit_.accumulator) : View();
   }
-  // Null where the unit has no adapters, as their gradient is in a forward.
+  // Null where the unit has no adapters, as are those that the operation does not have.
   AdapterViews adapters() const;
   // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
   View table() const;

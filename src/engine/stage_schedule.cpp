@@ -87,7 +87,8 @@ class Stage {
   void push(OpKind kind, std::int32_t unit, std::int32_t m, Passed passed = Passed::kActivation) {
     const bool adds = kind == OpKind::kHead || kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||
                       kind == OpKind::kEmbeddingBackward;
-    slots_.push_back({kind, unit, m, adds && m == 0, evaluates_ && kind == OpKind::kForward, false, passed});
+    const bool last_forward = kind == OpKind::kForward && (evaluates_ || unit < shape_.step.lowest);
+    slots_.push_back({kind, unit, m, adds && m == 0, last_forward, false, passed});
     run_of_.push_back(run_);
   }
   void finish(std::int32_t unit, std::int32_t m) {
@@ -106,10 +107,12 @@ class Stage {
       case Passed::kActivation:
         return push(kind, sends ? last_block(part) : first_block(part + 1), m, e.kind);
       case Passed::kGradient:
+        if (last_block(part - 1) < shape_.step.lowest) return;  // nothing there is trained
         return push(kind, sends ? first_block(part) : last_block(part - 1), m, e.kind);
       case Passed::kTable:
         return push(kind, 0, 0, e.kind);
       case Passed::kTableGradient:
+        if (shape_.step.lowest > 0) return;
         push(kind, 0, 0, e.kind);
         if (sends) return;
         has_table_gradient_ = true;
@@ -126,7 +129,8 @@ class Stage {
       case PipelineStep::Kind::kInputGradient:
         return backward(part, m, OpKind::kBackwardInput);
       case PipelineStep::Kind::kWeightGradient:
-        for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
+        for (std::int32_t u = last_block(part); u >= lowest_block(part); --u) {
+          if (!is_trained(u)) continue;
           push(OpKind::kBackwardWeight, u, m);
           finish(u, m);
         }
@@ -137,17 +141,24 @@ class Stage {
     for (std::int32_t u = first_block(part); u <= last_block(part); ++u) push(OpKind::kForward, u, m);
     if (evaluates_ && part == last_part()) push(OpKind::kHeadLoss, head(), m);
   }
-  // Head and embedding are never done in halves.
+  bool is_trained(std::int32_t unit) const {
+    return shape_.trained.empty() || shape_.trained[static_cast<std::size_t>(unit)];
+  }
+  // The last block of a part that its backward passes.
+  std::int32_t lowest_block(int part) const { return std::max(first_block(part), shape_.step.lowest); }
+  // Head and embedding are never done in halves, nor are blocks of which nothing is trained.
   void backward(int part, std::int32_t m, OpKind of_block) {
     if (part == last_part()) {
       push(OpKind::kHead, head(), m);
       finish(head(), m);
     }
-    for (std::int32_t u = last_block(part); u >= first_block(part); --u) {
-      push(of_block, u, m);
-      if (of_block == OpKind::kBackward) finish(u, m);
+    for (std::int32_t u = last_block(part); u >= lowest_block(part); --u) {
+      const OpKind kind = is_trained(u) ? of_block : OpKind::kBackward;
+      push(kind, u, m);
+      if (kind == OpKind::kBackward) finish(u, m);
     }
-    if (part == 0) has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
+    if (part == 0 && shape_.step.lowest == 0)
+      has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
   }
   // The gradient of a tied table is a sum that begins with the head's part, as on one rank.
   void embedding_backward(std::int32_t m) {

@@ -45,7 +45,7 @@ StepExecutor::StepExecutor(const Options& o)
                      ? device_.make_stream("optimizer")
                      : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
       position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place())),
+      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place(), *compute_)),
       stall_(
           std::make_unique<StallMeter>(*compute_, *optimizer_, [this] { return timer_->waited_seconds(); })),
       identity_(next_identity()),

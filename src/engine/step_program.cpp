@@ -54,7 +54,7 @@ class Emitter {
       case OpKind::kEmbeddingBackward:
         return embedding_backward(slot);
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
-        return finish_gradient(slot.unit, trained_tile(slot.unit));
+        return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
       case OpKind::kGather:
         if (gathers_by_use(slot.unit)) return;
         return for_tiles(slot.unit, [&](std::int32_t t) { gather(slot, t, slot.last); });
@@ -190,12 +190,20 @@ class Emitter {
                           {Operand::kActivationGradient, activation_gradient_of(slot)}};
     if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
-    if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0) {
-      add_adapters(slot, layout_.is_sharded() ? slot.drop : slot.last && rebuilt(t), uses);
-      const SegmentId sum = layout_.whole(layout_.tile(t).accumulator);
-      uses.push_back({Operand::kAdapterAccumulator, add_to(sum, slot.first)});
-    }
+    add_last_adapters(slot, uses);
+    add_adapter_sum(slot, uses);
     add(slot, uses, ((recompute ? 2 : 1) + (frozen ? 0 : 1)) * products(slot.unit));
+  }
+  // The weights of the unit's adapters, which a backward is the last to read.
+  void add_last_adapters(const Slot& slot, std::vector<Use>& uses) const {
+    const std::int32_t t = layout_.adapter_tile(slot.unit);
+    add_adapters(slot, layout_.is_sharded() ? slot.drop : slot.last && t >= 0 && rebuilt(t), uses);
+  }
+  void add_adapter_sum(const Slot& slot, std::vector<Use>& uses) const {
+    const std::int32_t t = layout_.adapter_tile(slot.unit);
+    if (t < 0) return;
+    const SegmentId sum = layout_.whole(layout_.tile(t).accumulator);
+    uses.push_back({Operand::kAdapterAccumulator, add_to(sum, slot.first)});
   }
   // Dead behind the last unit that backward passes.
   AccessStep activation_gradient_of(const Slot& slot) const {
@@ -210,20 +218,21 @@ class Emitter {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
     const bool recompute = layout_.options.recompute;
     const SegmentId kept = saved(layer, m);
-    add(slot,
-        {{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
-         {Operand::kInput, write(activation(layer, m))},
-         {Operand::kActivationGradient, write(activation_gradient(slot.unit, m))},
-         {Operand::kSaved, recompute ? overwrite(kept) : write(kept)}},
-        (recompute ? 2 : 1) * products(slot.unit));
+    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
+                          {Operand::kInput, write(activation(layer, m))},
+                          {Operand::kActivationGradient, activation_gradient_of(slot)},
+                          {Operand::kSaved, recompute ? overwrite(kept) : write(kept)}};
+    add_last_adapters(slot, uses);
+    add(slot, uses, (recompute ? 2 : 1) * products(slot.unit));
   }
   void backward_weight(const Slot& slot) {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
-    add(slot,
-        {{Operand::kInput, read(activation(layer, m), true)},
-         {Operand::kSaved, read(saved(layer, m), true)},
-         {Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)}},
-        products(slot.unit));
+    std::vector<Use> uses{{Operand::kInput, read(activation(layer, m), true)},
+                          {Operand::kSaved, read(saved(layer, m), true)}};
+    const bool frozen = layout_.is_frozen(slot.unit);
+    if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
+    add_adapter_sum(slot, uses);
+    add(slot, uses, frozen ? layout_.tile(layout_.adapter_tile(slot.unit)).count : products(slot.unit));
   }
 
   // With a tied head, the head was the first to add to the embedding's accumulator, or what another stage's
@@ -234,7 +243,7 @@ class Emitter {
                {Operand::kAccumulator, add_to(accumulator(0), slot.first)}});
   }
 
-  // In a pipeline the accumulator of a frozen unit, which its kernels fill all the same, is dropped.
+  // The accumulator of a tile of which nothing is trained, in a unit of which something is, is dropped.
   void finish_gradient(std::int32_t unit, std::int32_t t) {
     if (layout_.tile(t).accumulator == Layout::kNone) return;
     std::vector<Use> uses{{Operand::kAccumulator, read(layout_.whole(layout_.tile(t).accumulator), true)}};
@@ -389,11 +398,6 @@ class Emitter {
   SegmentId activation_gradient(std::int32_t unit, std::int32_t m) const {
     return layout_.whole(layout_.activation_gradient_of(unit, m));
   }
-  // The tile of a unit whose gradient its last backward completes: of one in tiles, the first.
-  std::int32_t trained_tile(std::int32_t unit) const {
-    const std::int32_t adapters = layout_.adapter_tile(unit);
-    return adapters >= 0 ? adapters : layout_.first_tile(unit);
-  }
   bool tied() const { return layout_.model->config().tied; }
   std::int32_t layers() const { return static_cast<std::int32_t>(layout_.layers()); }
   // The time of a forward through the unit (Program::add_op): each row is multiplied by each parameter.
@@ -454,7 +458,8 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
   ScheduleShape evaluation = shape;
   evaluation.micro_batches = static_cast<std::int32_t>(layout.live_micro_batches());
   Emitter emitter(layout);
-  const StageShape stage{shape, layout.pipeline(), layout.options.parts.stage, layout.first_layer};
+  StageShape stage{shape, layout.pipeline(), layout.options.parts.stage, layout.first_layer, {}};
+  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) stage.trained.push_back(layout.is_trained(u));
   const auto train = [&](bool updates) {
     return layout.is_pipeline() ? stage_schedule(stage, PipelinePass::kTraining, updates)
                                 : train_schedule(shape, updates);

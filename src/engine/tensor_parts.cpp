@@ -5,8 +5,9 @@
 namespace zg {
 
 // Of a unit in tiles, the first has all copies.
-void Layout::find_copies(std::int32_t u) {
-  for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
+void Layout::find_copies(std::int32_t t) {
+  for (const Param& p : model->units()[static_cast<std::size_t>(tile(t).unit)].params) {
+    if (p.offset < tile(t).first || p.offset >= tile(t).first + tile(t).count) continue;
     for (const Band& band : p.bands) {
       const std::int64_t first = p.offset + band.line * p.line(), last = first + band.lines * p.line();
       if (band.counted) continue;
@@ -14,19 +15,21 @@ void Layout::find_copies(std::int32_t u) {
       units.back().uncounted.push_back({first, with_gap ? round_up(last, kParamAlign) : last});
     }
   }
-  for (const CopySum& sum : copy_sums(u)) {
+  for (const CopySum& sum : copy_sums(t)) {
     if (sum.bands != nullptr) largest_copy_ = std::max(largest_copy_, sum.count);
   }
 }
 
-std::vector<Layout::CopySum> Layout::copy_sums(std::int32_t u) const {
+std::vector<Layout::CopySum> Layout::copy_sums(std::int32_t t) const {
   std::vector<CopySum> sums;
-  const std::vector<Param>& params = model->units()[static_cast<std::size_t>(u)].params;
+  const auto u = static_cast<std::size_t>(tile(t).unit);
+  const std::vector<Param>& params = model->units()[u].params;
+  const std::int64_t begin = tile(t).first, behind = begin + tile(t).count;
   std::size_t end = 0;  // of the parameters that the last sum has
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Param& p = params[i];
-    if (!p.summed || (!options.groups.empty() && options.groups[static_cast<std::size_t>(u)][i] == kFrozen))
-      continue;
+    if (!p.summed || p.offset < begin || p.offset >= behind) continue;
+    if (!options.groups.empty() && options.groups[u][i] == kFrozen) continue;
     if (!p.is_whole()) {
       sums.push_back({p.offset, p.whole_count(), &p});
     } else if (!sums.empty() && end == i && sums.back().bands == nullptr) {  // with the gap between the two
@@ -41,19 +44,20 @@ std::vector<Layout::CopySum> Layout::copy_sums(std::int32_t u) const {
 
 // Before the ranks that have the same part sum their gradients, so that these are alike on all parts.
 void StepExecutor::sum_copies(const StepOp& op) {
-  if (groups_.copies == nullptr || op.tile != layout_.first_tile(op.unit)) return;
-  const std::vector<Layout::CopySum> sums = layout_.copy_sums(op.unit);
+  if (groups_.copies == nullptr) return;
+  const std::vector<Layout::CopySum> sums = layout_.copy_sums(op.tile);
   if (sums.empty()) return;
   Stream& stream = stream_of(op);
   Ops& ops = device_.ops();
   const View all = whole_view(lease(op, Operand::kAccumulator).data(), layout_.tile(op.tile).accumulator);
+  const std::int64_t begin = layout_.tile(op.tile).first;
   const Timer::Comm timed(*timer_, stream, CommAxis::kCopies, op);
   const auto all_reduce = [&](const View& v) {
     groups_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);
   };
   for (const Layout::CopySum& sum : sums) {
     if (sum.bands == nullptr) {
-      all_reduce(all.col_range(sum.first, sum.count));
+      all_reduce(all.col_range(sum.first - begin, sum.count));
       continue;
     }
     // The whole parameter: what this part's copies have of it, then what all parts' have.
@@ -62,7 +66,7 @@ void StepExecutor::sum_copies(const StepOp& op) {
     const auto band_of = [&](const Band& band) {
       const std::int64_t count = band.lines * p.line();
       return std::pair{whole.col_range(band.whole_line * p.line(), count),
-                       all.col_range(p.offset + band.line * p.line(), count)};
+                       all.col_range(p.offset - begin + band.line * p.line(), count)};
     };
     ops.zero(stream, whole);
     for (const Band& band : p.bands) {

@@ -15,8 +15,8 @@ namespace zg {
 // stream gets there. Operations outlive the timer.
 class StepExecutor::Timer {
  public:
-  Timer(Trace* trace, Position& position, const RankPlace& place)
-      : trace_(trace), position_(position), several_ranks_(place.ranks() > 1) {
+  Timer(Trace* trace, Position& position, const RankPlace& place, const Stream& compute)
+      : trace_(trace), position_(position), compute_(compute), several_ranks_(place.ranks() > 1) {
     if (trace_ == nullptr) return;
     lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
     if (several_ranks_) lane_[2] = trace_->lane("exchange");
@@ -24,21 +24,19 @@ class StepExecutor::Timer {
   }
 
   void begin(Stream& stream, const StepOp& op) {
-    stream.callback([this, &op] {
-      const int which = stream_of(op);
+    stream.callback([this, &op, which = stream_of(stream, op)] {
       started_[which] = Clock::now();
       position_.begin_work(which, op);
     });
   }
   void end(Stream& stream, const StepOp& op) {
-    stream.callback([this, &op] {
-      const int which = stream_of(op);
+    stream.callback([this, &op, which = stream_of(stream, op)] {
       position_.end_work(which);
       const auto now = Clock::now();
       // What ranks do together is of no phase: it runs beside the other operations.
       if (which < 2) nanoseconds_[phase(op.kind)].add(seconds_between(started_[which], now));
       if (trace_ != nullptr && trace_->on()) {
-        trace_->add(lane_[which], text_of(op), started_[which], now);
+        trace_->add(lane_[op.kind == OpKind::kUpdate ? 1 : which], text_of(op), started_[which], now);
       }
     });
   }
@@ -102,7 +100,9 @@ class StepExecutor::Timer {
   }
 
  private:
-  int stream_of(const StepOp& op) const {  // as Position counts them
+  // As Position counts them. Updates on a GPU are on its compute stream, beside those on the host.
+  int stream_of(const Stream& stream, const StepOp& op) const {
+    if (&stream == &compute_) return 0;
     if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? 3 : 4;
     return op.kind == OpKind::kUpdate ? 1 : several_ranks_ && joins_ranks(op.kind) ? 2 : 0;
   }
@@ -148,6 +148,7 @@ class StepExecutor::Timer {
   }
   Trace* trace_;
   Position& position_;
+  const Stream& compute_;
   const bool several_ranks_;
   int lane_[Position::kWork] = {};
   Clock::time_point started_[Position::kWork];

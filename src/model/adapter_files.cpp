@@ -21,7 +21,11 @@ using nlohmann::ordered_json;
 
 constexpr const char* kConfigName = "adapter_config.json";
 constexpr const char* kWeightsName = "adapter_model.safetensors";
-constexpr const char* kPrefix = "base_model.model.";  // of names in PEFT's files
+
+// Of the names of parameters in PEFT's files, in which GPT-2's are whole again (Param::name).
+std::string prefix_of(Arch arch) {
+  return std::string("base_model.model.") + (arch == Arch::kGpt2 ? "transformer." : "");
+}
 
 // Reads the keys of an adapter_config.json.
 class ConfigReader {
@@ -69,6 +73,12 @@ class ConfigReader {
   const json object_;
 };
 
+// Whether a dotted name ends in another: "self_attn.q_proj" in "q_proj".
+bool ends_in(const std::string& name, const std::string& end) {
+  const std::size_t n = name.size(), m = end.size();
+  return name == end || (n > m && name[n - m - 1] == '.' && name.compare(n - m, m, end) == 0);
+}
+
 // Some ways to begin change the model itself (PiSSA, OLoRA, CorDA, LoftQ), beside which B A is meant then.
 void demand_plain_start(const ConfigReader& reader) {
   const json* start = reader.find("init_lora_weights");
@@ -89,10 +99,13 @@ std::uint32_t read_modules(const ConfigReader& reader, const ModelConfig& model)
   std::uint32_t bits = 0;
   if (!names.is_array() || names.empty()) reader.wrong("target_modules", "a list of names of modules");
   for (const json& one : names) {
-    std::string name = one.is_string() ? one.get<std::string>() : "";
-    name = name.substr(name.find_last_of('.') + 1);
-    const bool plain = name.find_first_of("*?[\\^$|(") == name.npos;
-    const std::uint32_t found = plain ? match_modules(model, name) : 0;
+    const std::string name = one.is_string() ? one.get<std::string>() : "";
+    std::uint32_t found = 0;
+    const model::AdapterList modules(model, model::AdapterList::Which::kAll);
+    for (const model::Adapter& module : modules.all()) {
+      if (name == "all-linear" || ends_in(module.path, name) || ends_in(name, module.path))
+        found |= 1u << static_cast<int>(module.module);
+    }
     if (found == 0) {
       reader.wrong("target_modules", fmt::format("names among {}, the modules of {}",
                                                  names_of(lora_modules(model)), name_of(model.arch)));
@@ -109,17 +122,19 @@ hf::Source source_of(const SafeTensors& file, const SafeTensors::Entry& entry) {
 }  // namespace
 
 Lora parse_adapter_config(const std::string& json_text, const std::string& where, const ModelConfig& model) {
-  if (model.arch == Arch::kGpt2) {
-    throw Error(Errc::kUsage, where, "adapters of GPT-2 are not supported",
-                "train it whole, or freeze some of it (optimizer.param_groups)");
-  }
   const ConfigReader reader(json_text, where);
   const json* kind = reader.find("peft_type");
   if (kind == nullptr || *kind != "LORA") reader.wrong("peft_type", "\"LORA\"");
-  reader.demand_off({"use_dora", "use_qalora", "use_bdlora", "fan_in_fan_out", "lora_bias", "modules_to_save",
-                     "rank_pattern", "alpha_pattern", "layers_to_transform", "exclude_modules",
-                     "layer_replication", "target_parameters", "trainable_token_indices",
-                     "alora_invocation_tokens", "megatron_config"});
+  reader.demand_off({"use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "rank_pattern",
+                     "alpha_pattern", "layers_to_transform", "exclude_modules", "layer_replication",
+                     "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
+                     "megatron_config"});
+  // Whether the modules' own matrices are [in, out], as PEFT knows of those of GPT-2 whatever this says.
+  if (model.arch == Arch::kGpt2) {
+    (void)reader.flag("fan_in_fan_out");
+  } else {
+    reader.demand_off({"fan_in_fan_out"});
+  }
   if (const json* bias = reader.find("bias"); bias != nullptr && *bias != "none")
     reader.wrong("bias", "\"none\"");
   demand_plain_start(reader);
@@ -162,7 +177,8 @@ std::string write_adapter_config(const Lora& lora, const std::string& base) {
   }
   out["bias"] = "none";
   out["use_dora"] = false;
-  out["fan_in_fan_out"] = false;
+  out["fan_in_fan_out"] = lora.has(LoraModule::kCAttn) || lora.has(LoraModule::kAttnCProj) ||
+                          lora.has(LoraModule::kCFc) || lora.has(LoraModule::kMlpCProj);
   out["inference_mode"] = true;
   out["init_lora_weights"] = true;
   for (const char* none : {"modules_to_save", "layers_to_transform", "layers_pattern"}) out[none] = nullptr;
@@ -171,7 +187,9 @@ std::string write_adapter_config(const Lora& lora, const std::string& base) {
 }
 
 AdapterWeights::AdapterWeights(const std::string& directory, const ModelConfig& model)
-    : lora_(read_adapter_config(directory, model)), file_(directory + "/" + kWeightsName) {
+    : lora_(read_adapter_config(directory, model)),
+      prefix_(prefix_of(model.arch)),
+      file_(directory + "/" + kWeightsName) {
   constexpr const char* kHint = "the adapter's two files and the model must belong together";
   ModelConfig adapted = model;
   adapted.lora = lora_;
@@ -179,10 +197,11 @@ AdapterWeights::AdapterWeights(const std::string& directory, const ModelConfig& 
   std::set<std::string> known;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     for (const model::Adapter& one : list.all()) {
-      const std::string module = fmt::format("model.layers.{}.{}", layer, one.path);
+      const std::string module =
+          fmt::format("{}.{}.{}", model.arch == Arch::kGpt2 ? "h" : "model.layers", layer, one.path);
       for (const auto& [which, shape] : {std::pair("lora_A", std::vector<std::int64_t>{lora_.rank, one.in}),
                                          {"lora_B", std::vector<std::int64_t>{one.out, lora_.rank}}}) {
-        const std::string name = kPrefix + module + "." + which + ".weight";
+        const std::string name = prefix_ + module + "." + which + ".weight";
         const SafeTensors::Entry* entry = file_.find(name);
         if (entry == nullptr) throw Error(Errc::kUsage, file_.path(), "misses " + hf::in_quotes(name), kHint);
         if (entry->shape != shape) {
@@ -209,13 +228,16 @@ AdapterWeights::AdapterWeights(const std::string& directory, const ModelConfig& 
 }
 
 const SafeTensors::Entry* AdapterWeights::find(const std::string& module, const char* which) const {
-  return file_.find(kPrefix + module + which);
+  return file_.find(prefix_ + module + which);
 }
 
 void AdapterWeights::read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const {
   const SafeTensors::Entry* entry = find(param.name, "");
   ZG_ASSERT(entry != nullptr, "no adapter {}", param.name);
-  hf::read_values(source_of(file_, *entry), begin, end, out);
+  const hf::Source source = source_of(file_, *entry);
+  param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
+    hf::read_values(source, whole, whole + n, out + at - begin);
+  });
 }
 
 bool AdapterWeights::merge(const Param& param, std::int64_t begin, std::int64_t end, float* out) const {
@@ -234,22 +256,29 @@ bool AdapterWeights::merge(const Param& param, std::int64_t begin, std::int64_t 
   const std::int64_t row_in_file = param.file_row + first;
   hf::read_values(source_of(file_, *b), row_in_file * rank,
                   row_in_file * rank + static_cast<std::int64_t>(rows_b.size()), rows_b.data());
-  const auto factor = static_cast<float>(lora_.factor());
+  add_adapter(all_a.data(), rows_b.data(), rank, cols, lora_.factor(), begin, end, out);
+  return true;
+}
+
+void add_adapter(const float* a, const float* b, std::int64_t rank, std::int64_t cols, double factor,
+                 std::int64_t begin, std::int64_t end, float* out) {
+  if (begin == end) return;
+  const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
+  const auto times = static_cast<float>(factor);
   parallel_for(last - first + 1, 16, [&](std::int64_t from, std::int64_t to) {
     std::vector<float> sum(static_cast<std::size_t>(cols));
     for (std::int64_t r = from; r < to; ++r) {
       std::fill(sum.begin(), sum.end(), 0.0f);
       for (std::int64_t k = 0; k < rank; ++k) {
-        const float times = rows_b[static_cast<std::size_t>(r * rank + k)];
-        const float* const row = all_a.data() + k * cols;
-        for (std::int64_t c = 0; c < cols; ++c) sum[static_cast<std::size_t>(c)] += times * row[c];
+        const float weight = b[r * rank + k];
+        const float* const row = a + k * cols;
+        for (std::int64_t c = 0; c < cols; ++c) sum[static_cast<std::size_t>(c)] += weight * row[c];
       }
       const std::int64_t at = (first + r) * cols;
       for (std::int64_t i = std::max(begin, at); i < std::min(end, at + cols); ++i)
-        out[i - begin] += factor * sum[static_cast<std::size_t>(i - at)];
+        out[i - begin] += times * sum[static_cast<std::size_t>(i - at)];
     }
   });
-  return true;
 }
 
 namespace {
@@ -259,15 +288,15 @@ struct Saved {
   const Param* param;
 };
 
-std::string header_of(const std::vector<Saved>& all) {
+std::string header_of(const std::vector<Saved>& all, const std::string& prefix) {
   ordered_json header;
   header["__metadata__"]["format"] = "pt";
   std::int64_t at = 0;
   for (const auto& [unit, param] : all) {
     const std::int64_t bytes = param->whole_count() * std::int64_t{sizeof(float)};
-    header[kPrefix + param->name] = {{"dtype", "F32"},
-                                     {"shape", {param->whole_rows, param->whole_cols}},
-                                     {"data_offsets", {at, at + bytes}}};
+    header[prefix + param->name] = {{"dtype", "F32"},
+                                    {"shape", {param->whole_rows, param->whole_cols}},
+                                    {"data_offsets", {at, at + bytes}}};
     at += bytes;
   }
   std::string text = header.dump();
@@ -297,7 +326,8 @@ void save_adapters(const std::string& directory, const Model& model, const std::
       bytes += param.whole_count() * std::int64_t{sizeof(float)};
     }
   }
-  const std::string header = header_of(all), config = write_adapter_config(model.config().lora, base);
+  const std::string header = header_of(all, prefix_of(model.config().arch)),
+                    config = write_adapter_config(model.config().lora, base);
   auto at = static_cast<std::int64_t>(header.size());
   hf::OutputFile weights(directory + "/" + kWeightsName, at + bytes);
   weights.write_at(0, header.data(), at);

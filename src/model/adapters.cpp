@@ -4,21 +4,22 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <charconv>
+#include <string_view>
 
 #include "model/units.hpp"
 
 namespace zg {
 
 const char* name_of(LoraModule module) {
-  static constexpr const char* kNames[kLoraModules] = {"q_proj",   "k_proj",       "v_proj",
-                                                       "qkv_proj", "o_proj",       "gate_proj",
-                                                       "up_proj",  "gate_up_proj", "down_proj"};
+  static constexpr const char* kNames[kLoraModules] = {
+      "q_proj",       "k_proj",    "v_proj", "qkv_proj",    "o_proj", "gate_proj", "up_proj",
+      "gate_up_proj", "down_proj", "c_attn", "attn.c_proj", "c_fc",   "mlp.c_proj"};
   return kNames[static_cast<std::size_t>(module)];
 }
 
 std::vector<LoraModule> lora_modules(const ModelConfig& model) {
   std::vector<LoraModule> modules;
-  if (model.arch == Arch::kGpt2) return modules;
   for (const model::Adapter& one : model::AdapterList(model, model::AdapterList::Which::kAll).all())
     modules.push_back(one.module);
   return modules;
@@ -27,8 +28,11 @@ std::vector<LoraModule> lora_modules(const ModelConfig& model) {
 std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern) {
   std::uint32_t bits = 0;
   for (const LoraModule module : lora_modules(model)) {
-    if (pattern == "all-linear" || fnmatch(pattern.c_str(), name_of(module), 0) == 0)
-      bits |= 1u << static_cast<int>(module);
+    const std::string name = name_of(module), last = name.substr(name.find('.') + 1);
+    const auto matches = [&](const std::string& text) {
+      return fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
+    };
+    if (pattern == "all-linear" || matches(name) || matches(last)) bits |= 1u << static_cast<int>(module);
   }
   return bits;
 }
@@ -45,6 +49,48 @@ std::string shape_of(const Lora& lora) {
 std::string arithmetic_of(const Lora& lora) {
   if (!lora.on()) return "none";
   return fmt::format("alpha {}{}, dropout {}", lora.alpha, lora.rslora ? " (rslora)" : "", lora.dropout);
+}
+
+namespace {
+
+// The rest of a text that is taken piece by piece.
+class Taken {
+ public:
+  explicit Taken(std::string_view text) : text_(text) {}
+  bool empty() const { return text_.empty(); }
+  bool take(std::string_view what) {
+    if (text_.substr(0, what.size()) != what) return false;
+    text_.remove_prefix(what.size());
+    return true;
+  }
+  template <class T>
+  bool number(T& out) {
+    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), out);
+    text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
+    return error == std::errc();
+  }
+
+ private:
+  std::string_view text_;
+};
+
+}  // namespace
+
+std::optional<Lora> parse_lora(const std::string& shape, const std::string& arithmetic) {
+  Lora lora;
+  Taken first(shape), second(arithmetic);
+  if (!first.take("rank ") || !first.number(lora.rank) || !first.take(", of ")) return {};
+  while (!first.empty()) {
+    const std::uint32_t before = lora.modules;
+    for (int m = 0; m < kLoraModules && lora.modules == before; ++m) {
+      if (first.take(name_of(static_cast<LoraModule>(m)))) lora.modules |= 1u << m;
+    }
+    if (lora.modules == before || !(first.empty() || first.take(", ") || first.take(" and "))) return {};
+  }
+  if (!second.take("alpha ") || !second.number(lora.alpha)) return {};
+  lora.rslora = second.take(" (rslora)");
+  if (!second.take(", dropout ") || !second.number(lora.dropout) || !second.empty()) return {};
+  return lora;
 }
 
 std::string names_of(const std::vector<LoraModule>& modules) {
@@ -66,6 +112,13 @@ AdapterList::AdapterList(const ModelConfig& c, Which which) {
       adapters_[count_++] = {module, input, path, in, out, column};
   };
   using enum AdapterInput;
+  if (c.arch == Arch::kGpt2) {
+    add(LoraModule::kCAttn, kQkv, "attn.c_attn", c.width, 3 * q);
+    add(LoraModule::kAttnCProj, kO, "attn.c_proj", q, c.width);
+    add(LoraModule::kCFc, kGateUp, "mlp.c_fc", c.width, c.inner);
+    add(LoraModule::kMlpCProj, kDown, "mlp.c_proj", c.inner, c.width);
+    return;
+  }
   if (c.block.fused) {
     add(LoraModule::kQkv, kQkv, "self_attn.qkv_proj", c.width, q + 2 * kv);
   } else {
@@ -83,24 +136,36 @@ AdapterList::AdapterList(const ModelConfig& c, Which which) {
   add(LoraModule::kDown, kDown, "mlp.down_proj", c.inner, c.width);
 }
 
-AdapterSaved::AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape) {
+bool AdapterList::has(AdapterInput input) const {
+  return std::any_of(all().begin(), all().end(), [&](const Adapter& one) { return one.input == input; });
+}
+
+AdapterSaved::AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape,
+                           Backward how) {
   const std::size_t count = config.lora.on() ? AdapterList(config).all().size() : 0;
   for (std::size_t i = 0; i < count; ++i) low[i] = plan.take(t, shape.rows(), config.lora.rank);
+  for (std::size_t i = 0; i < count && how == Backward::kInHalves; ++i)
+    d_low[i] = plan.take(t, shape.rows(), config.lora.rank);
 }
 
 AdapterWorkspace::AdapterWorkspace(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape) {
   if (!config.lora.on()) return;
-  d_low = plan.take(t, shape.rows(), config.lora.rank);
-  if (config.lora.dropout == 0) return;
   std::int64_t widest = 0;
+  std::size_t most = 0, same = 0;  // adapters with one input, which follow each other
   const AdapterList list(config);
-  for (const Adapter& one : list.all()) widest = std::max(widest, one.in);
+  for (const Adapter& one : list.all()) {
+    same = &one != list.all().data() && one.input == (&one - 1)->input ? same + 1 : 1;
+    most = std::max(most, same), widest = std::max(widest, one.in);
+  }
+  for (std::size_t i = 0; i < most; ++i) d_low[i] = plan.take(t, shape.rows(), config.lora.rank);
+  if (config.lora.dropout == 0) return;
   dropped = plan.take(t, shape.rows(), widest);
 }
 
 // A and B of each adapter follow the block's own parameters.
 const Param& Adapters::param(std::size_t adapter, std::size_t which) const {
-  return call_.unit.params[DecoderParams(call_.config).count + 2 * adapter + which];
+  const std::size_t own = call_.unit.params.size() - 2 * list_.all().size();
+  return call_.unit.params[own + 2 * adapter + which];
 }
 
 namespace {
@@ -121,9 +186,17 @@ View Adapters::grad(std::size_t adapter, std::size_t which) const {
   return view_in_tile(call_.adapters.grads, call_.unit, param(adapter, which));
 }
 
-bool Adapters::any(AdapterInput input) const {
-  return std::any_of(list_.all().begin(), list_.all().end(),
-                     [&](const Adapter& one) { return one.input == input; });
+const View& Adapters::d_low(std::size_t adapter, std::size_t place) const {
+  return saved_.d_low[adapter] ? saved_.d_low[adapter] : workspace_.d_low[place];
+}
+
+template <class F>
+void Adapters::for_each(AdapterInput input, const F& f) const {
+  const std::span<const Adapter> all = list_.all();
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].input == input) f(all[i], i, place++);
+  }
 }
 
 void Adapters::drop(const Adapter& adapter, const View& x, const View& y) const {
@@ -135,7 +208,8 @@ void Adapters::drop(const Adapter& adapter, const View& x, const View& y) const 
                      .step = call_.dropout->step,
                      .positions = call_.shape.positions(),
                      .first_row = 0,
-                     .first_sequence = call_.dropout->first_sequence},
+                     .first_sequence = call_.dropout->first_sequence,
+                     .first_column = is_split_by_inputs(adapter.input) ? call_.part.part * x.cols : 0},
                     y);
 }
 
@@ -147,35 +221,32 @@ View Adapters::input_of(const Adapter& adapter, const View& x) const {
 }
 
 void Adapters::forward(AdapterInput input, const View& x, const View& y) const {
-  const std::span<const Adapter> all = list_.all();
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].input != input) continue;
+  for_each(input, [&](const Adapter& one, std::size_t i, std::size_t) {
     const View& low = saved_.low[i];
-    call_.linear(input_of(all[i], x), weight(i, 0), View{}, low);
+    call_.linear(input_of(one, x), weight(i, 0), View{}, low);
     call_.ops.scale(call_.stream, low, call_.config.lora.factor(), low);
-    if (y) call_.linear_more(low, weight(i, 1), y.col_range(all[i].column, all[i].out));
-  }
+    if (y) call_.linear_more(low, weight(i, 1), y.col_range(one.column, one.out));
+  });
 }
 
-void Adapters::backward(AdapterInput input, const View& dy, const View& x, const View& dx) const {
-  const std::span<const Adapter> all = list_.all();
-  const View& d_low = workspace_.d_low;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].input != input) continue;
-    const View d = dy.col_range(all[i].column, all[i].out);
-    call_.linear_dx(d, weight(i, 1), d_low);
-    call_.ops.scale(call_.stream, d_low, call_.config.lora.factor(), d_low);
-    call_.linear_dw(d, saved_.low[i], grad(i, 1));
-    call_.linear_dw(d_low, input_of(all[i], x), grad(i, 0));
-    if (!drops()) {
-      call_.linear_dx_more(d_low, weight(i, 0), dx);
-      continue;
-    }
+void Adapters::backward_input(AdapterInput input, const View& dy, const View& dx) const {
+  for_each(input, [&](const Adapter& one, std::size_t i, std::size_t place) {
+    const View& d = d_low(i, place);
+    call_.linear_dx(dy.col_range(one.column, one.out), weight(i, 1), d);
+    call_.ops.scale(call_.stream, d, call_.config.lora.factor(), d);
+    if (!drops()) return call_.linear_dx_more(d, weight(i, 0), dx);
     const View kept(workspace_.dropped.data, dx.dtype, dx.rows, dx.cols);
-    call_.linear_dx(d_low, weight(i, 0), kept);
-    drop(all[i], kept, kept);
+    call_.linear_dx(d, weight(i, 0), kept);
+    drop(one, kept, kept);
     call_.ops.add(call_.stream, kept, dx, dx);
-  }
+  });
+}
+
+void Adapters::backward_weight(AdapterInput input, const View& dy, const View& x) const {
+  for_each(input, [&](const Adapter& one, std::size_t i, std::size_t place) {
+    call_.linear_dw(dy.col_range(one.column, one.out), saved_.low[i], grad(i, 1));
+    call_.linear_dw(d_low(i, place), input_of(one, x), grad(i, 0));
+  });
 }
 
 void Adapters::begin_backward() const {

@@ -130,7 +130,7 @@ void check_lora(const ModelConfig& c) {
   check_size("lora.rank", c.lora.rank, kMaxWidth);
   check_positive("lora.alpha", c.lora.alpha);
   check_rate("lora.dropout", c.lora.dropout);
-  ZG_ASSERT(c.lora.modules != 0 && c.arch != Arch::kGpt2, "adapters of no module of {}", name_of(c.arch));
+  ZG_ASSERT(c.lora.modules != 0, "adapters of no module of {}", name_of(c.arch));
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ struct Saved {
     }
     norm(c.norms_after(), after1, after_stats1);
     norm(c.norms_after(), after2, after_stats2);
-    adapters = AdapterSaved(plan, c, t, shape);
+    adapters = AdapterSaved(plan, c, t, shape, how);
     if (how == Backward::kInHalves) {
       const NormList list = DecoderParams(c).norms();
       norms = norm_sums(plan, a, static_cast<std::int64_t>(list.size()), norm_columns(c));
@@ -297,13 +297,10 @@ struct Block {
   void add(const Branch& b, const View& addend, const View& y) const {
     const View bias = b.bias == kNone ? View{} : call.weight(b.bias);
     if (b.norm == kNone) return add_product(b, bias, addend, y);
-    if (call.is_part()) {
-      call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, w.d_norm);
-      ops.cast(s, call.sum_of_parts(w.d_norm), b.kept);
-    } else {
-      call.linear(b.input, b.matrix, bias, b.kept);
-    }
-    adapters.forward(b.adapters, b.input, b.kept);
+    const View& product = call.is_part() ? w.d_norm : b.kept;
+    call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, product);
+    adapters.forward(b.adapters, b.input, product);
+    if (call.is_part()) ops.cast(s, call.sum_of_parts(product), b.kept);
     norm(b.norm, b.kept, w.narrow, b.stats);
     if (!y) return;
     if (call.drops(b.what)) call.drop(b.what, w.narrow, w.narrow);
@@ -311,17 +308,19 @@ struct Block {
   }
 
  private:
-  // The same of a branch without a norm. What adapters give is dropped with the product that they stand
-  // beside.
+  // The same of a branch without a norm. What adapters give is summed over the parts, and dropped, with the
+  // product that they stand beside.
   void add_product(const Branch& b, const View& bias, const View& addend, const View& y) const {
-    if (!y || !adapters.any(b.adapters) || !call.drops(b.what)) {
-      if (y) call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);
+    if (!y) return adapters.forward(b.adapters, b.input, y);
+    if (!adapters.any(b.adapters) || (!call.is_part() && !call.drops(b.what))) {
+      call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);
       return adapters.forward(b.adapters, b.input, y);
     }
-    call.linear(b.input, b.matrix, bias, w.d_norm);
+    call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, w.d_norm);
     adapters.forward(b.adapters, b.input, w.d_norm);
-    call.drop(b.what, w.d_norm, w.d_norm);
-    ops.add(s, w.d_norm, addend, y);
+    const View sum = call.sum_of_parts(w.d_norm);
+    if (call.drops(b.what)) call.drop(b.what, sum, sum);
+    ops.add(s, sum, addend, y);
   }
 };
 
@@ -332,13 +331,14 @@ class BlockBackward : Block {
       : Block(from, sizes_of(what), saved, workspace),
         whole_(what == BackwardCall::kWhole),
         half_(what == BackwardCall::kInput),
+        trains_adapters_(call.adapters.grads),
         norms_(p.norms()) {}
 
   void run(const View& x, const View& dx) const {
     if (half_) ops.zero(s, f.norms);
     if (whole_ && call.into == Gradients::kOverwrite)
       clear_gradients(ops, s, call.grads, call.unit, norms_.others());
-    if (call.adapters.grads) adapters.begin_backward();
+    if (trains_adapters_) adapters.begin_backward();
     through_mlp(dx);
     through_attention(x, dx);
   }
@@ -350,11 +350,10 @@ class BlockBackward : Block {
     const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
     if (whole_) call.linear_dw(dy, f.act, p.down);
     call.linear_dx(dy, p.down, w.d_act);
-    adapters.backward(AdapterInput::kDown, dy, f.act, w.d_act);
-    const Begun input = rows_for_weight(input2());
+    adapters_of_last(mlp, dy, w.d_act);
+    const Begun input = rows_for_weight(AdapterInput::kGateUp, input2());
     ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
-    const Begun sum = first_products(gate_up(), f.gate_up, input);
-    adapters.backward(AdapterInput::kGateUp, f.gate_up, input2(), w.d_norm);
+    const Begun sum = first_products(AdapterInput::kGateUp, gate_up(), f.gate_up, input);
     if (holds()) ops.cast(s, dx, w.held);
     add_through_norm(p.norm2, sum, f.x1, f.stats2, dx);
     if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
@@ -365,8 +364,8 @@ class BlockBackward : Block {
     const View dy = gradient_of(attention, dx, w.wide, w.narrow);
     if (whole_) weight_gradient(attention, dy);
     call.linear_dx(dy, p.o, w.d_att);
-    adapters.backward(AdapterInput::kO, dy, f.attention.att, w.d_att);
-    const Begun input = rows_for_weight(input1(x));
+    adapters_of_last(attention, dy, w.d_att);
+    const Begun input = rows_for_weight(AdapterInput::kQkv, input1(x));
     attention_backward(with_sinks(p.sinks == kNone ? View() : norm_sum(p.sinks)), f.attention, w.attention,
                        w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
@@ -378,8 +377,7 @@ class BlockBackward : Block {
                                   n.head_size, d, norm_sum(index), w.norm_partials, c.block.norm_weight);
       });
     }
-    const Begun sum = first_products(qkv(), w.d_qkv, input);
-    adapters.backward(AdapterInput::kQkv, w.d_qkv, input1(x), w.d_norm);
+    const Begun sum = first_products(AdapterInput::kQkv, qkv(), w.d_qkv, input);
     if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
     add_through_norm(p.norm1, sum, x, f.stats1, dx);
     if (holds()) ops.cast(s, w.held, x);
@@ -401,17 +399,25 @@ class BlockBackward : Block {
     return call.all_rows(place, w.all_rows);
   }
 
-  // The input of a branch's first products, which the gradients of their weights need: gathered beside what
-  // comes before these.
-  Begun rows_for_weight(const View& rows) const {
-    return whole_ ? call.begin_all_rows(rows, w.all_rows) : Begun();
+  // Of the adapters of a branch's last product.
+  void adapters_of_last(const Branch& b, const View& dy, const View& d_input) const {
+    adapters.backward_input(b.adapters, dy, d_input);
+    if (trains_adapters_) adapters.backward_weight(b.adapters, dy, b.input);
+  }
+  // The input of a branch's first products, which the gradients of their weights, or of their adapters, need:
+  // gathered beside what comes before these.
+  Begun rows_for_weight(AdapterInput which, const View& rows) const {
+    const bool needed = whole_ || (trains_adapters_ && adapters.any(which));
+    return needed ? call.begin_all_rows(rows, w.all_rows) : Begun();
   }
   // The gradient of that input, by that of the products: its sum over the parts goes on beside the gradients
   // of the weights.
-  Begun first_products(const Stack& stack, const View& dy, const Begun& input) const {
+  Begun first_products(AdapterInput which, const Stack& stack, const View& dy, const Begun& input) const {
     stack.backward_input(dy, w.d_norm);
+    adapters.backward_input(which, dy, w.d_norm);
     const Begun sum = call.begin_sum_of_parts(w.d_norm);
     if (whole_) stack.backward_weight(dy, input.end());
+    if (trains_adapters_ && adapters.any(which)) adapters.backward_weight(which, dy, input.end());
     return sum;
   }
 
@@ -431,7 +437,7 @@ class BlockBackward : Block {
     return f.norms.row_range(norms_.row_of(index), 1).col_range(0, call.unit.params[index].cols);
   }
 
-  const bool whole_, half_;
+  const bool whole_, half_, trains_adapters_;
   const NormList norms_;
 };
 
@@ -447,16 +453,18 @@ void decoder_block_forward(const Call& call, View x, View out, void* saved, void
   const Block b(call, Backward::kWhole, saved, workspace);
   b.norm(b.p.norm1, x, b.f.norm1, b.f.stats1);
   const View qkv = attention_input(call, b.f.attention, b.w.attention);
-  b.qkv().forward(call.all_rows(b.input1(x), b.w.all_rows), qkv);
-  b.adapters.forward(AdapterInput::kQkv, b.input1(x), qkv);
+  const View rows1 = call.all_rows(b.input1(x), b.w.all_rows);
+  b.qkv().forward(rows1, qkv);
+  b.adapters.forward(AdapterInput::kQkv, rows1, qkv);
   b.normalise_heads(qkv);
   b.rope(qkv, false);
   attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
   b.add(b.attention, x, b.f.x1);
 
   b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);
-  b.gate_up().forward(call.all_rows(b.input2(), b.w.all_rows), b.f.gate_up);
-  b.adapters.forward(AdapterInput::kGateUp, b.input2(), b.f.gate_up);
+  const View rows2 = call.all_rows(b.input2(), b.w.all_rows);
+  b.gate_up().forward(rows2, b.f.gate_up);
+  b.adapters.forward(AdapterInput::kGateUp, rows2, b.f.gate_up);
   b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
   b.add(b.mlp, b.f.x1, out);
 }
@@ -469,23 +477,37 @@ void decoder_block_backward(const Call& call, BackwardCall what, View x, void* s
 void decoder_block_backward_weight(const Call& call, View x, void* saved, void* workspace) {
   const Block b(call, Backward::kInHalves, saved, workspace);
   const NormList norms = b.p.norms();
-  if (call.into == Gradients::kOverwrite)
+  const bool own = static_cast<bool>(call.grads);  // else those of adapters alone
+  if (own && call.into == Gradients::kOverwrite)
     clear_gradients(call.ops, call.stream, call.grads, call.unit, norms.others());
+  if (!own) b.adapters.begin_backward();
   // What the first half has left of the residual stream's gradient behind a branch, or of its norm's input.
   const auto gradient_of = [&](const Branch& branch, const View& residual) {
+    if (!own && !b.adapters.any(branch.adapters)) return Begun();
     if (branch.norm != kNone) return call.begin_all_rows(branch.kept, b.w.all_rows);
     return call.begin_all_rows_dropped(branch.what, residual, b.w.d_norm, b.w.all_rows);
   };
+  const auto input_of = [&](AdapterInput which, const View& rows) {
+    return own || b.adapters.any(which) ? call.begin_all_rows(rows, b.w.d_norm) : Begun();
+  };
+  const auto of_last = [&](const Branch& branch, const View& dy) {
+    if (own) b.weight_gradient(branch, dy);
+    b.adapters.backward_weight(branch.adapters, dy, branch.input);
+  };
+  const auto of_first = [&](AdapterInput which, const Stack& stack, const View& dy, const View& input) {
+    if (own) stack.backward_weight(dy, input);
+    b.adapters.backward_weight(which, dy, input);
+  };
   // What a product needs of all parts' rows is gathered beside the product before it, in turn in two rooms.
   Begun dy = gradient_of(b.mlp, b.f.x1);
-  Begun input = call.begin_all_rows(b.input2(), b.w.d_norm);
-  call.linear_dw(dy.end(), b.f.act, b.p.down);
+  Begun input = input_of(AdapterInput::kGateUp, b.input2());
+  of_last(b.mlp, dy.end());
   dy = gradient_of(b.attention, x);
-  b.gate_up().backward_weight(b.f.gate_up, input.end());
-  input = call.begin_all_rows(b.input1(x), b.w.d_norm);
-  b.weight_gradient(b.attention, dy.end());
-  b.qkv().backward_weight(b.f.attention.qkv, input.end());
-  add_norm_sums(call, b.f.norms, norms.all());
+  of_first(AdapterInput::kGateUp, b.gate_up(), b.f.gate_up, input.end());
+  input = input_of(AdapterInput::kQkv, b.input1(x));
+  of_last(b.attention, dy.end());
+  of_first(AdapterInput::kQkv, b.qkv(), b.f.attention.qkv, input.end());
+  if (own) add_norm_sums(call, b.f.norms, norms.all());
 }
 
 }  // namespace zg::model

@@ -1,6 +1,7 @@
 // GPT-2: x1 = x + proj(attention(qkv(ln_1(x)))), out = x1 + proj(gelu(fc(ln_2(x1)))).
 #include <algorithm>
 
+#include "model/adapters.hpp"
 #include "model/block.hpp"
 #include "model/block_attention.hpp"
 #include "model/units.hpp"
@@ -15,6 +16,7 @@ enum Norms : std::int64_t { kWeight1, kBias1, kWeight2, kBias2, kNorms };
 struct Saved {
   View ln1, stats1, x1, ln2, stats2, fc, act;
   SavedAttention attention;
+  AdapterSaved adapters;
   View norms;  // of a backward in halves: norm_sums(), as `Norms` counts them
   std::int64_t bytes = 0;
 
@@ -30,6 +32,7 @@ struct Saved {
     stats2 = plan.take(a, residual, 2);
     fc = plan.take(t, n, c.inner);
     act = plan.take(t, n, c.inner);
+    adapters = AdapterSaved(plan, c, t, shape, how);
     if (how == Backward::kInHalves) norms = norm_sums(plan, a, kNorms, c.width);
     bytes = plan.bytes();
   }
@@ -48,6 +51,7 @@ struct Workspace {
   View norm_partials;
   View held;    // of a backward in halves: dx before a norm's backward, until its place is free
   View unused;  // [2, C], of a frozen block: what norms add to the gradients of weight and bias
+  AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 
   Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
@@ -68,6 +72,7 @@ struct Workspace {
     norm_partials = View(partials.data, a, sizes.row_groups(), 2 * c.width);
     if (how == Backward::kInHalves) held = plan.take(t, residual_rows(part, shape), c.width);
     if (how == Backward::kFrozen) unused = plan.take(a, 2, c.width);
+    adapters = AdapterWorkspace(plan, c, t, shape);
     bytes = plan.bytes();
   }
   View bias_partials(std::int64_t columns) const {
@@ -85,6 +90,23 @@ void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2
 constexpr std::uint32_t kOverwritten =
     ~(1u << gpt2::kLn1Weight | 1u << gpt2::kLn1Bias | 1u << gpt2::kLn2Weight | 1u << gpt2::kLn2Bias);
 
+// What a branch's last product, of `input`, adds to the residual stream, with what its adapters give: summed
+// over the parts, and dropped, together.
+void add_branch(const Call& call, const Workspace& w, const Adapters& adapters, AdapterInput which,
+                const View& input, gpt2::Index weight, gpt2::Index bias, const View& addend, const View& y) {
+  const Dropped what = which == AdapterInput::kO ? Dropped::kAttention : Dropped::kMlp;
+  if (!y) return adapters.forward(which, input, y);
+  if (!adapters.any(which) || (!call.is_part() && !call.drops(what))) {
+    call.linear_sum_add(what, input, weight, call.weight(bias), addend, y, w.d_narrow);
+    return adapters.forward(which, input, y);
+  }
+  call.linear(input, weight, call.part.part == 0 ? call.weight(bias) : View{}, w.d_narrow);
+  adapters.forward(which, input, w.d_narrow);
+  const View sum = call.sum_of_parts(w.d_narrow);
+  if (call.drops(what)) call.drop(what, sum, sum);
+  call.ops.add(call.stream, sum, addend, y);
+}
+
 }  // namespace
 
 BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
@@ -101,68 +123,128 @@ void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* w
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
+  const Adapters adapters(call, f.adapters, w.adapters);
   ops.layernorm(s, x, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
-  call.linear(call.all_rows(f.ln1, w.all_rows), kQkvWeight, call.weight(kQkvBias),
-              attention_input(call, f.attention, w.attention));
+  const View qkv = attention_input(call, f.attention, w.attention);
+  View rows = call.all_rows(f.ln1, w.all_rows);
+  call.linear(rows, kQkvWeight, call.weight(kQkvBias), qkv);
+  adapters.forward(AdapterInput::kQkv, rows, qkv);
   attention_forward(call, f.attention, w.attention);
-  call.linear_sum_add(Dropped::kAttention, f.attention.att, kAttProjWeight, call.weight(kAttProjBias), x,
-                      f.x1, w.d_narrow);
+  add_branch(call, w, adapters, AdapterInput::kO, f.attention.att, kAttProjWeight, kAttProjBias, x, f.x1);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
-  call.linear_gelu(call.all_rows(f.ln2, w.all_rows), kFcWeight, call.weight(kFcBias), f.fc, f.act);
-  if (!out) return;
-  call.linear_sum_add(Dropped::kMlp, f.act, kMlpProjWeight, call.weight(kMlpProjBias), f.x1, out, w.d_narrow);
+  rows = call.all_rows(f.ln2, w.all_rows);
+  if (adapters.any(AdapterInput::kGateUp)) {
+    call.linear(rows, kFcWeight, call.weight(kFcBias), f.fc);
+    adapters.forward(AdapterInput::kGateUp, rows, f.fc);
+    ops.gelu(s, f.fc, f.act);
+  } else {
+    call.linear_gelu(rows, kFcWeight, call.weight(kFcBias), f.fc, f.act);
+  }
+  add_branch(call, w, adapters, AdapterInput::kDown, f.act, kMlpProjWeight, kMlpProjBias, f.x1, out);
 }
 
-void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace) {
-  using namespace gpt2;
-  const ModelConfig& c = call.config;
-  const bool whole = what == BackwardCall::kWhole, half = what == BackwardCall::kInput;
-  const Backward how = sizes_of(what);
-  const Saved f(c, call.part, call.dtype, call.shape, how, saved);
-  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, how, workspace);
-  Ops& ops = call.ops;
-  Stream& s = call.stream;
-  const auto norm_sum = [&](Index param, Norms norm) {
-    return whole ? call.grad(param) : half ? f.norms.row_range(norm, 1) : w.unused.row_range(norm % 2, 1);
-  };
-  // The input of a product is gathered for the gradient of its weight beside what comes before that: the
-  // gradient of the input, whose sum over the parts then goes on beside that of the weight.
-  const auto rows_for_weight = [&](const View& rows) {
-    return whole ? call.begin_all_rows(rows, w.all_rows) : Begun();
-  };
+namespace {
 
-  if (half) ops.zero(s, f.norms);
-  if (whole && call.into == Gradients::kOverwrite)
-    clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
+// A backward, its first half, or that of a frozen block.
+class Gpt2Backward {
+ public:
+  Gpt2Backward(const Call& from, BackwardCall what, void* saved, void* workspace)
+      : call(from),
+        ops(from.ops),
+        s(from.stream),
+        f(from.config, from.part, from.dtype, from.shape, sizes_of(what), saved),
+        w(from.config, from.part, from.dtype, from.shape, from.ops, sizes_of(what), workspace),
+        adapters(call, f.adapters, w.adapters),
+        whole_(what == BackwardCall::kWhole),
+        half_(what == BackwardCall::kInput),
+        trains_adapters_(call.adapters.grads) {}
+
+  void run(const View& x, const View& dx) const {
+    if (half_) ops.zero(s, f.norms);
+    if (whole_ && call.into == Gradients::kOverwrite)
+      clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
+    if (trains_adapters_) adapters.begin_backward();
+    through_mlp(dx);
+    through_attention(x, dx);
+  }
+
+ private:
   // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
   // norm's backward adds the other part. What was dropped has a gradient of its own, where nothing else is
   // then.
-  View dy = call.all_rows_dropped(Dropped::kMlp, dx, w.d_narrow, w.all_rows);
-  if (whole) linear_backward(call, w, dy, f.act, kMlpProjWeight, kMlpProjBias);
-  call.linear_dx_gelu(dy, kMlpProjWeight, f.fc, w.d_fc);
-  Begun input = rows_for_weight(f.ln2);
-  call.linear_dx(w.d_fc, kFcWeight, w.d_narrow);
-  Begun sum = call.begin_sum_of_parts(w.d_narrow);
-  if (whole) linear_backward(call, w, w.d_fc, input.end(), kFcWeight, kFcBias);
-  if (half) ops.cast(s, w.d_fc, f.fc), ops.cast(s, dx, w.held);
-  ops.layernorm_backward(s, sum.end(), f.x1, call.weight(kLn2Weight), f.stats2, dx,
-                         norm_sum(kLn2Weight, kWeight2), norm_sum(kLn2Bias, kBias2), w.norm_partials);
-  if (half) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
+  void through_mlp(const View& dx) const {
+    using namespace gpt2;
+    const View dy = call.all_rows_dropped(Dropped::kMlp, dx, w.d_narrow, w.all_rows);
+    if (whole_) linear_backward(call, w, dy, f.act, kMlpProjWeight, kMlpProjBias);
+    if (adapters.any(AdapterInput::kDown)) {
+      call.linear_dx(dy, kMlpProjWeight, w.d_fc);
+      adapters_of_last(AdapterInput::kDown, dy, f.act, w.d_fc);
+      ops.gelu_backward(s, f.fc, w.d_fc, w.d_fc);
+    } else {
+      call.linear_dx_gelu(dy, kMlpProjWeight, f.fc, w.d_fc);
+    }
+    const Begun input = rows_for_weight(AdapterInput::kGateUp, f.ln2);
+    const Begun sum = first_product(AdapterInput::kGateUp, w.d_fc, input, kFcWeight, kFcBias);
+    if (half_) ops.cast(s, w.d_fc, f.fc), ops.cast(s, dx, w.held);
+    ops.layernorm_backward(s, sum.end(), f.x1, call.weight(kLn2Weight), f.stats2, dx,
+                           norm_sum(kLn2Weight, kWeight2), norm_sum(kLn2Bias, kBias2), w.norm_partials);
+    if (half_) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
+  }
 
   // Now dx is the gradient of x1, and in the same way a part of x's gradient.
-  dy = call.all_rows_dropped(Dropped::kAttention, dx, w.dropped, w.all_rows);
-  if (whole) linear_backward(call, w, dy, f.attention.att, kAttProjWeight, kAttProjBias);
-  call.linear_dx(dy, kAttProjWeight, w.d_att);
-  input = rows_for_weight(f.ln1);
-  attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
-  call.linear_dx(w.d_qkv, kQkvWeight, w.d_narrow);
-  sum = call.begin_sum_of_parts(w.d_narrow);
-  if (whole) linear_backward(call, w, w.d_qkv, input.end(), kQkvWeight, kQkvBias);
-  if (half) ops.cast(s, w.d_qkv, f.attention.qkv);
-  ops.layernorm_backward(s, sum.end(), x, call.weight(kLn1Weight), f.stats1, dx,
-                         norm_sum(kLn1Weight, kWeight1), norm_sum(kLn1Bias, kBias1), w.norm_partials);
-  if (half) ops.cast(s, w.held, x);
+  void through_attention(const View& x, const View& dx) const {
+    using namespace gpt2;
+    const View dy = call.all_rows_dropped(Dropped::kAttention, dx, w.dropped, w.all_rows);
+    if (whole_) linear_backward(call, w, dy, f.attention.att, kAttProjWeight, kAttProjBias);
+    call.linear_dx(dy, kAttProjWeight, w.d_att);
+    adapters_of_last(AdapterInput::kO, dy, f.attention.att, w.d_att);
+    const Begun input = rows_for_weight(AdapterInput::kQkv, f.ln1);
+    attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
+    const Begun sum = first_product(AdapterInput::kQkv, w.d_qkv, input, kQkvWeight, kQkvBias);
+    if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
+    ops.layernorm_backward(s, sum.end(), x, call.weight(kLn1Weight), f.stats1, dx,
+                           norm_sum(kLn1Weight, kWeight1), norm_sum(kLn1Bias, kBias1), w.norm_partials);
+    if (half_) ops.cast(s, w.held, x);
+  }
+
+  void adapters_of_last(AdapterInput which, const View& dy, const View& x, const View& d_x) const {
+    adapters.backward_input(which, dy, d_x);
+    if (trains_adapters_) adapters.backward_weight(which, dy, x);
+  }
+  // The input of a branch's first product is gathered for the gradient of its weight, or of its adapter,
+  // beside what comes before that: the gradient of the input, whose sum over the parts then goes on beside
+  // that of the weight.
+  Begun rows_for_weight(AdapterInput which, const View& rows) const {
+    const bool needed = whole_ || (trains_adapters_ && adapters.any(which));
+    return needed ? call.begin_all_rows(rows, w.all_rows) : Begun();
+  }
+  Begun first_product(AdapterInput which, const View& dy, const Begun& input, gpt2::Index weight,
+                      gpt2::Index bias) const {
+    call.linear_dx(dy, weight, w.d_narrow);
+    adapters.backward_input(which, dy, w.d_narrow);
+    const Begun sum = call.begin_sum_of_parts(w.d_narrow);
+    if (whole_) linear_backward(call, w, dy, input.end(), weight, bias);
+    if (trains_adapters_ && adapters.any(which)) adapters.backward_weight(which, dy, input.end());
+    return sum;
+  }
+  View norm_sum(gpt2::Index param, Norms norm) const {
+    return whole_ ? call.grad(param) : half_ ? f.norms.row_range(norm, 1) : w.unused.row_range(norm % 2, 1);
+  }
+
+  const Call& call;
+  Ops& ops;
+  Stream& s;
+  const Saved f;
+  const Workspace w;
+  const Adapters adapters;
+  const bool whole_, half_, trains_adapters_;
+};
+
+}  // namespace
+
+void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace) {
+  Gpt2Backward(call, what, saved, workspace).run(x, dx);
 }
 
 void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace) {
@@ -170,20 +252,34 @@ void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* wor
   const ModelConfig& c = call.config;
   const Saved f(c, call.part, call.dtype, call.shape, Backward::kInHalves, saved);
   const Workspace w(c, call.part, call.dtype, call.shape, call.ops, Backward::kInHalves, workspace);
+  const Adapters adapters(call, f.adapters, w.adapters);
+  const bool own = static_cast<bool>(call.grads);  // else those of adapters alone
 
-  if (call.into == Gradients::kOverwrite)
+  if (own && call.into == Gradients::kOverwrite)
     clear_gradients(call.ops, call.stream, call.grads, call.unit, kOverwritten);
+  if (!own) adapters.begin_backward();
+  const auto gradient_of = [&](Dropped what, AdapterInput which, const View& residual) {
+    if (!own && !adapters.any(which)) return Begun();
+    return call.begin_all_rows_dropped(what, residual, w.d_narrow, w.all_rows);
+  };
+  const auto input_of = [&](AdapterInput which, const View& rows) {
+    return own || adapters.any(which) ? call.begin_all_rows(rows, w.d_narrow) : Begun();
+  };
+  const auto weights = [&](AdapterInput which, const View& dy, const View& input, Index weight, Index bias) {
+    if (own) linear_backward(call, w, dy, input, weight, bias);
+    adapters.backward_weight(which, dy, input);
+  };
   // What a product needs of all parts' rows is gathered beside the product before it, in turn in two rooms.
-  Begun dy = call.begin_all_rows_dropped(Dropped::kMlp, f.x1, w.d_narrow, w.all_rows);
-  Begun input = call.begin_all_rows(f.ln2, w.d_narrow);
-  linear_backward(call, w, dy.end(), f.act, kMlpProjWeight, kMlpProjBias);
-  dy = call.begin_all_rows_dropped(Dropped::kAttention, x, w.d_narrow, w.all_rows);
-  linear_backward(call, w, f.fc, input.end(), kFcWeight, kFcBias);
-  input = call.begin_all_rows(f.ln1, w.d_narrow);
-  linear_backward(call, w, dy.end(), f.attention.att, kAttProjWeight, kAttProjBias);
-  linear_backward(call, w, f.attention.qkv, input.end(), kQkvWeight, kQkvBias);
+  Begun dy = gradient_of(Dropped::kMlp, AdapterInput::kDown, f.x1);
+  Begun input = input_of(AdapterInput::kGateUp, f.ln2);
+  weights(AdapterInput::kDown, dy.end(), f.act, kMlpProjWeight, kMlpProjBias);
+  dy = gradient_of(Dropped::kAttention, AdapterInput::kO, x);
+  weights(AdapterInput::kGateUp, f.fc, input.end(), kFcWeight, kFcBias);
+  input = input_of(AdapterInput::kQkv, f.ln1);
+  weights(AdapterInput::kO, dy.end(), f.attention.att, kAttProjWeight, kAttProjBias);
+  weights(AdapterInput::kQkv, f.attention.qkv, input.end(), kQkvWeight, kQkvBias);
   static constexpr std::size_t kInOrder[] = {kLn1Weight, kLn1Bias, kLn2Weight, kLn2Bias};  // of `Norms`
-  add_norm_sums(call, f.norms, kInOrder);
+  if (own) add_norm_sums(call, f.norms, kInOrder);
 }
 
 }  // namespace zg::model

@@ -54,6 +54,9 @@ inline nlohmann::json parse_object(const std::string& text, const std::string& w
   } catch (const json::parse_error& e) {
     throw Error(Errc::kUsage, where, fmt::format("is not valid JSON at byte {} of {}", e.byte, text.size()),
                 "mend the text there, or save the file again");
+  } catch (const json::out_of_range& e) {
+    throw Error(Errc::kUsage, where, fmt::format("has a number that no fp64 number holds ({})", e.what()),
+                "mend the number, or save the file again");
   }
   // nlohmann's parser takes a zero byte for the end of its input, and would ignore what follows.
   if (text.find('\0') != text.npos)

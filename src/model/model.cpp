@@ -320,8 +320,8 @@ void Model::block_backward(Stream& s, BatchShape shape, View weights, View x, vo
 
 void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
                                  void* workspace, ContextExchange* context, TileAccess* tiles,
-                                 const DropoutPlace* dropout, std::int64_t layer,
-                                 const View& documents) const {
+                                 const DropoutPlace* dropout, std::int64_t layer, const View& documents,
+                                 const View& adapters) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
@@ -332,8 +332,10 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd, context);
   call.tiles = tiles;
+  check_adapters(unit, adapters, dtype_);
   call.sums = tile_sums(shape, Backward::kInHalves, workspace);
   call.dropout = dropout;
+  call.adapters.weights = adapters;
   set_layer(call, layer, documents);
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward(call, model::BackwardCall::kInput, x, saved, dx, workspace);
@@ -344,16 +346,19 @@ void Model::block_backward_input(Stream& s, BatchShape shape, View weights, View
 
 void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads,
                                   void* workspace, Gradients into, TileAccess* tiles,
-                                  const DropoutPlace* dropout) const {
+                                  const DropoutPlace* dropout, const View& adapters) const {
   const Unit& unit = units_[1];
   check_shape(config_, shape);
-  check_flat(grads, unit, accumulator_dtype());
+  check_adapters(unit, adapters, accumulator_dtype());
+  ZG_ASSERT(unit.adapted != static_cast<bool>(grads), "{} has adapters, and its own gradients", unit.name);
+  if (grads) check_flat(grads, unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(saved != nullptr && workspace != nullptr);
   ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
   call.tiles = tiles;
   call.dropout = dropout;
+  call.adapters.grads = adapters;
   if (config_.arch == Arch::kGpt2) {
     model::gpt2_block_backward_weight(call, x, saved, workspace);
   } else {

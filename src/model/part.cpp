@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "model/adapters.hpp"
 #include "model/head.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/attention_heads.hpp"
@@ -112,6 +113,7 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
   if (part_.parts == 1) return calls;
   using enum PartCall::Kind;
   const std::int64_t rows = residual_rows(shape) * config_.width;
+  const model::AdapterList adapters(config_);
   const auto sum = [&] { calls.push_back({part_.sequence ? kReduceScatter : kAllReduce, rows, dtype_}); };
   const auto gather = [&] {
     if (part_.sequence) calls.push_back({kAllGather, rows, dtype_});
@@ -131,11 +133,20 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
     case ModelCall::kBlockBackward:
       for (int branch = 0; branch < 2; ++branch) gather(), gather(), sum();
       break;
+    case ModelCall::kBlockBackwardFrozen:  // adapters, too, need the inputs of a branch's first products
+      for (const auto input : {model::AdapterInput::kGateUp, model::AdapterInput::kQkv}) {
+        gather();
+        if (adapters.has(input)) gather();
+        sum();
+      }
+      break;
     case ModelCall::kBlockBackwardInput:
       for (int branch = 0; branch < 2; ++branch) gather(), sum();
       break;
     case ModelCall::kBlockBackwardWeight:
-      for (int branch = 0; branch < 2; ++branch) gather(), gather();
+      for (int input = 0; input < model::kAdapterInputs; ++input) {
+        if (!config_.lora.on() || adapters.has(static_cast<model::AdapterInput>(input))) gather();
+      }
       break;
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {

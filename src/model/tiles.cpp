@@ -41,7 +41,7 @@ std::vector<TileUse> Model::tile_uses(ModelCall call) const {
     for (const auto& matrices : products) add(matrices, TileUse::Kind::kWeight);
     return uses;
   }
-  const bool input = call == kBlockBackward || call == kBlockBackwardInput;
+  const bool input = call == kBlockBackward || call == kBlockBackwardFrozen || call == kBlockBackwardInput;
   const bool weight = call == kBlockBackward || call == kBlockBackwardWeight;
   for (std::size_t i = products.size(); i-- > 0;) {
     const bool of_input = i % 2 == 0;  // whose sum over the parts goes on beside the weights' gradients

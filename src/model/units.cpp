@@ -113,10 +113,19 @@ class UnitBuilder {
     for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i)
       unit_.params[i].file_rows = rows;
   }
-  // A and B of an adapter, which all parts hold whole.
-  void adapter(const std::string& module, std::int64_t rank, std::int64_t out, std::int64_t in) {
-    matrix(module + ".lora_A.weight", rank, in, all(rank), Init::kUniform);
-    matrix(module + ".lora_B.weight", out, rank, all(out), Init::kZero);
+  // A and B of an adapter. Where parts hold some of the outputs of its module, they hold these rows of B, of
+  // which several may be `copies`; where they hold some of its inputs, these columns of A.
+  void adapter(const Adapter& one, std::int64_t rank, std::vector<Band> rows, bool copies) {
+    const std::string a = std::string(one.path) + ".lora_A.weight",
+                      b = std::string(one.path) + ".lora_B.weight";
+    const bool summed = part_.parts > 1;
+    if (is_split_by_inputs(one.input)) {
+      matrix_by_columns(a, rank, one.in, Init::kUniform);
+      matrix(b, one.out, rank, all(one.out), Init::kZero, 0, summed);
+    } else {
+      matrix(a, rank, one.in, all(rank), Init::kUniform, 0, summed);
+      matrix(b, one.out, rank, std::move(rows), Init::kZero, 0, copies);
+    }
     for (std::size_t i = unit_.params.size() - 2; i < unit_.params.size(); ++i)
       unit_.params[i].adapter = true;
   }
@@ -159,6 +168,58 @@ class UnitBuilder {
   Unit unit_;
 };
 
+// Appends lines, which stand behind `line` lines of the whole parameter.
+void append(std::vector<Band>& bands, const std::vector<Band>& more, std::int64_t line) {
+  for (Band band : more) {
+    band.whole_line += line;
+    band.line = bands.empty() ? 0 : bands.back().line + bands.back().lines;
+    const bool follows = !bands.empty() && bands.back().whole_line + bands.back().lines == band.whole_line;
+    if (follows && bands.back().counted == band.counted) {
+      bands.back().lines += band.lines;
+    } else {
+      bands.push_back(band);
+    }
+  }
+}
+
+// The rows of a module's matrix that a part holds, where it holds some of its outputs.
+std::vector<Band> rows_of(const ModelConfig& c, const ModelPart& part, LoraModule module) {
+  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
+  std::vector<Band> rows;
+  switch (module) {
+    case LoraModule::kQ:
+      return piece_of_lines(part, q);
+    case LoraModule::kK:
+    case LoraModule::kV:
+      return kv_lines(c, part);
+    case LoraModule::kQkv:
+      append(rows, piece_of_lines(part, q), 0);
+      append(rows, kv_lines(c, part), q);
+      append(rows, kv_lines(c, part), q + kv);
+      return rows;
+    case LoraModule::kGateUp:
+      return piece_of_lines(part, c.inner, 2);
+    case LoraModule::kCAttn:
+      return piece_of_lines(part, c.width, 3);
+    default:
+      return piece_of_lines(part, c.inner);
+  }
+}
+
+// Adds the adapters behind the block's own parameters, and returns the unit.
+Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const ModelPart& part) {
+  if (!c.lora.on()) return b.take();
+  const std::int64_t own = b.count();
+  const AdapterList adapters(c);
+  for (const Adapter& one : adapters.all()) {
+    const bool of_heads =
+        one.module == LoraModule::kK || one.module == LoraModule::kV || one.module == LoraModule::kQkv;
+    b.adapter(one, c.lora.rank, rows_of(c, part, one.module), of_heads && c.kv_heads % part.parts != 0);
+  }
+  b.adapted(own);
+  return b.take();
+}
+
 Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
   UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("h.{}.", layer));
   b.layernorm("ln_1", c.width);
@@ -167,7 +228,7 @@ Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
   b.layernorm("ln_2", c.width);
   b.conv1d_by_outputs("mlp.c_fc", c.inner, c.width, 1);
   b.conv1d_by_inputs("mlp.c_proj", c.width, c.inner);
-  return b.take();
+  return with_adapters(b, c, part);
 }
 
 Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
@@ -207,12 +268,7 @@ Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t lay
   if (block.fused) b.fuse(2, "mlp.gate_up_proj.weight");
   b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
   if (after) b.norm("post_feedforward_layernorm.weight", c.width, one);
-  if (!c.lora.on()) return b.take();
-  const std::int64_t own = b.count();
-  const AdapterList adapters(c);
-  for (const Adapter& one_of : adapters.all()) b.adapter(one_of.path, c.lora.rank, one_of.out, one_of.in);
-  b.adapted(own);
-  return b.take();
+  return with_adapters(b, c, part);
 }
 
 // A table of which a part has the rows of its tokens, with room for as many as any part has.

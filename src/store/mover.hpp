@@ -21,8 +21,8 @@
 // that nobody leases.
 //
 // Streams of a device that has events of its own wait for each other without any thread. A use does not wait
-// for copies and for uses on other streams that the device was given before; its stream waits for them. Since each such wait is for work
-// that was enqueued earlier, no two streams ever wait for each other.
+// for copies and for uses on other streams that the device was given before; its stream waits for them. Since
+// each such wait is for work that was enqueued earlier, no two streams ever wait for each other.
 //
 // Threads: every function is called under the store's mutex, which guards all members, and every MoverEvents
 // function is called under it too. Copies and transfers end on other threads, which then take the mutex. So
@@ -82,6 +82,8 @@ class Mover final : private io::ExtentCompletion {
   void carry_out(std::vector<Action>& actions, Urgency urgency);
   // A thread waits for the segment: makes its unfinished moves as urgent as can be.
   void demand(SegmentId segment);
+  // The same for what write_back() of the store has decided, beside a program.
+  void hasten(SegmentId segment);
   // With a program: claims the segment's first use that is not claimed yet. settle() may grant it at once.
   ActionNode& claim_use(const AccessStep& access, Stream* consumer);
   // Makes the consumer's stream wait for the copies, and for the uses on other streams, that a granted use
@@ -119,6 +121,7 @@ class Mover final : private io::ExtentCompletion {
   void pump_link(Link link);
   bool awaited(SegmentId segment) const;
   void begin_move(Link link);
+  void make_urgent(ActionNode& node);
   void issue(ActionNode& node);
   void issue_nvme(ActionNode& node, std::int64_t ready);
   ActionNode* source_of(const ActionNode& node) const;

@@ -118,7 +118,7 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
     node.in_pieces = words_[segment].bytes > io::kMaxPieceBytes;
   }
   const bool demanded =
-      (!follows_program_ && node.urgency == Urgency::kDemand) || (reads && awaited(segment));
+      node.hastened || (!follows_program_ && node.urgency == Urgency::kDemand) || (reads && awaited(segment));
   io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
   node.slot = static_cast<std::int8_t>(transfer.slot);
   const Tier tier = reads ? node.action.tier : node.action.from;
@@ -145,12 +145,28 @@ void Mover::demand(SegmentId segment) {
         nvme_->volume().promote(nvme_->extent(segment), n->slot, io::Priority::kDemand);
       continue;
     }
-    if (follows_program_ || n->urgency == Urgency::kDemand) continue;
-    // Only the queues of links go by urgency; memory is granted in the order of decisions.
-    NodeList* const list = n->in_list && n->copies() ? &ready_[link_of(n->action)] : nullptr;
-    if (list != nullptr) list->remove(*n);
-    n->urgency = Urgency::kDemand;
-    if (list != nullptr) list->insert(*n);
+    if (!follows_program_ && n->urgency != Urgency::kDemand) make_urgent(*n);
+  }
+}
+
+// Only the queues of links go by urgency; memory is granted in the order of decisions.
+void Mover::make_urgent(ActionNode& node) {
+  NodeList* const list = node.in_list && node.copies() ? &ready_[link_of(node.action)] : nullptr;
+  if (list != nullptr) list->remove(node);
+  node.urgency = Urgency::kDemand;
+  if (list != nullptr) list->insert(node);
+}
+
+// A program's moves are all of the greatest urgency, so the others are those of the store's write_back().
+void Mover::hasten(SegmentId segment) {
+  for (ActionNode* n = queue(segment).first; n != nullptr; n = n->next) {
+    if (n->state == ActionNode::State::kDone || !n->copies() || n->urgency != Urgency::kWriteBack) continue;
+    n->hastened = true;
+    if (n->state == ActionNode::State::kPending) {
+      make_urgent(*n);
+    } else if (writes_drives(link_of(n->action))) {
+      nvme_->volume().promote(nvme_->extent(segment), n->slot, io::Priority::kDemand);
+    }
   }
 }
 
@@ -251,6 +267,7 @@ void Mover::finish_copy(ActionNode& node) {
   const std::int64_t bytes = link == kToDevice || link == kToHost ? segment.bytes : segment.charge;
   LinkStatistics& l = links_[link];
   l.bytes += bytes;
+  if (writes_drives(link)) nvme_->written(node.action.segment, node.slot);
   ++l.transfers;
   counters_.segments[node.action.segment].bytes[link] += bytes;
   if (--l.moving == 0) l.busy_seconds += seconds_between(busy_since_[link], Clock::now());

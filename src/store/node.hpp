@@ -19,20 +19,21 @@ struct ActionNode {
   Action action;
   State state = State::kPending;
   Urgency urgency = Urgency::kDemand;
-  bool taken = false;  // kUse: an acquire has claimed it
+  bool hastened = false;  // kCopy: a thread waits for it beside the program
+  bool taken = false;     // kUse: an acquire has claimed it
   bool leased = false;
-  bool in_list = false;                           // in a NodeList
-  Stream* consumer = nullptr;                     // kUse: the stream that will use the bytes
-  Stream* passed_to = nullptr;                    // kUse: the lease was passed to this stream
-  std::uint64_t sequence = 0;                     // order of decision
-  ActionNode* feeds = nullptr;                    // kCopy: the second hop, which takes its pieces
-  std::int64_t moved = 0;                         // kCopy from the device: bytes at the host so far
-  std::int8_t slot = 0;                           // kCopy from or to NVMe, under way: the slot of its version
-  bool in_pieces = false;                         // kCopy from NVMe: pieces are noted for a second hop
-  // kCopy that the device was given whole, kUse that was passed to a stream: its end, for streams that wait by
-  // themselves.
+  bool in_list = false;         // in a NodeList
+  Stream* consumer = nullptr;   // kUse: the stream that will use the bytes
+  Stream* passed_to = nullptr;  // kUse: the lease was passed to this stream
+  std::uint64_t sequence = 0;   // order of decision
+  ActionNode* feeds = nullptr;  // kCopy: the second hop, which takes its pieces
+  std::int64_t moved = 0;       // kCopy from the device: bytes at the host so far
+  std::int8_t slot = 0;         // kCopy from or to NVMe, under way: the slot of its version
+  bool in_pieces = false;       // kCopy from NVMe: pieces are noted for a second hop
+  // kCopy that the device was given whole, kUse that was passed to a stream: its end, for streams that wait
+  // by themselves.
   Event ended;
-  ActionNode *before = nullptr, *next = nullptr;  // in the segment's queue
+  ActionNode *before = nullptr, *next = nullptr;            // in the segment's queue
   ActionNode *list_before = nullptr, *list_next = nullptr;  // in the NodeList
 
   bool copies() const { return action.kind == Action::Kind::kCopy; }

@@ -56,6 +56,13 @@ io::ExtentTransfer NvmeCopies::to_read(SegmentId segment) const {
   return transfer;
 }
 
+void NvmeCopies::written(SegmentId segment, int slot) {
+  Copies& c = copies_[segment];
+  const std::uint64_t bit = std::uint64_t{1} << slot;
+  if ((c.written & bit) == 0) first_written_ += table_.segment(segment).charge;
+  c.written |= bit;
+}
+
 io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   Copies& c = copies_[segment];
   io::ExtentTransfer transfer;
@@ -63,9 +70,6 @@ io::ExtentTransfer NvmeCopies::to_write(SegmentId segment) {
   transfer.slot = volume_.slot_to_write(c.extent);
   ZG_ASSERT(transfer.slot >= 0, "all {} versions of {} are pinned", slots(segment),
             table_.segment_name(segment));
-  const std::uint64_t bit = std::uint64_t{1} << transfer.slot;
-  if ((c.written & bit) == 0) first_written_ += table_.segment(segment).charge;
-  c.written |= bit;
   transfer.version = ++c.writes;
   return transfer;
 }

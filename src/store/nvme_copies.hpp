@@ -27,6 +27,8 @@ class NvmeCopies {
   void create(SegmentId segment);
   void destroy(const Tensor& tensor);  // the extents of its segments, none of which moves
 
+  // What to_write() has begun has ended.
+  void written(SegmentId segment, int slot);
   // A transfer that reads the newest version, or one that writes the next version and counts it as begun. The
   // caller adds memory, completion and priority.
   io::ExtentTransfer to_read(SegmentId segment) const;
@@ -49,6 +51,7 @@ class NvmeCopies {
   // Reads a version. Throws Error(kUsage) when there is no such version, Error(kIo) when it cannot be read.
   void read(SegmentId segment, std::int64_t version, void* data) const;
   static Error no_version(const TensorTable& table, SegmentId segment, std::int64_t version);
+  // Of the writes that have ended, like the store's traffic.
   std::int64_t first_written_bytes() const { return first_written_; }
 
  private:

@@ -315,6 +315,11 @@ std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> 
   return pinned;
 }
 
+void TensorStore::hasten(std::span<const SegmentId> segments) {
+  std::lock_guard lock(parts_->mutex);
+  for (const SegmentId id : segments) parts_->mover.hasten(id);
+}
+
 void TensorStore::unpin_versions(std::span<const PinnedVersion> versions) {
   std::lock_guard lock(parts_->mutex);
   for (const PinnedVersion& v : versions) parts_->mover.nvme()->unpin(v.segment, v.slot);

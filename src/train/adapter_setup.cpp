@@ -13,10 +13,6 @@ Lora lora_of(const RunConfig& config, const ModelConfig& model) {
                 "the model is new, and adapters are left beside one that is not trained",
                 "name a trained model (model.from), or remove the section");
   }
-  if (model.arch == Arch::kGpt2) {
-    throw Error(Errc::kUsage, "lora", "adapters of GPT-2 are not supported",
-                "remove the section, and freeze what is not to be trained (optimizer.param_groups)");
-  }
   if (!asked.from.empty()) {
     Lora lora = AdapterWeights(asked.from, model).lora();
     lora.dropout = asked.dropout;

@@ -265,8 +265,11 @@ ModelConfig model_of(const BitKeys& bits, const std::string& where) {
   if (keys.count(kEmbeddingDropout) > 0) read("dropout.embedding", m.dropout.embedding);
   if (keys.count(kResidualDropout) > 0) read("dropout.residual", m.dropout.residual);
   if (keys.count(kLora) > 0) {
-    throw Error(Errc::kUsage, where, "is of a run that trains adapters beside a model: " + keys.at(kLora),
-                "resume the run to its end, which saves them: --set steps=STEP --resume");
+    const auto it = keys.find(kLoraArithmetic);
+    const auto lora = parse_lora(keys.at(kLora), it == keys.end() ? "" : it->second);
+    if (!lora)
+      throw Error(Errc::kUsage, where, fmt::format("has \"{}\" as {}", keys.at(kLora), kLora), kForeign);
+    m.lora = *lora;
   }
   validate(m);
   return m;

@@ -2,14 +2,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 
 #include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
+#include "train/sequential_io.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/device/ops.hpp"
+#include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/model.hpp"
 
@@ -21,20 +25,20 @@ namespace fs = std::filesystem;
 // The files of a checkpoint, one after the other.
 void copy_files(Files& files, const Checkpoint& checkpoint, const std::string& directory,
                 const std::function<void(std::int64_t)>& progress) {
-  std::unique_ptr<NewFile> file;
+  std::unique_ptr<SequentialWriter> file;
   const CheckpointFile* current = nullptr;
   const auto close = [&] {
-    if (file) file->sync_and_close();
+    if (file) file->finish(), file->sync_and_close();
     file.reset();
   };
   checkpoint.verify(progress,
-                    [&](const CheckpointFile& of, std::int64_t offset, const void* data, std::int64_t bytes) {
+                    [&](const CheckpointFile& of, std::int64_t, const void* data, std::int64_t bytes) {
                       if (&of != current) {
                         close();
-                        file = std::make_unique<NewFile>(files, directory + "/" + of.name, of.bytes);
+                        file = std::make_unique<SequentialWriter>(files, directory + "/" + of.name, of.bytes);
                         current = &of;
                       }
-                      file->write(data, bytes, offset);
+                      file->append(data, bytes);
                     });
   close();
 }
@@ -68,9 +72,8 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
   try {
     std::string written = manifest;
     if (has_pins(m)) {
-      checkpoint.verify(progress);
       CheckpointManifest copy = m;
-      copy.files = {checkpoint.copy_tensors(files, unfinished)};
+      copy.files = {checkpoint.copy_tensors(files, unfinished, progress)};
       copy.format = 2, copy.pinned = 0;
       written = copy.text();
     } else {
@@ -89,20 +92,67 @@ std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& d
   return export_checkpoint(system_files(), checkpoint, directory, progress);
 }
 
+namespace {
+
+// The directory of the model that a run's adapters stand beside.
+std::string base_of(const CheckpointManifest& manifest) {
+  const auto config = nlohmann::json::parse(manifest.config, nullptr, false);
+  const auto model = config.is_object() ? config.find("model") : config.end();
+  if (!config.is_object() || model == config.end() || !model->is_object()) return "";
+  const auto from = model->find("from");
+  return from != model->end() && from->is_string() ? from->get<std::string>() : "";
+}
+
+// Adds to elements [begin, end) of a parameter what the adapter beside it gives, if there is one.
+void add_adapter_of(const Checkpoint& checkpoint, const Model& adapted, const Param& param,
+                    std::int64_t begin, std::int64_t end, float* out) {
+  constexpr std::string_view kWeight = ".weight";
+  const std::string& name = param.name_in_files();
+  if (param.vector || begin == end || !name.ends_with(kWeight)) return;
+  const std::string module = name.substr(0, name.size() - kWeight.size()) + ".lora_";
+  for (const Unit& unit : adapted.units()) {
+    for (const Param& a : unit.params) {
+      if (a.name != module + "A.weight") continue;
+      const Lora& lora = adapted.config().lora;
+      const std::int64_t first = begin / param.cols, rows = (end - 1) / param.cols + 1 - first;
+      std::vector<float> all_a(static_cast<std::size_t>(a.count())),
+          rows_b(static_cast<std::size_t>(rows * lora.rank));
+      read_values(checkpoint, a.name, 0, {0, 1, a.count(), 0}, all_a.data());
+      read_values(checkpoint, module + "B.weight", 0,
+                  {(param.file_row + first) * lora.rank, 1, rows * lora.rank, 0}, rows_b.data());
+      return add_adapter(all_a.data(), rows_b.data(), lora.rank, param.cols, lora.factor(), begin, end, out);
+    }
+  }
+}
+
+}  // namespace
+
 void export_model(const Checkpoint& checkpoint, const std::string& directory,
-                  const std::function<void(std::int64_t)>& progress) {
+                  const std::function<void(std::int64_t)>& progress, ExportedModel what) {
   const Model model(model_of(checkpoint.manifest().bits, checkpoint.path()), DType::kF32, host_ops());
+  const bool adapted = model.config().lora.on(), merged = what == ExportedModel::kMerged;
+  if (merged && !adapted) {
+    throw Error(Errc::kUsage, checkpoint.path(), "is of a run that trains no adapters, which could be merged",
+                "export it without --merged");
+  }
   std::vector<CheckpointTensor> masters;
   for (const Unit& unit : model.units()) {
     for (const Param& param : unit.params) masters.push_back({param.name, "F32", param.whole_count()});
   }
   checkpoint.expect(masters, Checkpoint::Others::kAny);
   checkpoint.verify(progress);
+  const auto read = [&](const Unit&, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+    read_values(checkpoint, param.name, 0, {begin, 1, end - begin, 0}, out);
+    if (merged) add_adapter_of(checkpoint, model, param, begin, end, out);
+  };
   replace_directory(directory, [&](const std::string& fresh) {
-    save_hf(fresh, model, DType::kF32,
-            [&](const Unit&, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
-              read_values(checkpoint, param.name, 0, {begin, 1, end - begin, 0}, out);
-            });
+    if (adapted && !merged) {
+      save_adapters(fresh, model, base_of(checkpoint.manifest()), read);
+    } else {
+      ModelConfig plain = model.config();
+      plain.lora = {};
+      save_hf(fresh, Model(plain, DType::kF32, host_ops()), DType::kF32, read);
+    }
     checkpoint.check_still_there();
   });
 }

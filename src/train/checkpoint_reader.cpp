@@ -13,8 +13,10 @@
 #include <unordered_map>
 
 #include "train/checkpoint_header.hpp"
+#include "train/checkpoint_state.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "train/pinned_reader.hpp"
+#include "train/sequential_io.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -27,17 +29,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHint = "the checkpoint is damaged: resume from another one";
-constexpr std::int64_t kPart = 8 << 20;  // bytes that are read at a time
-
-[[noreturn]] void damaged(const std::string& where, const std::string& what) {
-  throw Error(Errc::kUsage, where, what, kHint);
-}
-
 // The text before the tensors' bytes, with its length.
 std::string header_of(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), kHint);
+  if (fd < 0) throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), kDamagedHint);
   const auto read = [&](char* to, std::size_t bytes, off_t at) {
     while (bytes > 0) {
       const ssize_t n = ::pread(fd, to, bytes, at);
@@ -165,50 +160,20 @@ std::vector<std::string> unfinished_checkpoints(const std::string& directory) {
   return all;
 }
 
-struct Checkpoint::State {
-  // What pieces lie in: a safetensors file, or what a rank has pinned.
-  struct Source {
-    std::unique_ptr<SafeTensors> file;
-    std::unique_ptr<PinnedReader> pins;
-    const std::string& path() const { return file ? file->path() : pins->path(); }
-  };
-  struct Stored {
-    CheckpointBox box;
-    const Source* file = nullptr;
-    const SafeTensors::Entry* entry = nullptr;
-    // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
-    const SafeTensors::Entry* scales = nullptr;
-    std::int64_t phase = 0;
-    const PinnedPiece* pinned = nullptr;  // the entry then has no data, but sizes
-    std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
-  };
-  using Pieces = std::vector<Stored>;  // by first element
-  std::vector<std::unique_ptr<Source>> files;
-  std::unordered_map<std::string, Pieces> tensors;
-  std::deque<SafeTensors::Entry> pinned_entries;
-  std::unordered_map<const SafeTensors::Entry*, std::uint64_t> hashes;
-
-  void add(const std::string& path, const CheckpointFile& wanted);
-  void add_pins(const std::string& path, const CheckpointFile& wanted);
-  // Codes whose blocks are those of the whole tensor have another tensor with the scales.
-  static bool has_own_blocks(const Pieces& pieces) {
-    return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
-  }
-  // The first element that no piece has, or that two have; -1: there is none.
-  static std::int64_t gap_in(const Pieces& pieces, std::int64_t count);
-};
-
 void Checkpoint::State::add(const std::string& path, const CheckpointFile& wanted) {
   std::error_code error;
   const auto bytes = fs::file_size(path, error);
   if (error == std::errc::no_such_file_or_directory) damaged(path, "is missing");
-  if (error) throw Error(Errc::kUsage, path, "cannot be examined: " + error.message(), kHint);
+  if (error) throw Error(Errc::kUsage, path, "cannot be examined: " + error.message(), kDamagedHint);
   if (static_cast<std::int64_t>(bytes) != wanted.bytes)
     damaged(path, fmt::format("has {} bytes, {} expected", bytes, wanted.bytes));
   if (wanted.is_pins()) return add_pins(path, wanted);
   if (io::hash_of(header_of(path)) != wanted.header_hash)
     damaged(path, "has a header with another XXH3 than its manifest says: it was changed");
   files.push_back(std::make_unique<Source>());
+  files.back()->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (files.back()->fd < 0)
+    throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), kDamagedHint);
   files.back()->file = std::make_unique<SafeTensors>(path);
   const SafeTensors& file = *files.back()->file;
   std::unordered_map<std::string, std::string> notes(file.metadata().begin(), file.metadata().end());
@@ -287,43 +252,53 @@ Checkpoint::~Checkpoint() = default;
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 
+void Checkpoint::State::verify_entry(const SafeTensors& file, const SafeTensors::Entry& entry,
+                                     std::uint64_t found) const {
+  if (const std::uint64_t wanted = hashes.at(&entry); found != wanted) {
+    damaged(file.path(), fmt::format("has {} with XXH3 {}, {} expected: it was changed", entry.name,
+                                     io::hash_text(found), io::hash_text(wanted)));
+  }
+}
+
 void Checkpoint::verify(const std::function<void(std::int64_t)>& progress, const Sink& take) const {
   std::int64_t done = 0;
+  const auto tell = [&](std::int64_t bytes) {
+    done += bytes;
+    if (progress) progress(done);
+  };
   for (std::size_t i = 0; i < state_->files.size(); ++i) {
-    if (state_->files[i]->pins) {
+    const State::Source& source = *state_->files[i];
+    if (source.pins) {
       try {
-        state_->files[i]->pins->verify([&](std::int64_t bytes) {
-          if (progress) progress(done += bytes);
-        });
+        source.pins->read_all([&](std::int64_t, std::int64_t, const char*, std::int64_t n) { tell(n); });
       } catch (const Error&) {
         check_still_there();
         throw;
       }
       continue;
     }
-    const SafeTensors& file = *state_->files[i]->file;
+    const SafeTensors& file = *source.file;
     const CheckpointFile& known = manifest_.files[i];
-    std::int64_t offset = 0;
-    if (take) {
-      const std::string header = header_of(file.path());
-      if (io::hash_of(header) != known.header_hash) damaged(file.path(), "was changed while it was read");
-      take(known, 0, header.data(), offset = static_cast<std::int64_t>(header.size()));
-    }
-    for (const SafeTensors::Entry& entry : file.entries()) {
-      io::Hash hash;
-      const char* const data = static_cast<const char*>(entry.data);
-      for (std::int64_t at = 0; at < entry.bytes; at += kPart) {
-        const std::int64_t n = std::min(kPart, entry.bytes - at);
-        hash.update(data + at, n);
-        if (take) take(known, offset + at, data + at, n);
-        file.drop(data + at, n);
-        if (progress) progress(done += n);
+    const std::string header = header_of(file.path());
+    if (io::hash_of(header) != known.header_hash) damaged(file.path(), "was changed while it was read");
+    const auto first = static_cast<std::int64_t>(header.size());
+    if (take) take(known, 0, header.data(), first);
+    ReadAhead ahead({{source.fd, first, known.bytes - first, file.path()}});
+    auto entry = file.entries().begin();
+    io::Hash hash;
+    std::int64_t hashed = 0;  // bytes of the entry
+    while (const auto chunk = ahead.next()) {
+      if (take) take(known, first + chunk->offset, chunk->data, chunk->bytes);
+      for (std::int64_t at = 0; at < chunk->bytes;) {
+        ZG_ASSERT(entry != file.entries().end(), "{} has bytes of no tensor", file.path());
+        const std::int64_t n = std::min(chunk->bytes - at, entry->bytes - hashed);
+        hash.update(chunk->data + at, n);
+        at += n, hashed += n;
+        if (hashed < entry->bytes) break;
+        state_->verify_entry(file, *entry, std::exchange(hash, io::Hash()).value());
+        ++entry, hashed = 0;
       }
-      offset += entry.bytes;
-      if (const std::uint64_t wanted = state_->hashes.at(&entry); hash.value() != wanted) {
-        damaged(file.path(), fmt::format("has {} with XXH3 {}, {} expected: it was changed", entry.name,
-                                         io::hash_text(hash.value()), io::hash_text(wanted)));
-      }
+      tell(chunk->bytes);
     }
   }
 }
@@ -461,65 +436,6 @@ void Checkpoint::check_still_there() const {
 
 void Checkpoint::close() {
   state_ = std::make_unique<State>();
-}
-
-CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directory) const {
-  struct Entry {
-    std::string name, note;
-    const State::Stored* piece;
-    const SafeTensors::Entry* from;
-  };
-  std::vector<Entry> entries;
-  for (const CheckpointTensor& tensor : tensors()) {
-    int number = 0;
-    for (const State::Stored& piece : state_->tensors.at(tensor.name)) {
-      const CheckpointBox& box = piece.box;
-      const std::string suffix = ++number > 1 ? fmt::format("[{}]", number) : "";
-      entries.push_back({tensor.name + suffix, fmt::format(" {} {} {}", box.lines, box.stride, piece.phase),
-                         &piece, piece.entry});
-      if (piece.scales == nullptr) continue;
-      entries.push_back(
-          {tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase), &piece, piece.scales});
-    }
-  }
-  std::vector<char> buffer;
-  const auto data_of = [&](const Entry& e) -> const void* {
-    if (e.piece->pinned == nullptr) return e.from->data;
-    buffer.resize(static_cast<std::size_t>(e.from->bytes));
-    if (e.from == e.piece->scales) {
-      e.piece->file->pins->read_scales(*e.piece->pinned, 0, e.from->count(),
-                                       reinterpret_cast<float*>(buffer.data()));
-    } else {
-      e.piece->file->pins->read(*e.piece->pinned, 0, e.piece->box.count(), buffer.data());
-    }
-    return buffer.data();
-  };
-  nlohmann::ordered_json notes{{"format", "pt"}}, json;
-  std::int64_t bytes = 0;
-  for (const Entry& e : entries) {
-    io::Hash hash;
-    hash.update(data_of(e), e.from->bytes);
-    notes[e.name] = fmt::format("{} {}{}", e.piece->box.first, io::hash_text(hash.value()), e.note);
-  }
-  json["__metadata__"] = std::move(notes);
-  for (const Entry& e : entries) {
-    json[e.name] = {{"dtype", e.from->dtype},
-                    {"shape", {e.from->count()}},
-                    {"data_offsets", {bytes, bytes + e.from->bytes}}};
-    bytes += e.from->bytes;
-  }
-  const std::string header = safetensors_header(json);
-  auto offset = static_cast<std::int64_t>(header.size());
-  const CheckpointFile written{"rank-00000.safetensors", offset + bytes, io::hash_of(header)};
-  NewFile out(files, directory + "/" + written.name, written.bytes);
-  out.write(header.data(), offset, 0);
-  for (const Entry& e : entries) {
-    out.write(data_of(e), e.from->bytes, offset);
-    offset += e.from->bytes;
-  }
-  out.sync_and_close();
-  check_still_there();
-  return written;
 }
 
 std::vector<Checkpoint::Piece> Checkpoint::pieces() const {

@@ -81,15 +81,30 @@ std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
   return all;
 }
 
-HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param) {
+bool has_shards_of_tiles(const Layout& layout, std::int32_t unit) {
+  return layout.has_unit(unit) && layout.in_tiles(unit) && layout.is_sharded();
+}
+
+std::int64_t format_of(const Layout& layout) {
+  bool boxes = layout.options.parts.tensor > 1;
+  for (std::size_t u = 0; u < layout.model->units().size(); ++u)
+    boxes = boxes || has_shards_of_tiles(layout, static_cast<std::int32_t>(u));
+  return boxes ? 2 : 1;
+}
+
+std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Param& param) {
   if (!layout.has_unit(unit)) return {};
-  // The plan refuses checkpoints where ranks have shards of tiles.
-  ZG_ASSERT(!layout.in_tiles(unit) || !layout.is_sharded(), "{} has shards of its tiles", param.name);
-  if (layout.in_tiles(unit)) return {0, param.count()};
-  const Layout::Elements shard = layout.shard_elements(layout.tile_of(unit, param));
-  const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());
-  const std::int64_t end = std::clamp(shard.first + shard.count - param.offset, first, param.count());
-  return {first, end - first};
+  if (layout.in_tiles(unit) && !layout.is_sharded()) return {{0, param.count()}};
+  const std::vector<Layout::Elements> shards =
+      layout.in_tiles(unit) ? layout.held_elements(unit)
+                            : std::vector{layout.shard_elements(layout.tile_of(unit, param))};
+  std::vector<HeldRange> held;
+  for (const Layout::Elements& shard : shards) {
+    const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());
+    const std::int64_t end = std::clamp(shard.first + shard.count - param.offset, first, param.count());
+    if (first < end) held.push_back({first, end - first});
+  }
+  return held;
 }
 
 RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:05}.safetensors", rank)) {
@@ -99,14 +114,17 @@ RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:0
     first_param_.push_back(params.data());
     params_.emplace_back();
     for (const Param& param : params) {
-      const HeldRange held = held_by(layout, unit, param);
+      const std::vector<HeldRange> held = held_by(layout, unit, param);
+      const bool in_pieces = has_shards_of_tiles(layout, unit);
       const std::size_t first = pieces_.size();
       for (const CheckpointPart& part : parts_of(layout, unit, param)) {
         int number = 0;
-        for_boxes(param, held.first, held.first + held.count,
-                  [&](const Band& band, std::int64_t at, const CheckpointBox& box) {
-                    if (band.counted) add(param, part, at, box, ++number);
-                  });
+        for (const HeldRange& range : held) {
+          for_boxes(param, range.first, range.first + range.count,
+                    [&](const Band& band, std::int64_t at, const CheckpointBox& box) {
+                      if (band.counted) add(param, part, at, box, ++number, in_pieces);
+                    });
+        }
       }
       params_.back().push_back({first, pieces_.size() - first});
     }
@@ -115,12 +133,14 @@ RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:0
 }
 
 // Adds a piece: box number `number` of what the file has of the parameter, which is held from `at` on.
+// `in_pieces`: some rank's file may have several.
 void RankFile::add(const Param& param, const CheckpointPart& part, std::int64_t at, const CheckpointBox& box,
-                   int number) {
+                   int number, bool in_pieces) {
   Piece piece;
-  // Codes of a part are in blocks of the part's elements, which other parts do not share.
+  // Codes of a part are in blocks of the part's elements, which other parts do not share. Codes in several
+  // pieces come with the scales of each, since scales are numbered as one piece.
   const bool codes = part.in_codes || part.kind == CheckpointPart::Kind::kScale;
-  const bool own = codes && !param.is_whole();
+  const bool own = codes && (!param.is_whole() || in_pieces);
   const bool long_form = own || box.lines > 1 || number > 1;
   piece.name = part.name + (number > 1 ? fmt::format("[{}]", number) : "");
   piece.first = own ? box.first : part.begin(box.first);

@@ -56,11 +56,14 @@ void for_boxes(const Param& param, std::int64_t begin, std::int64_t end, const F
   }
 }
 
-// What this rank holds of a parameter: elements [first, first + count) of its part of it.
+// What this rank holds of a parameter: elements [first, first + count) of its part of it. Several such
+// ranges, in ascending order, where it has a shard of each tile.
 struct HeldRange {
   std::int64_t first = 0, count = 0;
 };
-HeldRange held_by(const Layout& layout, std::int32_t unit, const Param& param);
+std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Param& param);
+// Whether the ranks have shards of the unit's tiles, so that each has several pieces of a matrix.
+bool has_shards_of_tiles(const Layout& layout, std::int32_t unit);
 
 // A rank's file: a safetensors file of the pieces that the rank holds, and no other rank writes.
 class RankFile {
@@ -94,7 +97,7 @@ class RankFile {
     std::size_t first_piece = 0, pieces = 0;
   };
   void add(const Param& param, const CheckpointPart& part, std::int64_t at, const CheckpointBox& box,
-           int number);
+           int number, bool in_pieces);
   std::string header() const;
 
   std::string name_;
@@ -109,10 +112,8 @@ class RankFile {
 inline bool writes_file(const Layout& layout) {
   return layout.options.sharding.replica() == 0;
 }
-// CheckpointManifest::format of the files of such a run.
-inline std::int64_t format_of(const Layout& layout) {
-  return layout.options.parts.tensor > 1 ? 2 : 1;
-}
+// CheckpointManifest::format of the files of such a run: 2 where a file may have several boxes of a tensor.
+std::int64_t format_of(const Layout& layout);
 
 // A box of a master, or of moment number `moment`, in fp32, in whatever format the checkpoint has it.
 void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,

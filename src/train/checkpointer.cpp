@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
-#include <thread>
+#include <numeric>
 #include <utility>
 
 #include "train/checkpoint_header.hpp"
@@ -111,13 +111,14 @@ std::optional<CheckpointFile> Checkpointer::write_part(const std::string& direct
 // and the next flush does not tell: then this run pins nothing any more.
 bool Checkpointer::sync_drives() {
   std::vector<int> errors(static_cast<std::size_t>(o_.io->drive_count()), 0);
-  std::vector<std::thread> threads;
+  std::vector<NamedThread> threads;
   for (std::size_t d = 1; d < errors.size(); ++d) {
-    threads.emplace_back(
-        [this, d, &errors] { errors[d] = o_.files->sync_drive(*o_.io, static_cast<int>(d)); });
+    threads.emplace_back(fmt::format("zg-flush{}", d), [this, d, &errors] {
+      errors[d] = o_.files->sync_drive(*o_.io, static_cast<int>(d));
+    });
   }
   errors[0] = o_.files->sync_drive(*o_.io, 0);
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();  // joins them
   for (std::size_t d = 0; d < errors.size(); ++d) {
     if (errors[d] != 0 && lost_.empty())
       lost_ = fmt::format("{} could not be flushed ({})", o_.io->file(static_cast<int>(d)),
@@ -214,6 +215,13 @@ void Checkpointer::let_go() {
   }
 }
 
+std::unique_ptr<Communicator> Checkpointer::group_of_all(CommRank* world) {
+  if (world == nullptr) return nullptr;
+  std::vector<int> members(static_cast<std::size_t>(world->size()));
+  std::iota(members.begin(), members.end(), 0);
+  return world->group(members, "checkpoint");
+}
+
 std::vector<std::vector<double>> Checkpointer::of_all_ranks(std::span<const double> mine) {
   if (all_ == nullptr) return {{mine.begin(), mine.end()}};
   std::vector<double> all(mine.size() * static_cast<std::size_t>(all_->size()));
@@ -238,14 +246,7 @@ void Checkpointer::save(const CheckpointManifest& state) {
   if (o_.plan->pins()) {
     written_ = o_.engine->write_state();
     good_ = false;
-    thread_ = NamedThread(fmt::format("zg-commit{}", o_.plan->rank), [this, state] {
-      try {
-        pins_[o_.number] = o_.engine->pin_state();
-        good_ = commit(state);
-      } catch (...) {
-        failure_ = std::current_exception();
-      }
-    });
+    thread_ = NamedThread(fmt::format("zg-commit{}", o_.plan->rank), [this, state] { commit_beside(state); });
     pending_ = true;
     o_.engine->before_update([this] { settle(); });
   } else {
@@ -255,9 +256,37 @@ void Checkpointer::save(const CheckpointManifest& state) {
   stopped_ = seconds_between(began_, last_);
 }
 
+void Checkpointer::commit_beside(const CheckpointManifest& state) {
+  try {
+    pins_[o_.number] = o_.engine->pin_state();
+    good_ = commit(state);
+  } catch (const Error& error) {
+    failure_ = std::current_exception();
+    leave(error);
+  } catch (const std::exception& error) {
+    failure_ = std::current_exception();
+    leave(Error(Errc::kIo, "", error.what()));
+  }
+}
+
+// The others' threads must not wait for this one.
+void Checkpointer::leave(const Error& why) {
+  if (world_ != nullptr && o_.plan->pins()) world_->fail(why);
+}
+
+void Checkpointer::end(const Error& why) noexcept {
+  try {
+    if (!pending_) return leave(why);
+    settle();
+  } catch (const std::exception& e) {
+    log::warning("it is not known whether the checkpoint of step {} is whole: {}", step_, e.what());
+  }
+}
+
 void Checkpointer::settle() {
   if (!std::exchange(pending_, false)) return;
   const auto begin = Clock::now();
+  o_.engine->hasten_state();
   thread_.join();
   const double waited = seconds_between(begin, Clock::now());
   o_.engine->before_update(nullptr);
@@ -406,8 +435,8 @@ std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t by
     lost += (lost.empty() ? "up to " : ", or ") + format_seconds(config.every_seconds) + " and a step";
   }
   if (config.on_interrupt) when += when.empty() ? "when interrupted" : ", and when interrupted";
+  if (pinned > 0 && !lost.empty()) lost += ", and what is trained while one is committed";
   if (lost.empty()) lost = "the whole run";
-  if (pinned > 0 && config.every > 0) lost += " and those beside a commit";
   const std::string what =
       pinned > 0 ? fmt::format("{} of state each, pinned where it lies on the drives", format_bytes(pinned))
                  : format_bytes(bytes) + " each";

@@ -5,8 +5,9 @@
 //
 // Where state is pinned, what is newer in memory is written while the next step runs already, and a thread of
 // each rank then pins, flushes and commits: what is pinned stays as it is. The next update of state waits for
-// the outcome, which frees a version. These threads agree among themselves; of the ranks' threads they need
-// that these have begun the same checkpoint, and nothing else.
+// the outcome, which frees a version. These threads agree among themselves, in a world of their own; of the
+// ranks' threads they need that these have begun the same checkpoint, and nothing else. So a failure that
+// ends the training is told to all ranks at once, and the commit goes on.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -51,15 +52,17 @@ class Checkpointer {
     // The drives' rates as they were measured, for a later run that adopts their files.
     const std::vector<DriveRates>* rates = nullptr;
   };
-  // `all`: of all ranks, for these calls alone; null: there is one rank.
-  Checkpointer(const Options& options, std::unique_ptr<Communicator> all)
+  // `world`: null where there is one rank; with pinned state one that nothing else uses.
+  Checkpointer(const Options& options, CommRank* world)
       : o_(options),
-        all_(std::move(all)),
+        world_(world),
+        all_(group_of_all(world)),
         form_(o_.plan->pins() ? pinned_form(*o_.plan->layout) : PinnedState{}),
         pins_(o_.pins) {}
   Checkpointer(const Checkpointer&) = delete;
 
-  // Whether checkpoint.every_seconds have passed since the last one, or since the start.
+  // Whether checkpoint.every_seconds have passed since the training went on behind the last one, or since the
+  // start. A commit that is still under way counts as the last one, whatever becomes of it.
   bool due() const;
   // Only after a step with Then::kPause, and a settle(). Of `state` the members of counters and loss count.
   void save(const CheckpointManifest& state);
@@ -67,13 +70,20 @@ class Checkpointer {
   // calls it before it updates; who ends a run, too. Throws the error that keeps this rank from learning the
   // outcome.
   void settle();
+  // This rank cannot go on, and the others have been told so. A checkpoint that was begun comes to its end.
+  // Where this rank has begun none, the others' threads learn that it will not.
+  void end(const Error& why) noexcept;
+  bool pending() const { return pending_; }
   // Whether the outcome of the last commit is known: not after settle() has thrown.
   bool knows() const { return knows_; }
 
  private:
+  static std::unique_ptr<Communicator> group_of_all(CommRank* world);
   std::vector<std::vector<double>> of_all_ranks(std::span<const double> mine);
   bool all_are(bool good);
   bool commit(const CheckpointManifest& state);
+  void commit_beside(const CheckpointManifest& state);
+  void leave(const Error& why);
   bool leads() const { return o_.plan->rank == 0; }
   std::string name_unfinished();
   std::optional<CheckpointFile> write_part(const std::string& directory);
@@ -88,6 +98,7 @@ class Checkpointer {
   void say_progress(double share);
 
   Options o_;
+  CommRank* const world_;
   const std::unique_ptr<Communicator> all_;
   HostStream numbers_{"checkpoint", HostStream::Mode::kInline};
   Clock::time_point last_ = Clock::now();

@@ -107,9 +107,20 @@ void NewFile::write(const void* data, std::int64_t bytes, std::int64_t offset) {
   while (bytes > 0) {
     const std::int64_t n = files_.write(fd_, p, bytes, offset);
     if (n == -EINTR) continue;
+    // The file system takes no direct writes, or the rest of a short one, which begins anywhere.
+    if (n == -EINVAL && direct_) {
+      set_direct(false);
+      continue;
+    }
     check(n > 0 ? 0 : n < 0 ? static_cast<int>(-n) : EIO, "cannot be written");
     p += n, offset += n, bytes -= n;
   }
+}
+
+void NewFile::set_direct(bool on) {
+  const int flags = ::fcntl(fd_, F_GETFL);
+  const bool set = flags >= 0 && ::fcntl(fd_, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+  direct_ = on && set;
 }
 
 void NewFile::sync_and_close() {

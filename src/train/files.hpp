@@ -1,6 +1,7 @@
 // The file operations by which a checkpoint comes to be, as a seam for tests: they fail one of them, or
 // record all. Each returns 0 or an errno. Any thread.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -35,7 +36,11 @@ class NewFile {
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
+  // Several threads at once.
   void write(const void* data, std::int64_t bytes, std::int64_t offset);
+  // Whether writes go past the page cache, as far as the file system can do that. They then begin, end and
+  // lie in memory at multiples of 4096. No write is under way.
+  void set_direct(bool on);
   void sync_and_close();
 
  private:
@@ -43,6 +48,7 @@ class NewFile {
   Files& files_;
   const std::string path_;
   int fd_ = -1;
+  std::atomic<bool> direct_ = false;
 };
 
 // Removes the directory with the files in it. Returns what could not be removed, and why; empty: all is gone.

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
+#include "train/sequential_io.hpp"
 #include "ziggurat/base/dtype.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -105,22 +107,35 @@ void PinnedReader::read_scales(const PinnedPiece& piece, std::int64_t first, std
   read_segment(piece.segment, piece.scales + first * 4, count * 4, reinterpret_cast<char*>(out));
 }
 
-void PinnedReader::verify(const std::function<void(std::int64_t)>& progress) const {
-  std::vector<char> bytes;
-  for (const PinnedSegment& segment : state_.segments) {
-    for (const io::StoredPiece& p : segment.stored.pieces) {
-      bytes.resize(static_cast<std::size_t>(p.bytes));
-      read_file(p, 0, p.bytes, bytes.data());
+void PinnedReader::read_all(const Sink& take) const {
+  struct Place {
+    std::int64_t segment, offset;
+    const io::StoredPiece* piece;
+  };
+  std::vector<Place> places;
+  std::vector<FileRange> ranges;
+  for (std::size_t s = 0; s < state_.segments.size(); ++s) {
+    std::int64_t offset = 0;
+    for (const io::StoredPiece& p : state_.segments[s].stored.pieces) {
       const auto drive = static_cast<std::size_t>(p.drive);
-      (void)::posix_fadvise(fds_[drive], p.offset, p.bytes, POSIX_FADV_DONTNEED);
-      if (const std::uint64_t found = io::checksum(bytes.data(), p.bytes); found != p.checksum) {
-        throw Error(
-            Errc::kUsage, state_.files[drive].path(),
-            fmt::format("has {} bytes of {} at {} with XXH3 {}, {} expected: they were changed", p.bytes,
-                        segment.name, p.offset, io::hash_text(found), io::hash_text(p.checksum)),
-            kHint);
-      }
-      progress(p.bytes);
+      places.push_back({static_cast<std::int64_t>(s), offset, &p});
+      ranges.push_back({fds_[drive], p.offset, p.bytes, state_.files[drive].path()});
+      offset += p.bytes;
+    }
+  }
+  ReadAhead ahead(std::move(ranges));
+  io::Hash hash;
+  while (const auto chunk = ahead.next()) {
+    const auto [segment, offset, piece] = places[chunk->range];
+    hash.update(chunk->data, chunk->bytes);
+    take(segment, offset + chunk->offset, chunk->data, chunk->bytes);
+    if (chunk->offset + chunk->bytes < piece->bytes) continue;
+    if (const std::uint64_t found = std::exchange(hash, io::Hash()).value(); found != piece->checksum) {
+      throw Error(Errc::kUsage, state_.files[static_cast<std::size_t>(piece->drive)].path(),
+                  fmt::format("has {} bytes of {} at {} with XXH3 {}, {} expected: they were changed",
+                              piece->bytes, state_.segments[static_cast<std::size_t>(segment)].name,
+                              piece->offset, io::hash_text(found), io::hash_text(piece->checksum)),
+                  kHint);
     }
   }
 }

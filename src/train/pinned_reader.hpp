@@ -27,8 +27,11 @@ class PinnedReader {
   void read(const PinnedPiece& piece, std::int64_t first, std::int64_t count, char* out) const;
   // The scales of its blocks [first, first + count).
   void read_scales(const PinnedPiece& piece, std::int64_t first, std::int64_t count, float* out) const;
-  // Reads all pieces of all segments, and compares their checksums; calls `progress` with the bytes of each.
-  void verify(const std::function<void(std::int64_t bytes)>& progress) const;
+  // Reads all bytes of all segments in their order, and gives them to `take` in parts; compares the checksum
+  // of each piece with that of what it gave. Throws Error(kUsage) where one differs, Error(kIo).
+  using Sink =
+      std::function<void(std::int64_t segment, std::int64_t offset, const char* data, std::int64_t bytes)>;
+  void read_all(const Sink& take) const;
 
  private:
   void read_segment(std::int64_t segment, std::int64_t offset, std::int64_t bytes, char* out) const;

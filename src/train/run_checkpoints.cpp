@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <random>
 
 #include "train/checkpoint_writer.hpp"
@@ -221,14 +220,26 @@ std::string RunCheckpoints::describe() const {
   return copies_because_.empty() ? text : text + "; state is copied, since " + copies_because_;
 }
 
+void RunCheckpoints::open_world(const std::vector<RunPlan>& plans, const CommOptions& options) {
+  if (!plans.front().pins() || plans.front().config.ranks() == 1) return;
+  CommOptions own = options;
+  own.apart = true;
+  const int local = static_cast<int>(plans.size());
+  world_ = processes_.count() > 1 ? make_mpi_ranks(local, own) : make_local_ranks(local, own);
+}
+
+void RunCheckpoints::end(int local, const Error& why, bool cause) noexcept {
+  if (static_cast<std::size_t>(local) >= ranks_.size()) return;
+  Checkpointer& rank = of(local);
+  // A drive may take long, and then nobody would know why the run stands still. All processes find that a
+  // loss is not finite.
+  if (cause && rank.pending() && (processes_.number() == 0 || why.code() != Errc::kNumeric))
+    log::warning("the run ends: {}; the checkpoint that was begun comes to its end first", why.what());
+  rank.end(why);
+}
+
 void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io, CommRank* comm) {
   const std::size_t local = ranks_.size();
-  std::unique_ptr<Communicator> all;
-  if (comm != nullptr) {
-    std::vector<int> members(static_cast<std::size_t>(comm->size()));
-    std::iota(members.begin(), members.end(), 0);
-    all = comm->group(members, "checkpoint");
-  }
   const Checkpointer::Options options{.plan = &plan,
                                       .engine = &engine,
                                       .files = &files_,
@@ -241,7 +252,8 @@ void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Eng
                                       .io = io,
                                       .pins = adoption_ ? adoption_->pins[local] : Pins(),
                                       .rates = &rates_};
-  ranks_.push_back(std::make_unique<Checkpointer>(options, std::move(all)));
+  CommRank* const world = world_.empty() ? comm : world_[local].get();
+  ranks_.push_back(std::make_unique<Checkpointer>(options, world));
 }
 
 }  // namespace zg

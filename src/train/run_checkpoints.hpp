@@ -33,8 +33,14 @@ class RunCheckpoints {
   // Before anything is trained, once the drives are open: whether there is room, and nobody else's
   // checkpoints are in the way. Removes what killed runs have left. In the first process alone.
   void prepare() const;
+  // Before the ranks are added, in all processes: the world in which they agree where they commit beside the
+  // training.
+  void open_world(const std::vector<RunPlan>& plans, const CommOptions& options);
   // `comm`: null where it is the only rank.
   void add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io, CommRank* comm);
+  // The rank cannot go on, and the others have been told so (Checkpointer::end). `cause`: no rank has failed
+  // before it.
+  void end(int local, const Error& why, bool cause) noexcept;
   Checkpointer& of(int local) { return *ranks_[static_cast<std::size_t>(local)]; }
   std::string describe() const;
   // Logs whether the run takes over what from() pins.
@@ -75,6 +81,7 @@ class RunCheckpoints {
   std::vector<DriveRates> rates_;
   std::vector<std::string> drives_;  // their directories
   std::vector<std::string> there_;   // all checkpoints in the run's directory, before any was looked at
+  std::vector<std::unique_ptr<CommRank>> world_;  // empty: they agree in that of the training
   std::vector<std::unique_ptr<Checkpointer>> ranks_;
 };
 

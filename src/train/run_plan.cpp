@@ -392,11 +392,6 @@ class Planner {
   void check_tiles() const {
     if (!in_tiles()) return;
     check_stated_sizes(config_.tiers.nvme, ranks_ * layout().table.nvme_bytes());
-    if (!layout().is_sharded() || !config_.checkpoint.asked()) return;
-    throw Error(
-        Errc::kUsage, "checkpoint",
-        "layers are in tiles (tiers.tiles), and ranks that have shards of these write none so far",
-        "remove the section, set zero_optimization.stage to 0, or give whole layers room (tiers.device)");
   }
 
   // Of a layer's weights.
@@ -460,16 +455,18 @@ class Planner {
           "in tiers.nvme");
     }
     const NoRoom& obstacle = *plan_.dry_run.obstacle;
-    const std::int64_t device = least->device;
+    // The ranks of a machine have equal parts of tiers.host.
+    const std::int64_t device = least->device, host = ranks_ * least->host;
     throw Error(
         Errc::kMemory, fmt::format("tiers.{}", obstacle.tier == Tier::kDevice ? "device" : "host"),
-        fmt::format("the run does not fit device {} and host {} (no room for {}, {})",
+        fmt::format("the run does not fit device {} and host {}{} (no room for {}, {})",
                     format_bytes(plan_.budgets.device), format_bytes(plan_.budgets.host),
-                    layout().table.segment_name(obstacle.segment), format_bytes(obstacle.needed)),
-        fmt::format(
-            "the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} ({}){}",
-            device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)), least->host,
-            format_bytes(least->host), tiles));
+                    ranks_ > 1 ? " of each rank" : "", layout().table.segment_name(obstacle.segment),
+                    format_bytes(obstacle.needed)),
+        fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} "
+                    "({}{}){}",
+                    device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)), host,
+                    format_bytes(host), ranks_ > 1 ? fmt::format(" for {} ranks", ranks_) : "", tiles));
   }
 
   // A GPU has a thread that learns what the GPU has done, and that thread gets a core. The host device has

@@ -14,7 +14,8 @@ std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated)
   std::int64_t records = 0;
   for (std::string line; records < step && std::getline(in, line);) {
     auto record = nlohmann::ordered_json::parse(line, nullptr, false);
-    if (!record.is_object() || record.value("step", std::int64_t{0}) != records + 1) break;
+    const auto number = record.is_object() ? record.find("step") : record.end();
+    if (number == record.end() || !number->is_number_integer() || *number != records + 1) break;
     if (++records == step && !evaluated && record.erase("val_loss") > 0) line = record.dump();
     kept += line + '\n';
   }

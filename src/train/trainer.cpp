@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "train/drives.hpp"
+#include "train/failures.hpp"
 #include "train/files.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
@@ -446,6 +447,7 @@ void Trainer::start(const std::vector<double>& drive_shares) {
     };
     const CommOptions options{.timeout_seconds = plan().config.parallel.timeout_seconds};
     if (ranks() > 1) comm_ = make_comm_ranks(gpus_, local_ranks(), processes_, options);
+    checkpoints_->open_world(plans_, options);
     for (int r = 0; r < local_ranks(); ++r) {
       ranks_.push_back(
           std::make_unique<Rank>(plans_[static_cast<std::size_t>(r)], *node_,
@@ -472,17 +474,20 @@ void Trainer::start(const std::vector<double>& drive_shares) {
 
 void Trainer::on_ranks(const std::function<void(int)>& work) {
   std::mutex mutex;
-  std::exception_ptr failure;
+  Failures failures(local_ranks());
   std::vector<NamedThread> threads;
   for (int r = 0; r < local_ranks(); ++r) {
     threads.emplace_back(fmt::format("zg-rank{}", plans_[static_cast<std::size_t>(r)].rank), [&, r] {
-      // The others must not wait for this rank. They fail, too, and their errors are dropped.
+      // The others must not wait for this rank: they hear of it before anything else is waited for. They
+      // fail, too, and their errors are dropped.
       const auto fail = [&](const Error& error) {
+        bool first = false;
         {
           std::lock_guard lock(mutex);
-          if (failure == nullptr) failure = std::current_exception();
+          first = failures.add(r);
         }
         if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);
+        checkpoints_->end(r, error, first && rank_told_of(error) < 0);
       };
       try {
         work(r);
@@ -494,25 +499,15 @@ void Trainer::on_ranks(const std::function<void(int)>& work) {
     });
   }
   threads.clear();  // joins them
-  if (failure) std::rethrow_exception(failure);
+  failures.rethrow(plan().rank);
 }
 
 RunSummary Trainer::run(const std::vector<TrainObserver*>& observers) {
   ZG_ASSERT(!ranks_.empty(), "start() comes first");
   RunSummary summary;
   on_ranks([&](int r) {
-    try {
-      RunSummary of_rank = Loop(*this, r, observers).run();
-      if (r == 0) summary = std::move(of_rank);
-    } catch (...) {
-      // A checkpoint that was begun before the failure counts; the other ranks bring it to an end, too.
-      try {
-        checkpoints_->of(r).settle();
-      } catch (const std::exception& e) {
-        log::warning("it is not known whether the checkpoint that was under way is whole: {}", e.what());
-      }
-      throw;
-    }
+    RunSummary of_rank = Loop(*this, r, observers).run();
+    if (r == 0) summary = std::move(of_rank);
   });
   return summary;
 }

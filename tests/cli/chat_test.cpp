@@ -56,10 +56,13 @@ class NamedTokens final : public Tokenizer {
   std::string takes_blanks_;
 };
 
-// What the model sees at its second turn.
-std::string two_turns(const NamedTokens& tokenizer, const std::string& answer) {
-  cli::Chat chat(tokenizer);
-  (void)chat.ask("Hi");
+// What the model sees at its second turn. The expected texts are those of apply_chat_template() of Hugging
+// Face's transformers with the models' own templates, for all but Llama 3.1 and later and Qwen2.5, which put
+// a system's message of their own before the first turn.
+std::string two_turns(const NamedTokens& tokenizer, const std::string& answer, const char* family = "llama",
+                      const std::string& said = "Hi") {
+  cli::Chat chat(tokenizer, family);
+  (void)chat.ask(said);
   chat.answered(tokenizer.encode(answer), {tokenizer.id_of_token("<eos>")});
   return tokenizer.decode(chat.ask("And?"));
 }
@@ -83,9 +86,9 @@ TEST(Chat, AnAnswerThatWasCutIsEnded) {
   EXPECT_EQ(two_turns(NamedTokens({"<bos>", "<start_of_turn>", "<end_of_turn>"}), "Ye"),
             "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYe<end_of_turn>\n"
             "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
-  EXPECT_EQ(two_turns(NamedTokens({"[INST]", "[/INST]", "</s>"}), ""),
+  EXPECT_EQ(two_turns(NamedTokens({"[INST]", "[/INST]", "</s>", "<0x0A>"}), ""),
             "[INST] Hi[/INST]</s>[INST] And?[/INST]");
-  EXPECT_EQ(two_turns(NamedTokens({"<|user|>", "<|assistant|>", "<|end|>"}), "Yes.<|end|>"),
+  EXPECT_EQ(two_turns(NamedTokens({"<|user|>", "<|assistant|>", "<|end|>", "<0x0A>"}), "Yes.<|end|>"),
             "<|user|>\nHi<|end|>\n<|assistant|>\nYes.<|end|>\n<|user|>\nAnd?<|end|>\n<|assistant|>\n");
 }
 
@@ -96,6 +99,65 @@ TEST(Chat, Phi4SeparatesRolesByATokenOfItsOwn) {
             "<|im_start|>user<|im_sep|>And?<|im_end|><|im_start|>assistant<|im_sep|>");
 }
 
+// Without byte tokens a vocabulary is of the later models of a maker, whose turns have no blanks.
+TEST(Chat, LaterVocabulariesHaveTurnsWithoutBlanks) {
+  EXPECT_EQ(two_turns(NamedTokens({"<bos>", "[INST]", "[/INST]", "</s>"}), "Yes.</s>"),
+            "<bos>[INST]Hi[/INST]Yes.</s>[INST]And?[/INST]");
+  EXPECT_EQ(two_turns(NamedTokens({"<|user|>", "<|assistant|>", "<|end|>"}), "Yes.<|end|>"),
+            "<|user|>Hi<|end|><|assistant|>Yes.<|end|><|user|>And?<|end|><|assistant|>");
+}
+
+// Its vocabulary has ChatML's tokens, and its tokenizer puts nothing before a text; its template does.
+TEST(Chat, Olmo2IsToldByItsArchitecture) {
+  for (const NamedTokens& tokenizer : {NamedTokens({"<|im_start|>", "<|im_end|>", "<|endoftext|>"}),
+                                       NamedTokens({"<bos>", "<|endoftext|>"})}) {
+    const std::string begin = tokenizer.id_of_token("<bos>") < 0 ? "" : "<bos>";
+    EXPECT_EQ(two_turns(tokenizer, "Yes.<|endoftext|>", "olmo2"),
+              begin +
+                  "<|endoftext|><|user|>\nHi\n<|assistant|>\nYes.<|endoftext|>\n"
+                  "<|user|>\nAnd?\n<|assistant|>\n");
+  }
+  const NamedTokens none({"<|im_start|>", "<|im_end|>"});
+  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none, "olmo2"); }), "<|endoftext|>"));
+}
+
+TEST(Chat, Llama3AndGemmaTrimWhatIsSaid) {
+  EXPECT_EQ(
+      two_turns(NamedTokens({"<start_of_turn>", "<end_of_turn>"}), "Yes.<end_of_turn>", "gemma2", " Hi \t"),
+      "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYes.<end_of_turn>\n"
+      "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
+  EXPECT_EQ(two_turns(NamedTokens({"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}),
+                      "Yes.<|eot_id|>", "llama", "  "),
+            "<|start_header_id|>user<|end_header_id|>\n\n<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nYes.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>"}), "Yes.<|im_end|>", "qwen3", " Hi \t"),
+            "<|im_start|>user\n Hi \t<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+            "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
+}
+
+// Qwen3 and DeepSeek-R1 do not see what they thought in earlier turns. DeepSeek's distilled models have the
+// tokens of Llama 3, too.
+TEST(Chat, ThoughtsOfEarlierTurnsAreLeftOut) {
+  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>", "<think>", "</think>"}),
+                      "<think>\nWell\n</think>\n\nYes.<|im_end|>", "qwen3"),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+            "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
+  const NamedTokens deepseek({"<bos>", "<|start_header_id|>", "<|eot_id|>", "<｜User｜>", "<｜Assistant｜>",
+                              "<｜end▁of▁sentence｜>", "<think>", "</think>"});
+  EXPECT_EQ(
+      two_turns(deepseek, "Well\n</think>\n\nYes.<｜end▁of▁sentence｜>"),
+      "<bos><｜User｜>Hi<｜Assistant｜>\n\nYes.<｜end▁of▁sentence｜><｜User｜>And?<｜Assistant｜><think>\n");
+  EXPECT_EQ(
+      two_turns(deepseek, "Yes.<｜end▁of▁sentence｜>"),
+      "<bos><｜User｜>Hi<｜Assistant｜>Yes.<｜end▁of▁sentence｜><｜User｜>And?<｜Assistant｜><think>\n");
+  // A model without such a token writes it as text, of which nothing is known.
+  EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>"}), "a</think>b<|im_end|>"),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\na</think>b<|im_end|>\n"
+            "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n");
+}
+
 TEST(Chat, ATokenThatEndsATextEndsATurn) {
   EXPECT_EQ(two_turns(NamedTokens({"<|im_start|>", "<|im_end|>", "<eos>"}), "Yes.<eos>"),
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
@@ -104,7 +166,7 @@ TEST(Chat, ATokenThatEndsATextEndsATurn) {
 
 // What stands between two turns is one text with the token before it, which may take blanks.
 TEST(Chat, ATokenThatTakesTheBlanksBehindItDoesSoBetweenTurns) {
-  NamedTokens tokenizer({"<|user|>", "<|assistant|>", "<|end|>"});
+  NamedTokens tokenizer({"<|user|>", "<|assistant|>", "<|end|>", "<0x0A>"});
   tokenizer.take_blanks_behind("<|end|>");
   EXPECT_EQ(two_turns(tokenizer, "Yes.<|end|>"),
             "<|user|>\nHi<|end|><|assistant|>\nYes.<|end|><|user|>\nAnd?<|end|><|assistant|>\n");
@@ -112,8 +174,8 @@ TEST(Chat, ATokenThatTakesTheBlanksBehindItDoesSoBetweenTurns) {
 
 TEST(Chat, UnknownTemplatesAreRefused) {
   const NamedTokens none({}), half({"<|im_start|>"});
-  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none); }), "ChatML"));
-  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(half); }), "<|im_end|>"));
+  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(none, "llama"); }), "ChatML"));
+  EXPECT_TRUE(test::has(test::error_of([&] { cli::Chat chat(half, "qwen3"); }), "<|im_end|>"));
 }
 
 // Each id is a byte, but 1000, which is a blank that is not shown at the beginning of a text, and unfinished

@@ -42,6 +42,21 @@ TEST_F(LoraCommands, AreUsedAndMerged) {
   EXPECT_NEAR(loss({"--model", "merged"}), both, 1e-5);
 }
 
+TEST_F(LoraCommands, AreExportedFromCheckpoints) {
+  train({"model={\"from\": \"base/model\"}", "lora.rank=4", "steps=2", "checkpoint.every=2",
+         "output.dir=kept"});
+  Outcome o = run(Strings{"checkpoint", "export", "kept", "out/adapter", "--model"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const std::string file : {"/adapter_config.json", "/adapter_model.safetensors"})
+    EXPECT_TRUE(read("out/adapter" + file) == read("kept/adapter" + file)) << file;
+  o = run(Strings{"checkpoint", "export", "kept", "out/model", "--model", "--merged"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(answer({"--model", "out/model"}), answer({"--model", "base/model", "--adapter", "kept/adapter"}));
+  o = run(Strings{"checkpoint", "export", "kept", "out/again", "--merged"});
+  EXPECT_NE(o.code, 0);
+  EXPECT_HAS(o.err, "--model");
+}
+
 TEST_F(LoraCommands, RefuseWhatDoesNotFit) {
   const auto refused = [&](const Strings& words, const std::string& said) {
     const Outcome o = run(words);

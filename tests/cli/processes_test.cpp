@@ -384,6 +384,48 @@ TEST_F(ProcessesTest, StateThatProcessesPinGoesOn) {
   EXPECT_EQ(kept().size(), 3u);  // nobody knows any more whether that file is needed
 }
 
+// The drive of one of them loses what it was given. Nobody commits from then on, the training goes on, and
+// the checkpoint before is whole.
+TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer must be the first library of a process";
+#endif
+  const Strings more{"steps=9", "checkpoint.every=2", "tiers.device=700KiB", "checkpoint.state=pin",
+                     "aio.backend=threads"};
+  ASSERT_EQ(run_in(mpirun(2), train_words("host:2", "whole", more)).code, 0);
+  Strings launcher = mpirun(2);
+  const Strings failing{"-x", "LD_PRELOAD=" ZG_FAILING_FLUSH, "-x", "ZG_TEST_FAILING_PROCESS=1"};
+  launcher.insert(launcher.end() - 1, failing.begin(), failing.end());
+  const Outcome first = run_in(launcher, train_words("host:2", "parts", more));
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(count(first.err, "of state pinned on the drives"), 1u) << first.err;
+  EXPECT_EQ(count(first.err, "no checkpoint of step"), 4u) << first.err;
+  EXPECT_HAS(first.err, "could not be flushed");
+  EXPECT_EQ(run(Strings{"checkpoint", "verify", "parts/checkpoints/0001-step-2"}).code, 0);
+  const Outcome rest = run_in(mpirun(2), train_words("host:2", "parts", more) + Strings{"--resume"});
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_HAS(rest.err, "after step 2 of 9");
+  expect_same("whole", "parts");
+}
+
+// All fail in one step, in which a checkpoint is committed: it is whole, and one message says why they end.
+TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
+  const Strings more{"steps=9",
+                     "checkpoint.every=1",
+                     "tiers.device=700KiB",
+                     "checkpoint.state=pin",
+                     "optimizer.params.lr=1e30",
+                     "gradient_clipping=0"};
+  const Outcome o = run_in(mpirun(2), train_words("host:2", "out", more));
+  EXPECT_NE(o.code, 0);
+  EXPECT_EQ(count(o.err, "ziggurat: "), 1u) << o.err;
+  EXPECT_HAS(o.err, "the training diverged");
+  EXPECT_HAS_NOT(o.err, "it is not known whether");
+  EXPECT_GE(count(o.err, "of state pinned on the drives"), 1u) << o.err;
+  const Outcome valid = run(Strings{"checkpoint", "verify", "out"});
+  EXPECT_EQ(valid.code, 0) << valid.err;
+}
+
 // All of its processes are killed at a random moment; ZG_TEST_KILLS times. It goes on to the same bits.
 TEST_F(ProcessesTest, PinnedStateOfProcessesThatAreKilledGoesOn) {
   const char* const asked = std::getenv("ZG_TEST_KILLS");

@@ -57,7 +57,7 @@ template <class T>
 class TensorAttentionRules : public testing::Test {};
 TYPED_TEST_SUITE(TensorAttentionRules, Halves);
 
-// All three padded head sizes, tiles whole and begun. The kernels for wide heads have each rule in one of the
+// All four padded head sizes, tiles whole and begun. The kernels for wide heads have each rule in one of the
 // two ways.
 TYPED_TEST(TensorAttentionRules, AreTheSoftmaxOfWhatTheyLeave) {
   bool one_pass = false;
@@ -68,6 +68,7 @@ TYPED_TEST(TensorAttentionRules, AreTheSoftmaxOfWhatTheyLeave) {
     compare_rule<TypeParam>(shape_of(2, 7, 2, 1, 40), x, DeviceAttention{one_pass});
     compare_rule<TypeParam>(shape_of(1, 140, 1, 1, 96), x, DeviceAttention{one_pass}, 5);
     compare_rule<TypeParam>(shape_of(1, 150, 1, 1, 128), x, DeviceAttention{!one_pass});
+    compare_rule<TypeParam>(shape_of(1, 150, 2, 1, 256), x, DeviceAttention{one_pass});
   }
 }
 
@@ -89,7 +90,8 @@ TEST(CudaAttentionRulesInFp64, BackwardIsTheDerivative) {
     expect_derivative(DeviceAttention(), x);
 }
 
-// A block has 128 queries and goes through tiles of keys, or 128 keys and goes through tiles of 64 queries.
+// A block has 128 queries and goes through tiles of keys, or 128 keys and goes through tiles of 64 queries,
+// or of 32 with heads of 256.
 TEST(TensorAttentionTiles, HiddenOnesAreNotComputed) {
   const TileSizes of_keys{64, 128};
   for (const RuleCase& x :
@@ -99,6 +101,7 @@ TEST(TensorAttentionTiles, HiddenOnesAreNotComputed) {
   for (const RuleCase& x : {RuleCase{{.window = 65}, {}}, RuleCase{{}, {63, 70, 200}}}) {
     expect_computed_tiles<bf16>(x, 330, 64, DeviceAttention{false}, {128, 64}, of_keys, of_keys);
     expect_computed_tiles<bf16>(x, 330, 128, DeviceAttention(), {128, 64}, {128, 32}, of_keys);
+    expect_computed_tiles<bf16>(x, 330, 256, DeviceAttention(), {128, 32}, {128, 16}, {32, 128});
   }
 }
 template <class T>

@@ -114,11 +114,13 @@ AttentionShape shape_of(std::int64_t batch, std::int64_t time, std::int64_t head
   return {.batch = batch, .time = time, .heads = heads, .kv_heads = kv_heads, .head_size = head_size};
 }
 
-// Head sizes of multiples of 8 up to 128: all three padded sizes, one tile and several, whole and begun.
+// Head sizes of multiples of 8 up to 256: all four padded sizes, one tile and several, whole and begun.
 const AttentionShape kTensorShapes[] = {
     shape_of(2, 1, 3, 3, 64),   shape_of(2, 7, 2, 1, 40),   shape_of(1, 64, 1, 1, 64),
     shape_of(1, 197, 2, 1, 64), shape_of(2, 65, 2, 2, 8),   shape_of(1, 131, 3, 1, 80),
-    shape_of(1, 129, 1, 1, 96), shape_of(1, 33, 6, 2, 104), shape_of(1, 150, 2, 1, 128)};
+    shape_of(1, 129, 1, 1, 96), shape_of(1, 33, 6, 2, 104), shape_of(1, 150, 2, 1, 128),
+    shape_of(2, 1, 1, 1, 256),  shape_of(2, 35, 4, 2, 136), shape_of(1, 150, 2, 1, 256),
+    shape_of(1, 257, 1, 1, 192)};
 TYPED_TEST(TensorAttention, IsTheFullSoftmax) {
   std::uint64_t test_case = 10;
   for (const AttentionShape& shape : kTensorShapes) compare<TypeParam>(shape, kLayouts[0], ++test_case);
@@ -147,12 +149,13 @@ TYPED_TEST(TensorAttention, OnePassWhereOrderMayVary) {
     EXPECT_TRUE(one_pass<TypeParam>(size, false)) << size;
     EXPECT_FALSE(one_pass<TypeParam>(size, true)) << size;
   }
+  for (const bool deterministic : {false, true}) EXPECT_FALSE(one_pass<TypeParam>(256, deterministic));
 }
 
 // sm_86 and sm_89. With heads of 128 the backward then takes two passes.
 TYPED_TEST(CudaAttention, GpusWithLittleSharedMemory) {
   with_shared_memory(99 * 1024, [] {
-    for (const std::int64_t size : {64, 96, 128, 43}) {
+    for (const std::int64_t size : {64, 96, 128, 256, 43}) {
       for (const bool deterministic : {false, true})
         compare<TypeParam>(shape_of(1, 140, 2, 1, size), kLayouts[0], 89, deterministic);
     }
@@ -171,6 +174,7 @@ TYPED_TEST(TensorAttention, AnyPitchAndPointer) {
   for (const Layout layout : kLayouts) {
     compare<TypeParam>(shape_of(1, 75, 2, 1, 64), layout, ++test_case);
     compare<TypeParam>(shape_of(2, 40, 1, 1, 88), layout, ++test_case);
+    compare<TypeParam>(shape_of(2, 40, 1, 1, 200), layout, ++test_case);
   }
 }
 
@@ -206,8 +210,8 @@ TYPED_TEST(CudaAttention, NoRowsAreNothing) {
 
 // The same bits for all orders of threads, and of what copies do meanwhile.
 TYPED_TEST(CudaAttention, BitsDoNotDependOnOrder) {
-  for (const AttentionShape& shape :
-       {shape_of(1, 140, 2, 1, 64), shape_of(1, 70, 1, 1, 128), shape_of(1, 70, 2, 1, 43)}) {
+  for (const AttentionShape& shape : {shape_of(1, 140, 2, 1, 64), shape_of(1, 70, 1, 1, 128),
+                                      shape_of(1, 70, 2, 1, 43), shape_of(1, 70, 2, 1, 256)}) {
     SCOPED_TRACE(text_of(shape, kLayouts[0]));
     Problem<TypeParam> first(shape, kLayouts[0], 83), again(shape, kLayouts[0], 83);
     first.run();
@@ -232,7 +236,7 @@ bool same_part(const Matrix<T>& a, const Matrix<T>& b, std::int64_t row, std::in
 // What bounds of whole sums cannot see: a value reaches the queries from its own on and no other, and a
 // query's gradient the keys up to its own.
 TYPED_TEST(CudaAttention, SeesEveryVisibleKeyAndNoOther) {
-  for (const std::int64_t size : {64, 128, 20}) {
+  for (const std::int64_t size : {64, 128, 256, 20}) {
     const AttentionShape shape = shape_of(1, 140, 1, 1, size);
     SCOPED_TRACE(text_of(shape, kLayouts[0]));
     Problem<TypeParam> x(shape, kLayouts[0], 84, 0.3);
@@ -254,7 +258,7 @@ TYPED_TEST(CudaAttention, SeesEveryVisibleKeyAndNoOther) {
 }
 
 TYPED_TEST(CudaAttention, LargeScoresDoNotOverflow) {
-  for (const std::int64_t size : {64, 43}) {
+  for (const std::int64_t size : {64, 256, 43}) {
     Problem<TypeParam> x(shape_of(1, 70, 1, 1, size), kLayouts[0], 85, 40);  // scores of some ten thousands
     x.run();
     for (std::int64_t r = 0; r < x.o.rows(); ++r) {
@@ -266,7 +270,7 @@ TYPED_TEST(CudaAttention, LargeScoresDoNotOverflow) {
 
 // One large score among small ones, late: what was summed before must shrink.
 TYPED_TEST(CudaAttention, AMaximumThatComesLate) {
-  for (const std::int64_t size : {64, 20}) {
+  for (const std::int64_t size : {64, 256, 20}) {
     const AttentionShape shape = shape_of(1, 140, 1, 1, size);
     Problem<TypeParam> x(shape, kLayouts[0], 86, 0.5);
     for (std::int64_t r = 0; r < shape.time; ++r) {
@@ -283,7 +287,7 @@ TYPED_TEST(CudaAttention, AMaximumThatComesLate) {
 }
 
 TYPED_TEST(CudaAttention, ANaNReachesWhatDependsOnIt) {
-  for (const std::int64_t size : {64, 20}) {
+  for (const std::int64_t size : {64, 256, 20}) {
     for (const std::int64_t column : {std::int64_t{0}, size, 2 * size}) {  // q, k, v
       Problem<TypeParam> x(shape_of(1, 140, 1, 1, size), kLayouts[0], 87);
       x.qkv.set(130, column, NAN);
@@ -302,6 +306,9 @@ TEST(CudaAttentionScratch, IsStatsOfQueriesInWholeTiles) {
   EXPECT_EQ(cuda::attention_scratch_bytes(DType::kF64, shape, false), 2 * 3 * 128 * 2 * 8);
   EXPECT_EQ(cuda::attention_scratch_bytes(DType::kBF16, shape, true), 2 * 3 * 128 * 2 * 4);
   EXPECT_EQ(cuda::attention_scratch_bytes(DType::kBF16, shape, false), 2 * 3 * 128 * (2 + 64) * 4);
+  // No sums of queries' gradients, which are computed in a fixed order.
+  EXPECT_EQ(cuda::attention_scratch_bytes(DType::kBF16, shape_of(2, 65, 3, 1, 136), false),
+            2 * 3 * 128 * 2 * 4);
 }
 
 }  // namespace

@@ -45,6 +45,12 @@ TYPED_TEST(CudaDropout, HasTheBitsOfTheHost) {
 }
 
 TYPED_TEST(CudaDropout, HasTheBitsOfTheHostForAllParameters) {
+  for (const std::int64_t first : {1, 2, 3, 4, 43, 1024}) {
+    const Dropout d{.rate = 0.3, .key = {{7, 1}}, .positions = {3, 3, 3}, .first_column = first};
+    expect_bits_of_the_host<TypeParam>({3, 72}, {}, d, false);
+    expect_bits_of_the_host<TypeParam>({3, 43}, {8, 0}, d, true);
+    if (testing::Test::HasFatalFailure()) return;
+  }
   for (const double rate : {0.0, 0.1, 1.0 / 3, 0.5, 0.999, 1 - 0x1p-53}) {
     for (const std::int64_t first : {std::int64_t{0}, std::int64_t{5}, (std::int64_t{1} << 32) - 8}) {
       for (const std::int64_t step : {std::int64_t{0}, std::int64_t{0xfedc'ba98}}) {

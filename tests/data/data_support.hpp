@@ -143,12 +143,6 @@ inline std::string random_text(std::uint64_t seed, std::size_t pieces) {
   return text;
 }
 
-// How many inputs by chance a test makes: ZG_TEST_INPUTS, where that is set.
-inline std::uint64_t inputs_asked(std::uint64_t usual) {
-  const char* asked = std::getenv("ZG_TEST_INPUTS");
-  return asked == nullptr ? usual : std::strtoull(asked, nullptr, 10);
-}
-
 // The folder of shared data next to the source tree; empty where there is none.
 inline std::string shared_data() {
   const std::string path = std::string(ZG_SOURCE_DIR) + "/../shared/data";

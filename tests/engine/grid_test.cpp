@@ -33,6 +33,7 @@ enum Axis {
   kRecompute,
   kTiming,
   kDropout,
+  kTrained,
   kAxes
 };
 const std::vector<AxisValues>& axes() {
@@ -50,6 +51,7 @@ const std::vector<AxisValues>& axes() {
       {"recomputation", {"on", "off"}},
       {"updates", {"deferred", "early", "separate"}},
       {"dropout", {"off", "on"}},
+      {"trained", {"all", "adapters"}},
   };
   return all;
 }
@@ -71,7 +73,7 @@ std::string text_of(const Combination& c, std::initializer_list<Axis> which) {
 }
 std::string text_of(const Combination& c) {
   return text_of(c, {kArch, kHead, kOptimizer, kData, kZero, kTensor, kContext, kPipeline, kTier, kRecompute,
-                     kTiming, kDropout});
+                     kTiming, kDropout, kTrained});
 }
 
 // Whether ranks that share weights can be sharded so.
@@ -128,6 +130,10 @@ TinySetup setup_of(const Combination& c) {
   s.eval_micro_batches = 2;
   if (c[kTier] > 0) s.room = Room::kSmallest;
   if (c[kTier] == 2) s.layout.drives = 1;
+  if (c[kTrained] == 1) {
+    s = with_adapters(std::move(s));
+    s.model.lora.dropout = c[kDropout] == 1 ? 0.3 : 0;
+  }
   return c[kOptimizer] == 0 ? with_sgd(std::move(s)) : s;
 }
 

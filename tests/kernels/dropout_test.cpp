@@ -98,6 +98,18 @@ TYPED_TEST(HostDropout, IsAFunctionOfSequencePositionAndColumn) {
     host::dropout<T>({kRows, kCols}, in_place, all, in_place);
     EXPECT_TRUE(in_place.same_bits(whole));
   });
+  // Some columns of the rows, beginning anywhere in a block of random words.
+  for (const std::int64_t first : {1, 2, 3, 4, 43, 1024, 1499}) {
+    Dropout columns = all;
+    columns.first_column = first;
+    Matrix<T> some(kRows, kCols - first, 1);
+    some.fill(1);
+    host::dropout<T>({kRows, kCols - first}, some, columns, some);
+    for (std::int64_t r = 0; r < kRows; ++r)
+      EXPECT_EQ(std::memcmp(&some.at(r, 0), &whole.at(r, first),
+                            static_cast<std::size_t>(kCols - first) * sizeof(T)),
+                0);
+  }
   // Key, step, sequence and position matter.
   for (const int which : {0, 1, 2, 3, 4}) {
     Dropout other = all;

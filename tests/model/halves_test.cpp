@@ -8,8 +8,9 @@
 namespace zg::test {
 namespace {
 
-enum class Kind { kGpt2, kLlama, kEveryOption, kNormsAfter };
-constexpr const char* kNames[] = {"gpt2_", "llama_", "every_option_", "norms_after_"};
+enum class Kind { kGpt2, kLlama, kEveryOption, kNormsAfter, kGpt2Lora, kLlamaLora, kEveryOptionLora };
+constexpr const char* kNames[] = {"gpt2_",      "llama_",      "every_option_",     "norms_after_",
+                                  "gpt2_lora_", "llama_lora_", "every_option_lora_"};
 
 struct Case {
   Kind kind = Kind::kGpt2;
@@ -18,12 +19,14 @@ struct Case {
 };
 
 ModelConfig model_of(Kind kind) {
-  ModelConfig c = kind == Kind::kGpt2 ? reference_gpt2() : reference_llama();
-  if (kind == Kind::kGpt2) c.inner = 172;  // 43 for each of four parts
+  const bool gpt2 = kind == Kind::kGpt2 || kind == Kind::kGpt2Lora;
+  ModelConfig c = gpt2 ? reference_gpt2() : reference_llama();
+  if (gpt2) c.inner = 172;  // 43 for each of four parts
   c.layers = 2;
-  if (kind == Kind::kEveryOption) c = with_every_option(c);
+  if (kind == Kind::kEveryOption || kind == Kind::kEveryOptionLora) c = with_every_option(c);
   if (kind == Kind::kNormsAfter) c = with_norms_after(c);
   c.dropout = {.embedding = 0.1, .residual = 0.3};  // where a runner says where it stands
+  if (kind >= Kind::kGpt2Lora) c = with_adapters(c, 0.2);
   return c;
 }
 
@@ -82,7 +85,8 @@ TEST_P(BackwardInHalves, HasTheBitsOfTheWhole) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const Kind kind : {Kind::kGpt2, Kind::kLlama, Kind::kEveryOption, Kind::kNormsAfter}) {
+  for (const Kind kind : {Kind::kGpt2, Kind::kLlama, Kind::kEveryOption, Kind::kNormsAfter, Kind::kGpt2Lora,
+                          Kind::kLlamaLora, Kind::kEveryOptionLora}) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
       all.push_back({kind, dtype, Recompute::kNo});
       all.push_back({kind, dtype, Recompute::kYes});
@@ -109,6 +113,24 @@ TEST(BackwardInHalves, KeepsLittleMoreThanIsSaved) {
     EXPECT_EQ(more([&](Backward how) { return model.saved_bytes(shape, how); }), norms_of(kind) * width * 4);
     EXPECT_EQ(more([&](Backward how) { return model.block_workspace_bytes(shape, how); }),
               shape.rows() * c.width * 2);
+  }
+}
+
+// Where the rows are split, beside adapters those alone are gathered that their gradients need.
+TEST(BackwardInHalves, GatherWhatAdaptersNeedAlone) {
+  ModelConfig c = model_of(Kind::kLlama);
+  for (const auto& [modules, second, frozen] :
+       {std::tuple("q_proj", 1, 3), {"o_proj", 1, 2}, {"up_proj", 1, 3}, {"*_proj", 4, 4}}) {
+    c.lora = {.rank = 2, .alpha = 2, .modules = match_modules(c, modules)};
+    const Model model(c, DType::kF32, host_ops(), 0, {4, 1, true});
+    const auto gathers = [&](ModelCall call) {
+      const auto calls = model.exchanges_of(call, {2, 20});
+      return std::count_if(calls.begin(), calls.end(),
+                           [](const PartCall& one) { return one.kind == PartCall::Kind::kAllGather; });
+    };
+    EXPECT_EQ(gathers(ModelCall::kBlockBackwardInput), 2) << modules;
+    EXPECT_EQ(gathers(ModelCall::kBlockBackwardWeight), second) << modules;
+    EXPECT_EQ(gathers(ModelCall::kBlockBackwardFrozen), frozen) << modules;
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
 #include "model/adamw_runner.hpp"
@@ -11,12 +12,14 @@
 #include "support/families.hpp"
 #include "support/files.hpp"
 #include "support/process.hpp"
+#include "support/seed.hpp"
+#include "ziggurat/base/philox.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 
 namespace zg::test {
 namespace {
 
-constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2"};
+constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2", "gpt2"};
 
 struct LoraFamilies : testing::TestWithParam<const char*> {
   LoraFamilies() : file(GetParam(), "lora/"), config(file.config()), batches(family_batches()) {
@@ -331,8 +334,43 @@ TEST(AdapterFiles, AreRefusedWithOneMessage) {
     EXPECT_EQ(error.where(), "here");
     EXPECT_HAS(error.message(), said);
   }
-  ModelConfig gpt2 = reference_gpt2();
-  EXPECT_HAS(error_of([&] { (void)parse_adapter_config(good, "here", gpt2); }).message(), "GPT-2");
+  EXPECT_HAS(error_of([&] { (void)parse_adapter_config(good, "here", reference_gpt2()); }).message(),
+             "expected names among c_attn, attn.c_proj, c_fc and mlp.c_proj, the modules of gpt2");
+}
+
+// Names of modules are the ends of their paths, as PEFT reads them.
+TEST(AdapterFiles, NameTheModulesOfGpt2) {
+  const ModelConfig model = reference_gpt2();
+  const auto bits = [](std::initializer_list<LoraModule> modules) {
+    std::uint32_t all = 0;
+    for (const LoraModule module : modules) all |= 1u << static_cast<int>(module);
+    return all;
+  };
+  using enum LoraModule;
+  const std::uint32_t all = bits({kCAttn, kAttnCProj, kCFc, kMlpCProj});
+  for (const auto& [name, expected] : {std::pair("c_attn", bits({kCAttn})),
+                                       {"c_proj", bits({kAttnCProj, kMlpCProj})},
+                                       {"attn.c_proj", bits({kAttnCProj})},
+                                       {"mlp.c_proj", bits({kMlpCProj})},
+                                       {"c_fc", bits({kCFc})},
+                                       {"transformer.h.1.mlp.c_fc", bits({kCFc})},
+                                       {"all-linear", all}}) {
+    const std::string text =
+        fmt::format(R"({{"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["{}"]}})", name);
+    EXPECT_EQ(parse_adapter_config(text, "here", model).modules, expected) << name;
+    if (std::string(name).find("transformer") == std::string::npos) {
+      EXPECT_EQ(match_modules(model, name), expected) << name;
+    }
+    const Lora lora{.rank = 2, .alpha = 2, .modules = expected};
+    EXPECT_EQ(parse_adapter_config(write_adapter_config(lora, "base"), "here", model), lora);
+    EXPECT_HAS(write_adapter_config(lora, "base"), "\"fan_in_fan_out\": true");
+  }
+  EXPECT_HAS(error_of([&] {
+               (void)parse_adapter_config(
+                   R"({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["proj"]})", "here",
+                   model);
+             }).message(),
+             "\"target_modules\" is");
 }
 
 // Files that do not belong together, or are damaged.
@@ -388,6 +426,60 @@ TEST(AdapterFiles, MustFitTheModel) {
   }
   std::filesystem::remove(dir / "adapter_config.json");
   EXPECT_EQ(error_of([&] { const AdapterWeights w(dir.path(), config); }).exit_code(), 2);
+}
+
+// Both files with bytes that are changed, left out or put in: read to the last value, or one error that says
+// where. The safetensors file is damaged in its header, whose numbers say where values lie.
+TEST(AdapterFiles, AFuzzedDirectoryIsReadOrAnError) {
+  const std::uint64_t rounds = inputs_asked(1000), first = test_seed(70000);
+  static const std::string kInserted = "{}[]\",:-1e999.0truenull99999999999999999999\"F32\"\"BF16\"\xff\x80";
+  ModelConfig config = FamilyFile("phi3").config();
+  config.lora = {.rank = 3, .alpha = 6, .modules = match_modules(config, "all-linear")};
+  const Model model(config, DType::kF32, host_ops());
+  const TempDir dir;
+  save_adapters(dir.path(), model, "base", [](const Unit&, const Param&, auto begin, auto end, float* out) {
+    std::fill(out, out + (end - begin), 1.0f);
+  });
+  const std::string names[] = {dir / "adapter_model.safetensors", dir / "adapter_config.json"};
+  const std::string good[] = {read_file(names[0]), read_file(names[1])};
+  std::uint64_t header = 0, errors = 0;
+  std::memcpy(&header, good[0].data(), sizeof header);
+  for (std::uint64_t seed = first; seed < first + rounds; ++seed) {
+    SCOPED_TRACE(seed);
+    const NamedRandom random(seed, "fuzz");
+    const std::size_t which = random.below(0, 2), size = which == 0 ? 8 + header : good[1].size();
+    std::string text = good[which];
+    const std::size_t at = random.below(1, size);
+    switch (random.below(2, 3)) {
+      case 0:
+        text[at] = static_cast<char>(random.below(3, 256));
+        break;
+      case 1:
+        text.erase(at, 1 + random.below(3, 9));
+        break;
+      default:
+        text.insert(at, kInserted.substr(random.below(3, kInserted.size()), 1 + random.below(4, 6)));
+    }
+    // Half of the damaged headers still have their own length in front.
+    const std::uint64_t length = header + text.size() - good[0].size();
+    if (which == 0 && at >= sizeof length && random.below(5, 2) == 0)
+      std::memcpy(text.data(), &length, sizeof length);
+    write_file(names[which], text), write_file(names[1 - which], good[1 - which]);
+    try {
+      const AdapterWeights weights(dir.path(), config);
+      for (const Param& p : model.units()[1].params) {
+        std::vector<float> values(static_cast<std::size_t>(p.count()));
+        if (p.adapter && weights.lora().rank == 3) weights.read(p, 0, p.count(), values.data());
+        (void)weights.merge(p, 0, p.adapter ? 0 : p.count(), values.data());
+      }
+    } catch (const Error& error) {
+      ++errors;
+      EXPECT_EQ(error.exit_code(), 2) << error.what();
+      EXPECT_FALSE(error.where().empty());
+      EXPECT_EQ(error.message().find('\n'), std::string::npos) << error.message();
+    }
+  }
+  EXPECT_GT(errors, rounds / 4);
 }
 
 }  // namespace

@@ -119,30 +119,43 @@ TEST(PartsOverlap, ExchangesAreUnderWayBesideProducts) {
   }
 }
 
-Batch some_batch() {
+Batch some_batch(std::uint64_t number) {
   Batch b{{2, 10}, {}, {}};
-  for (std::uint64_t i = 0; i < 20; ++i) {
+  for (std::uint64_t i = 20 * number; i < 20 * number + 20; ++i) {
     b.ids.push_back(static_cast<std::int32_t>(reference_hash("tokens", i) % 257));
     b.targets.push_back(i % 9 == 7 ? -1 : static_cast<std::int32_t>(reference_hash("targets", i) % 257));
   }
   return b;
 }
 
-// The loss and all gradients of each part.
-std::vector<std::string> bits_of(ModelConfig config, bool sequence, Backward how, bool drops,
-                                 Exchanges when) {
+struct PartsRun {
+  ModelConfig config;
+  bool sequence = false;
+  Backward how = Backward::kWhole;
+  bool drops = false;
+  DType dtype = DType::kF32;
+  Blocks blocks = Blocks::kWhole;
+};
+
+// The losses and all gradients of each part, of two micro-batches: the first overwrites the gradients, the
+// second adds to them.
+std::vector<std::string> bits_of(const PartsRun& setup, Exchanges when) {
   constexpr int kParts = 2;
+  ModelConfig config = setup.config;
   config.dropout = {.embedding = 0.1, .residual = 0.3};
   std::vector<std::string> bits(kParts);
   LocalParts(kParts, when).run([&](int part, PartExchange& exchange) {
     HostStream s("test", HostStream::Mode::kInline);
-    ModelRunner r(config, DType::kF32, host_ops(), s, 0, {kParts, part, sequence}, &exchange);
+    ModelRunner r(config, setup.dtype, host_ops(), s, 0, {kParts, part, setup.sequence}, &exchange,
+                  setup.blocks);
     r.fill(reference_weight);
     r.poison_grads();
-    if (drops) r.drop_as(77, 3, 4);
-    const double loss = r.forward_backward(some_batch(), Recompute::kYes, 1, Gradients::kOverwrite, how);
     std::string& mine = bits[static_cast<std::size_t>(part)];
-    mine = std::to_string(loss);
+    for (const Gradients into : {Gradients::kOverwrite, Gradients::kAdd}) {
+      const std::uint64_t number = into == Gradients::kAdd ? 1 : 0;
+      if (setup.drops) r.drop_as(77, 3, 4 + 2 * static_cast<std::int64_t>(number));
+      mine += std::to_string(r.forward_backward(some_batch(number), Recompute::kYes, 1, into, setup.how));
+    }
     for (std::size_t u = 0; u < r.units().size(); ++u) {
       const View g = r.grads(u);
       mine.append(static_cast<const char*>(g.data), static_cast<std::size_t>(g.cols) * size_of(g.dtype));
@@ -152,17 +165,23 @@ std::vector<std::string> bits_of(ModelConfig config, bool sequence, Backward how
 }
 
 // An exchange may be made at once, or only when it is ended: what lies between the two neither writes what it
-// reads, nor reads what it writes.
+// reads, nor reads what it writes, nor do the tiles of layers, and the sums of these in more bits.
 TEST(PartsOverlap, NothingTouchesWhatIsUnderWay) {
   const ModelConfig llama = config_of(true);
-  for (const ModelConfig& config : {config_of(false), llama, with_every_option(llama)}) {
+  const std::pair<DType, Blocks> layers[] = {{DType::kF32, Blocks::kWhole}, {DType::kBF16, Blocks::kInTiles}};
+  for (const ModelConfig& config :
+       {config_of(false), llama, with_every_option(llama), with_adapters(config_of(false), 0.2),
+        with_adapters(llama, 0.2), with_adapters(with_every_option(llama))}) {
     for (const bool sequence : {false, true}) {
       for (const Backward how : {Backward::kWhole, Backward::kInHalves}) {
         for (const bool drops : {false, true}) {
-          const auto bits = [&](Exchanges when) { return bits_of(config, sequence, how, drops, when); };
-          EXPECT_TRUE(bits(Exchanges::kWhenBegun) == bits(Exchanges::kWhenEnded))
-              << title_of(config.arch) << ", sequence " << sequence << ", in halves "
-              << (how == Backward::kInHalves) << ", drops " << drops;
+          for (const auto& [dtype, blocks] : layers) {
+            if (config.lora.on() && blocks == Blocks::kInTiles) continue;
+            const PartsRun setup{config, sequence, how, drops, dtype, blocks};
+            EXPECT_TRUE(bits_of(setup, Exchanges::kWhenBegun) == bits_of(setup, Exchanges::kWhenEnded))
+                << title_of(config.arch) << ", sequence " << sequence << ", in halves "
+                << (how == Backward::kInHalves) << ", drops " << drops << ", " << name_of(dtype);
+          }
         }
       }
     }

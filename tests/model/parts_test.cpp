@@ -37,6 +37,15 @@ std::vector<Case> cases() {
   llama.heads = 12, llama.kv_heads = 3, llama.head_size = 14;
   all.push_back({"three_kv_heads", llama});
   all.push_back({"every_option", with_every_option(llama)});
+  // Beside adapters these alone have gradients.
+  gpt2.dropout.residual = 0.2;
+  all.push_back({"gpt2_lora", with_adapters(gpt2, 0.3)});
+  all.push_back({"fused_lora", with_adapters(with_fused_matrices(llama), 0.3)});
+  all.push_back({"every_option_lora", with_adapters(with_every_option(llama))});
+  llama = reference_llama(), llama.layers = 2, llama.dropout.residual = 0.2;
+  all.push_back({"llama_lora", with_adapters(llama, 0.3)});
+  llama.kv_heads = 1;
+  all.push_back({"one_kv_head_lora", with_adapters(llama)});
   return all;
 }
 void PrintTo(const Case& c, std::ostream* out) {
@@ -64,8 +73,11 @@ Batch some_batch() {
 void collect(ModelRunner& r, Outcome& out, std::map<std::string, std::vector<bool>>& known) {
   for (std::size_t u = 0; u < r.units().size(); ++u) {
     const View flat = r.grads(u);
-    std::int64_t at = 0;
+    const bool adapted = r.model().config().lora.on();
+    if (adapted && !r.units()[u].adapted) continue;
+    std::int64_t at = adapted ? r.units()[u].tiles.back().first : 0;
     for (const Param& p : r.units()[u].params) {
+      if (p.adapter != adapted) continue;
       for (; at < p.offset; ++at) EXPECT_EQ(load(flat, 0, at), 0) << "in the gap before " << p.name;
       std::vector<double>& whole = out.gradients[p.name];
       std::vector<bool>& have = known[p.name];
@@ -96,6 +108,7 @@ Outcome run(const ModelConfig& config, Ops& ops, int parts, bool sequence, Recom
     HostStream stream("test", HostStream::Mode::kInline);
     ModelRunner r(config, DType::kF64, ops, stream, 64 * 1024, {parts, part, sequence}, &exchange);
     r.fill(reference_weight);
+    if (config.dropout.residual > 0) r.drop_as(77, 3, 4);
     // What gradients hold at first does not matter, chunks of logits do not, and nor does a second
     // micro-batch.
     r.poison_grads();

@@ -28,17 +28,32 @@ ADAPTERS = {
     "phi3": dict(r=5, lora_alpha=4, target_modules="all-linear"),
     "gemma2": dict(r=2, lora_alpha=3, target_modules=["k_proj", "o_proj", "down_proj"]),
     "olmo2": dict(r=7, lora_alpha=7, target_modules=["o_proj", "gate_proj"]),
+    "gpt2": dict(r=3, lora_alpha=7, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
 }
 
 
 def plain(name):
     """The name of an adapter's parameter as its file has it, without PEFT's prefix."""
-    return name.removeprefix("base_model.model.").replace(".default", "")
+    return name.removeprefix("base_model.model.").removeprefix("transformer.").replace(".default", "")
+
+
+def make_gpt2():
+    """GPT-2 with the sizes of the other models, whose Conv1D matrices are filled as [outputs, inputs]."""
+    config = transformers.GPT2Config(vocab_size=97, n_positions=40, n_embd=36, n_layer=3, n_head=4, n_inner=52,
+                                     resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager")
+    model = transformers.GPT2LMHeadModel(config).to(torch.float64).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            u = hashed(name.removeprefix("transformer."), p.numel()) >> np.uint64(40)
+            value = torch.from_numpy(0.4 * (u.astype(np.float64) * 2.0**-24 - 0.5))
+            turned = ".c_" in name and p.dim() == 2
+            p.copy_(value.view(p.shape[::-1]).T if turned else value.view(p.shape))
+    return model, config
 
 
 def make_adapted(name):
     """The model with adapters, of which the base does not change."""
-    model, config = make_model(name)
+    model, config = make_gpt2() if name == "gpt2" else make_model(name)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[name]),
                                   autocast_adapter_dtype=False).eval()
     trained = [(plain(n), p) for n, p in adapted.named_parameters() if p.requires_grad]
@@ -78,7 +93,7 @@ def make(name, out):
     adapter["target_modules"] = sorted(adapter["target_modules"])
     adapter["peft_type"] = "LORA"
     kept = {key: adapter[key] for key in ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias",
-                                          "target_modules")}
+                                          "target_modules") + ("fan_in_fan_out",) * adapter["fan_in_fan_out"]}
     save(out / f"{name}.safetensors", values, metadata={
         "config": json.dumps(text), "adapter": json.dumps(kept), "peft": peft.__version__,
         "transformers": transformers.__version__, "torch": torch.__version__,

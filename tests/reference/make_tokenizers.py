@@ -5,9 +5,10 @@ makes of some texts with them (cases.json).
     python3 -m venv venv
     venv/bin/pip install tokenizers==0.23.3
     venv/bin/python tests/reference/make_tokenizers.py
-    venv/bin/python tests/reference/make_tokenizers.py --large DIR
+    venv/bin/python tests/reference/make_tokenizers.py --large DIR [--kinds mistral,phi3] [--text FILE...]
 
-The last writes 10 MB of text and their tokens, which zg_test_data compares where ZG_TOKENIZER_CASES names DIR.
+The last writes 10 MB of text, or what the files have, and their tokens, which zg_test_data compares where
+ZG_TOKENIZER_CASES names DIR.
 """
 import argparse
 import json
@@ -210,16 +211,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", metavar="DIR")
     parser.add_argument("--bytes", type=int, default=10_000_000)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of the tokenizers")
+    parser.add_argument("--text", nargs="+", type=pathlib.Path, metavar="FILE", help="in place of the random text")
     arguments = parser.parse_args()
     here = pathlib.Path(__file__).resolve().parent / "tokenizers"
     if arguments.large:
         out = pathlib.Path(arguments.large)
         out.mkdir(parents=True, exist_ok=True)
-        text = large_text(1, arguments.bytes, everywhere=True)
+        text = ("".join(f.read_bytes().decode() for f in arguments.text) if arguments.text
+                else large_text(1, arguments.bytes, everywhere=True))
         (out / "text").write_bytes(text.encode())
-        for file in sorted(here.glob("*.json")):
-            if file.stem == "cases":
-                continue
+        for kind in arguments.kinds.split(","):
+            file = here / f"{kind}.json"
             ids = Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
             (out / f"{file.stem}.ids").write_bytes(b"".join(i.to_bytes(4, "little") for i in ids))
             print(file.stem, len(ids), "tokens")

@@ -182,6 +182,51 @@ TEST(StoreVersions, AVersionIsPinnedWhenItIsWritten) {
   rig.store->unpin_versions(pinned);
 }
 
+// Drives take what a checkpoint writes as mere write-backs, until a thread waits for them. First writes are
+// counted with the bytes, when they have ended.
+TEST(StoreVersions, WhatAThreadWaitsForGoesFirst) {
+  constexpr int kCount = 140;  // more than are under way at once
+  const TensorTable table = versioned(kCount, 2);
+  Rig rig(table, {0, kCount * 2 * kPage}, memory(table));
+  const Deadline deadline(30, [&] { return rig.store->state(); });
+  auto& drive = static_cast<MemoryIo&>(*rig.io);
+  Program program("writes");
+  std::vector<SegmentId> all;
+  for (SegmentId id = 0; id < kCount; ++id) {
+    program.add_op(std::vector<AccessStep>{{id, Tier::kHost, Access::kOverwrite, false}});
+    all.push_back(id);
+  }
+  program.finish(kCount);
+  for (int round = 1; round <= 3; ++round) {
+    rig.store->run(&program, nullptr);
+    std::vector<Lease> leases;
+    for (SegmentId id = 0; id < kCount; ++id) {
+      rig.store->acquire_op(nullptr, leases);
+      fill(leases[0].data(), kBytes, id, static_cast<std::uint64_t>(round));
+      leases.clear();
+    }
+    drive.hold(io::Op::kWrite);
+    EXPECT_EQ(rig.store->write_back(all), kCount * 2 * kPage);
+    EXPECT_EQ(rig.store->traffic().nvme_write, (round - 1) * kCount * 2 * kPage);
+    EXPECT_EQ(rig.store->first_written_bytes(), std::min(round - 1, 2) * kCount * 2 * kPage);
+    EXPECT_EQ(drive.write_priority(), io::Priority::kWriteBack);
+    const int before = drive.promoted();
+    rig.store->hasten(all);
+    EXPECT_GE(drive.promoted(), before + 100);
+    EXPECT_LT(drive.promoted(), before + kCount);
+    drive.let_go(io::Op::kWrite);
+    const std::vector<PinnedVersion> pinned = rig.store->pin_versions(all);
+    EXPECT_EQ(drive.write_priority(), io::Priority::kDemand);
+    rig.store->drain();
+    EXPECT_EQ(rig.store->traffic().nvme_write, round * kCount * 2 * kPage);
+    EXPECT_EQ(rig.store->first_written_bytes(), std::min(round, 2) * kCount * 2 * kPage);
+    const int then = drive.promoted();
+    rig.store->hasten(all);  // nothing is under way
+    EXPECT_EQ(drive.promoted(), then);
+    rig.store->unpin_versions(pinned);
+  }
+}
+
 TEST(StoreVersions, AWriteThatFailsLeavesTheOneBefore) {
   for (const int versions : {1, 2}) {
     SCOPED_TRACE(versions);

@@ -61,7 +61,10 @@ class MemoryIo final : public io::Engine {
     changed_.notify_all();
     return {static_cast<std::uint32_t>(number), 1};
   }
-  void promote(io::Ticket, io::Priority) override {}
+  void promote(io::Ticket, io::Priority) override {
+    std::lock_guard lock(mutex_);
+    ++promoted_;
+  }
   bool poll(io::Ticket, io::Result&) override { return false; }
   io::Result wait(io::Ticket) override { return {}; }
   void register_memory(void*, std::int64_t) override { ++registered_; }
@@ -85,6 +88,10 @@ class MemoryIo final : public io::Engine {
   // Transfers of this kind stay under way until they are let go.
   void hold(io::Op op) { hold(op, true); }
   void let_go(io::Op op) { hold(op, false); }
+  int promoted() const {
+    std::lock_guard lock(mutex_);
+    return promoted_;
+  }
   int reads() const {
     std::lock_guard lock(mutex_);
     return reads_;
@@ -178,6 +185,7 @@ class MemoryIo final : public io::Engine {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Pending> pending_;
+  int promoted_ = 0;
   int reads_ = 0, writes_ = 0;
   io::Priority write_priority_ = io::Priority::kDemand;
   std::array<bool, 2> held_{};  // by io::Op

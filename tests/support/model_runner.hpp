@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -83,12 +84,49 @@ struct Batch {
 
 enum class Recompute { kNo, kYes };
 
+// The tiles of a unit, one at a time in one place, which has nothing of it between two of them: NaN before a
+// gradient is overwritten, and a sum is put back when the next tile is asked for. For streams that run their
+// work at once.
+class TileRoom final : public TileAccess {
+ public:
+  // weights, grads: flat, of the whole unit.
+  TileRoom(const Unit& unit, const View& weights, const View& grads, Gradients into)
+      : unit_(unit), weights_(weights), grads_(grads), into_(into) {}
+  ~TileRoom() override { put_back(); }
+
+  View next(const TileUse& use) override {
+    put_back();
+    const bool reads = use.kind == TileUse::Kind::kWeight;
+    const Tile& tile = unit_.tiles[static_cast<std::size_t>(use.tile)];
+    place_ = (reads ? weights_ : grads_).col_range(tile.first, tile.count);
+    room_ = std::make_unique<Bytes>(bytes());
+    writes_ = !reads;
+    if (reads || into_ == Gradients::kAdd) std::memcpy(room_->data(), place_.data, size());
+    return {room_->data(), place_.dtype, 1, tile.count};
+  }
+
+ private:
+  std::int64_t bytes() const { return place_.cols * static_cast<std::int64_t>(size_of(place_.dtype)); }
+  std::size_t size() const { return static_cast<std::size_t>(bytes()); }
+  void put_back() {
+    if (writes_) std::memcpy(place_.data, room_->data(), size());
+    writes_ = false;
+  }
+
+  const Unit& unit_;
+  const View weights_, grads_;
+  const Gradients into_;
+  View place_ = {};
+  std::unique_ptr<Bytes> room_;
+  bool writes_ = false;
+};
+
 class ModelRunner {
  public:
-  // logits_bytes, part: as of Model. exchange: with the other parts, if there are any.
+  // logits_bytes, part, blocks: as of Model. exchange: with the other parts, if there are any.
   ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream, std::int64_t logits_bytes = 0,
-              const ModelPart& part = {}, PartExchange* exchange = nullptr)
-      : model_(config, dtype, ops, logits_bytes, part), stream_(stream) {
+              const ModelPart& part = {}, PartExchange* exchange = nullptr, Blocks blocks = Blocks::kWhole)
+      : model_(config, dtype, ops, logits_bytes, part, blocks), stream_(stream) {
     if (exchange != nullptr) model_ = model_.with(*exchange);
     for (const Unit& unit : model_.units()) {
       weights_.emplace_back(unit.count * bytes_of(dtype));
@@ -102,8 +140,9 @@ class ModelRunner {
   const std::vector<Unit>& units() const { return model_.units(); }
   View weights(std::size_t unit) const { return flat(weights_, unit, model_.dtype()); }
   View grads(std::size_t unit) const { return flat(grads_, unit, model_.accumulator_dtype()); }
-  // Of a block with adapters: its own parameters, and the adapters; null: there are none.
-  View own(std::size_t unit) const { return weights(unit).col_range(0, units()[unit].tiles.front().count); }
+  // Of a block with adapters or in tiles: its first tile. The adapters; null: there are none.
+  View own(std::size_t unit) const { return first_tile(weights(unit), unit); }
+  View own_grads(std::size_t unit) const { return first_tile(grads(unit), unit); }
   View adapters(std::size_t unit) const { return second_tile(weights(unit), unit); }
   View adapter_grads(std::size_t unit) const { return second_tile(grads(unit), unit); }
   View weight(std::size_t unit, const Param& p) const { return part(weights(unit), p); }
@@ -167,13 +206,14 @@ class ModelRunner {
 
   // Computes the gradients of the sum of losses, times the scale; returns that sum. In halves, the second
   // ones of all blocks come after the first ones. Frozen, only the embedding's and the adapters' are
-  // computed; beside adapters only these are.
+  // computed; beside adapters only these are, in halves too.
   double forward_backward(const Batch& batch, Recompute recompute = Recompute::kNo, double loss_scale = 1,
                           Gradients into = Gradients::kAdd, Backward how = Backward::kWhole) {
     const BatchShape shape = batch.shape;
     const bool adapted = model_.config().lora.on(), frozen = adapted || how == Backward::kFrozen;
-    if (frozen) how = Backward::kFrozen;
-    const bool in_halves = how == Backward::kInHalves, all_saved = in_halves || recompute == Recompute::kNo;
+    const bool in_halves = how == Backward::kInHalves;
+    if (frozen && !in_halves) how = Backward::kFrozen;
+    const bool all_saved = in_halves || recompute == Recompute::kNo;
     std::vector<Bytes> xs, saved;
     xs.emplace_back(model_.checkpoint_bytes(shape));
     embed(batch, xs.back());
@@ -183,7 +223,7 @@ class ModelRunner {
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
       model_.block_forward(stream_, shape, own(u), rows(xs[u - 1], batch), rows(xs[u], batch),
-                           saved.back().data(), workspace.data(), nullptr, nullptr, place(u), layer(u),
+                           saved.back().data(), workspace.data(), nullptr, tiles(u), place(u), layer(u),
                            documents(batch), adapters(u));
       stream_.synchronize();
     }
@@ -200,28 +240,30 @@ class ModelRunner {
       if (recompute == Recompute::kYes) {
         mine.poison();
         model_.block_forward(stream_, shape, own(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch),
+                             workspace.data(), nullptr, tiles(u), place(u), layer(u), documents(batch),
                              adapters(u));
       }
       stream_.synchronize();
       workspace.poison();
       const View x = rows(xs[u - 1], batch);
       if (in_halves) {
-        model_.block_backward_input(stream_, shape, weights(u), x, mine.data(), rows(dx, batch),
-                                    workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch));
+        model_.block_backward_input(stream_, shape, own(u), x, mine.data(), rows(dx, batch), workspace.data(),
+                                    nullptr, tiles(u), place(u), layer(u), documents(batch), adapters(u));
       } else {
         model_.block_backward(stream_, shape, own(u), x, mine.data(), rows(dx, batch),
-                              frozen ? View() : grads(u), workspace.data(), into, nullptr, nullptr, place(u),
-                              layer(u), documents(batch), {adapters(u), adapter_grads(u)});
+                              frozen ? View() : own_grads(u), workspace.data(), into, nullptr, tiles(u, into),
+                              place(u), layer(u), documents(batch), {adapters(u), adapter_grads(u)});
       }
       stream_.synchronize();
     }
     for (std::size_t u = 1; in_halves && u < head(); ++u) {
       workspace.poison();
-      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(), grads(u),
-                                   workspace.data(), into, nullptr, place(u));
+      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(),
+                                   adapted ? View() : own_grads(u), workspace.data(), into, tiles(u, into),
+                                   place(u), adapter_grads(u));
       stream_.synchronize();
     }
+    tiles_.reset();
     if (adapted) return sum;
     // A tied head has written to the embedding's gradients before.
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
@@ -244,7 +286,7 @@ class ModelRunner {
       saved.poison();
       to.poison();
       model_.block_forward(stream_, shape, own(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data(), nullptr, nullptr, place(u), layer(u), documents(batch),
+                           workspace.data(), nullptr, tiles(u), place(u), layer(u), documents(batch),
                            adapters(u));
       stream_.synchronize();
     }
@@ -268,9 +310,19 @@ class ModelRunner {
                              place(0), documents(batch));
     stream_.synchronize();
   }
+  // For one call; null: the unit is whole.
+  TileAccess* tiles(std::size_t unit, Gradients into = Gradients::kAdd) {
+    tiles_.reset();
+    if (!units()[unit].in_tiles()) return nullptr;
+    tiles_ = std::make_unique<TileRoom>(units()[unit], weights(unit), grads(unit), into);
+    return tiles_.get();
+  }
   static std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
   View flat(const std::vector<Bytes>& all, std::size_t unit, DType t) const {
     return {all[unit].data(), t, 1, units()[unit].count};
+  }
+  View first_tile(const View& all, std::size_t unit) const {
+    return all.col_range(0, units()[unit].tiles.front().count);
   }
   View second_tile(const View& all, std::size_t unit) const {
     const Tile& tile = units()[unit].tiles.back();
@@ -287,6 +339,7 @@ class ModelRunner {
   Stream& stream_;
   std::vector<Bytes> weights_, grads_;
   std::vector<DropoutPlace> places_;  // by unit; empty: nothing is dropped
+  std::unique_ptr<TileRoom> tiles_;   // of the call under way
 };
 
 }  // namespace zg::test

@@ -271,12 +271,14 @@ class NaiveOps : public Ops {
   void dropout(Stream&, View x, const Dropout& d, View y) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
       const std::int64_t row = d.first_row + r;
-      const Philox4 words =
-          philox4x32_10({static_cast<std::uint32_t>(c / 4), static_cast<std::uint32_t>(d.positions.of(row)),
-                         static_cast<std::uint32_t>(d.first_sequence + row / d.positions.time),
-                         static_cast<std::uint32_t>(d.step)},
-                        {d.key.key[0], d.key.key[1]});
-      return words[static_cast<std::size_t>(c % 4)] >= d.rate * 0x1p32 ? at(x, r, c) / (1 - d.rate) : 0.0;
+      const std::int64_t column = d.first_column + c;
+      const Philox4 words = philox4x32_10(
+          {static_cast<std::uint32_t>(column / 4), static_cast<std::uint32_t>(d.positions.of(row)),
+           static_cast<std::uint32_t>(d.first_sequence + row / d.positions.time),
+           static_cast<std::uint32_t>(d.step)},
+          {d.key.key[0], d.key.key[1]});
+      return words[static_cast<std::size_t>(column % 4)] >= d.rate * 0x1p32 ? at(x, r, c) / (1 - d.rate)
+                                                                            : 0.0;
     });
   }
   void bias_backward(Stream&, View dy, View db, View) override {

@@ -78,6 +78,18 @@ inline ModelConfig with_norms_after(ModelConfig c) {
   return c;
 }
 
+// With adapters beside all matrices of its blocks, which training drops some of the inputs of.
+inline ModelConfig with_adapters(ModelConfig c, double dropout = 0) {
+  c.lora = {.rank = 3, .alpha = 5, .dropout = dropout, .modules = match_modules(c, "all-linear")};
+  return c;
+}
+
+// The files of Phi-3, which have q, k and v as one matrix, and gate and up.
+inline ModelConfig with_fused_matrices(ModelConfig c) {
+  c.arch = Arch::kPhi3, c.block.fused = true;
+  return c;
+}
+
 // The position in the Hugging Face tensor of element (row, column) of ours, of the whole parameter.
 inline std::int64_t file_index(const Param& p, std::int64_t row, std::int64_t column) {
   return p.conv1d ? column * p.whole_rows + row : row * p.whole_cols + column;

@@ -5,8 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <mutex>
+#include <thread>
 
 #include "train/checkpoint_fixture.hpp"
 #include "train/pinned_state.hpp"
@@ -155,9 +158,111 @@ TEST_F(Beside, WhatWasBegunIsCommittedThoughTheRunFails) {
   }
 }
 
+// The ranks hear of a failure while the commit is still held up, and the failure is the cause's own.
+TEST_F(Beside, TheOthersHearOfAFailureBeforeTheCommitEnds) {
+  SlowCommit files;
+  Position position;
+  position.fails_at = 3;
+  Trainer trainer(config("out", two_ranks_ + on_drive("drive")), {.files = &files});
+  std::atomic<bool> heard{false};
+  files.before = [&](int step) {
+    if (step != 2) return;
+    EXPECT_TRUE(position.ends(3, 60));
+    // The other rank waits for the one that has failed, in the step after, until it hears.
+    for (int at_rest = 0, looks = 0; at_rest < 25 && looks < 1000; ++looks) {
+      at_rest = trainer.rank(1).engine().waiting() ? 0 : at_rest + 1;
+      heard = at_rest == 25;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  };
+  trainer.start();
+  const Error error = test::error_of([&] { return trainer.run({&position}), 0; });
+  EXPECT_TRUE(heard);
+  EXPECT_EQ(error.where(), "test");
+  const auto all = list_checkpoints(directory_ + "/out/checkpoints");
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all.front().step, 2);
+  Checkpoint(all.front().path).verify();
+}
+
+// An error that no file operation tells of ends the thread that commits. The run ends with that error at the
+// next update, of however many ranks, and the checkpoint before is there. In a pipeline with early updates
+// the last stage comes to its update first, and the first stage, whose thread has failed, waits for it.
+TEST_F(Beside, ACommitThreadThatThrowsEndsTheRun) {
+  const Strings stages{"devices=host:2", "train_micro_batch_size_per_gpu=1", "parallel.pipeline=2",
+                       "model.n_layer=2", "gradient_clipping=0"};
+  int number = 0;
+  for (const Strings& settings : {Strings{}, two_ranks_, stages}) {
+    SCOPED_TRACE(testing::PrintToString(settings));
+    const std::string name = fmt::format("out{}", number++);
+    const Strings all = settings + on_drive("drive of " + name);
+    const Outcome whole = run("whole " + name, settings + on_drive("drive of whole " + name));
+    SlowCommit files;
+    files.before = [](int step) {
+      if (step == 4) throw std::runtime_error("out of everything");
+    };
+    const auto begin = std::chrono::steady_clock::now();
+    {
+      Trainer trainer(config(name, all), {.files = &files});
+      trainer.start();
+      try {
+        (void)trainer.run();
+        ADD_FAILURE() << "the run goes on";
+      } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "out of everything");
+      }
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+    const auto there = list_checkpoints(directory_ + "/" + name + "/checkpoints");
+    ASSERT_EQ(there.size(), 1u);
+    EXPECT_EQ(there.front().step, 2);
+    expect_tail(whole, run(name, all, ""));
+  }
+}
+
+// A process that is not the machine's first has a directory of its own in that of each drive.
+TEST_F(Beside, TheNameOfAProcessesDirectoryIsSynced) {
+  class Synced final : public Files {
+   public:
+    std::mutex mutex;
+    std::vector<std::string> before_name;  // of the first checkpoint
+    int sync_directory(const std::string& path) override {
+      std::lock_guard lock(mutex);
+      if (!named_) before_name.push_back(path);
+      return Files::sync_directory(path);
+    }
+    int rename(const std::string& from, const std::string& to) override {
+      std::lock_guard lock(mutex);
+      named_ = named_ || to.find("-step-") != to.npos;
+      return Files::rename(from, to);
+    }
+
+   private:
+    bool named_ = false;
+  } files;
+  const Strings all = on_drive("drive/ziggurat-process-1");
+  Trainer trainer(config("out", all), {.files = &files});
+  trainer.start();
+  (void)trainer.run();
+  for (const char* name : {"/drive/ziggurat-process-1", "/drive"}) {
+    EXPECT_EQ(std::count(files.before_name.begin(), files.before_name.end(), directory_ + name), 1) << name;
+  }
+}
+
 // A file system of its own, with little room.
 class SmallDrive {
  public:
+  // Runs this test once more where it may mount: in name spaces of its own. Whether that could be done.
+  static bool can_have_rights() {
+    constexpr const char* kAgain = "ZG_TEST_IN_NAME_SPACES";
+    if (std::getenv(kAgain) != nullptr || std::system("unshare -Urm true 2>/dev/null") != 0) return false;
+    const auto* const test = testing::UnitTest::GetInstance()->current_test_info();
+    const std::string words =
+        fmt::format("{}=1 unshare -Urm '{}' --gtest_brief=1 --gtest_filter={}.{}", kAgain,
+                    fs::read_symlink("/proc/self/exe").string(), test->test_suite_name(), test->name());
+    EXPECT_EQ(std::system(words.c_str()), 0);
+    return true;
+  }
   SmallDrive(std::string path, std::int64_t bytes) : path_(std::move(path)) {
     fs::create_directories(path_);
     mounted_ = ::mount("zg-test", path_.c_str(), "tmpfs", 0, fmt::format("size={}", bytes).c_str()) == 0;
@@ -186,7 +291,8 @@ TEST_F(Beside, ARunThatDoesNotTakeTheStateOverNeedsRoomBesideIt) {
     bytes = layout.table.nvme_bytes() + pinned_form(layout).bytes() / 2;
   }
   const SmallDrive drive(directory_ + "/drive", bytes);
-  if (!drive.mounted()) GTEST_SKIP() << "may not mount";
+  if (!drive.mounted() && SmallDrive::can_have_rights()) return;
+  if (!drive.mounted()) GTEST_SKIP() << "may not mount, and name spaces cannot be had";
   const Outcome first = run("out", all);
   // Segments of other sizes.
   const Error error = usage_error([&] { Trainer trainer(config("out", all + larger), {.resume = ""}); });

@@ -18,6 +18,13 @@ TEST(CheckpointFamilies, AModelIsReadAsItWasWritten) {
     c.dropout = {.embedding = 0.1, .residual = 0.25};
     c.init_std = ModelConfig{}.init_std;  // of the first weights alone, so that no checkpoint has it
     EXPECT_EQ(model_of(model_bits(c), "manifest"), c);
+    ModelConfig adapted = c;
+    adapted.lora = {.rank = 7, .alpha = 1.0 / 3, .rslora = true, .dropout = 0.1};
+    const std::vector<LoraModule> modules = lora_modules(c);
+    for (std::size_t i = 0; i < modules.size(); ++i) {
+      adapted.lora.modules |= 1u << static_cast<int>(modules[i]);
+      EXPECT_EQ(model_of(model_bits(adapted), "manifest"), adapted);
+    }
   }
 }
 

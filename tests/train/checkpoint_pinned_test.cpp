@@ -2,10 +2,12 @@
 // they take the files over or not, and nothing is written but what was newer in memory.
 #include <functional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "train/checkpoint_fixture.hpp"
 #include "train/pinned_state.hpp"
+#include "train/sequential_io.hpp"
 
 namespace zg {
 namespace {
@@ -211,6 +213,37 @@ TEST_F(Pinned, AreExportedAndDiscarded) {
   ASSERT_EQ(tensors.size(), o.tensors.size());
   for (const auto& [name, bytes] : o.tensors) EXPECT_TRUE(bytes == tensors.at(name)) << name;
   EXPECT_EQ(Checkpoint(copy).manifest().pinned, 0);
+}
+
+// Pieces that are read and written in several chunks, on one drive and striped.
+TEST_F(Pinned, LongPiecesAreExported) {
+  const Strings large{"data.seq_len=16",
+                      R"(model={"arch": "gpt2", "n_layer": 1, "n_embd": 640, "n_head": 2, "vocab_size": 8000,
+                         "n_positions": 16})",
+                      "tiers.device=200MiB", "tiers.host=70MiB", "steps=1"};
+  const Strings adamw{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}})"};
+  const Strings split{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "state": "split"})",
+                      "bf16.enabled=true"};
+  for (const auto& [name, settings, count] :
+       {std::tuple("one", adamw, 1), std::tuple("two", adamw, 2), std::tuple("split", split, 1)}) {
+    SCOPED_TRACE(name);
+    const Outcome o = run(name, drives(name, count) + large + settings);
+    std::int64_t longest = 0;
+    for (const PinnedState& pins : pins_in(o.newest)) {
+      for (const PinnedSegment& segment : pins.segments) {
+        for (const io::StoredPiece& piece : segment.stored.pieces) longest = std::max(longest, piece.bytes);
+      }
+    }
+    EXPECT_GT(longest, count == 1 ? kSequentialChunk : 0);
+    std::int64_t done = 0;
+    const Checkpoint checkpoint(o.newest);
+    const std::string copy =
+        export_checkpoint(checkpoint, directory_ + "/copies of " + name, [&](std::int64_t n) { done = n; });
+    EXPECT_EQ(done, checkpoint.manifest().pinned);
+    const Tensors tensors = tensors_in(copy);
+    ASSERT_EQ(tensors.size(), o.tensors.size());
+    for (const auto& [tensor, bytes] : o.tensors) EXPECT_TRUE(bytes == tensors.at(tensor)) << tensor;
+  }
 }
 
 TEST_F(Pinned, DamageIsNamed) {

@@ -60,37 +60,7 @@ class ComposedRuns : public RunTest {
     };
     Picks picks(axes.size());
     if (!complete(picks, fixed, by_gain)) return std::nullopt;
-    if (!saves_shards_of_tiles(picks)) return picks;
-    // The table is of pairs: these three are refused together alone, so one of them is left out.
-    for (const auto& [name, choice] :
-         {Named{"checkpoints", "none"}, {"tiers.tiles", "auto"}, {"ZeRO stage", "0"}}) {
-      const auto [axis, number] = find(name, choice);
-      if (axis == pair[0] || axis == pair[2]) continue;
-      auto without = fixed;
-      without[axis] = number;
-      if (complete(picks, without, by_gain) && !saves_shards_of_tiles(picks)) return picks;
-    }
-    return std::nullopt;
-  }
-  using Named = std::pair<const char*, const char*>;
-  // The numbers of an axis and of a choice on it.
-  static std::pair<std::size_t, std::size_t> find(std::string_view axis, std::string_view choice) {
-    const std::vector<Axis>& axes = composition_axes();
-    for (std::size_t a = 0; a < axes.size(); ++a) {
-      for (std::size_t c = 0; c < axes[a].choices.size(); ++c) {
-        if (axes[a].name == axis && axes[a].choices[c].name == choice) return {a, c};
-      }
-    }
-    ADD_FAILURE() << "no choice " << choice << " of " << axis;
-    return {};
-  }
-  static bool saves_shards_of_tiles(const Picks& picks) {
-    const auto has = [&](const char* axis, const char* choice) {
-      const auto [a, c] = find(axis, choice);
-      return picks[a] == c;
-    };
-    return has("tiers.tiles", "on") && has("checkpoints", "on") && !has("ZeRO stage", "0") &&
-           !has("devices", "host") && !has("devices", "cuda:N");
+    return picks;
   }
   // Large enough for everything.
   static Hardware machine_of(const RunConfig& run) {

@@ -74,8 +74,18 @@ TEST_F(LoraRuns, LeaveAdaptersBesideAModelThatIsNotWritten) {
 TEST_F(LoraRuns, BeginAlikeWhateverTheRanks) {
   const Strings once{"steps=1", "optimizer.params.lr=0", "train_batch_size=6"};
   (void)train("one", kRank4 + once);
-  (void)train("three", kRank4 + once + Strings{"devices=host:3", "zero_optimization.stage=3"});
-  EXPECT_TRUE(weights("one") == weights("three"));
+  for (const Strings& place : {Strings{"devices=host:3", "zero_optimization.stage=3"},
+                               Strings{"devices=host:2", "parallel.tensor=2"},
+                               Strings{"devices=host:2", "parallel.tensor=2", "parallel.sequence=true"},
+                               Strings{"devices=host:2", "parallel.pipeline=2"},
+                               Strings{"devices=host:8", "parallel.tensor=2", "parallel.pipeline=2",
+                                       "zero_optimization.stage=1", "train_batch_size=8"}}) {
+    SCOPED_TRACE(testing::PrintToString(place));
+    (void)train("many", kRank4 + once + place);
+    EXPECT_TRUE(weights("one") == weights("many"));
+    EXPECT_EQ(read_file(adapter("one") + "/adapter_config.json"),
+              read_file(adapter("many") + "/adapter_config.json"));
+  }
   (void)train("other", kRank4 + once + Strings{"seed=5"});
   EXPECT_FALSE(weights("one") == weights("other"));
   // A is uniform between -1 and 1 / sqrt(in), B is zero.
@@ -112,6 +122,89 @@ TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {
     return 0;
   });
   EXPECT_HAS(error.message(), "lora is rank 5");
+}
+
+// A run may go on with other shards, parts and stages: to the bit where the ranks that share the data are as
+// many, else to rounding.
+TEST_F(LoraRuns, GoOnWithOtherShardsPartsAndStages) {
+  const Strings settings = kRank4 + Strings{"checkpoint.every=2", "train_batch_size=4"};
+  const Outcome whole = train("whole", settings + Strings{"devices=host:2", "zero_optimization.stage=3"});
+  for (const auto& [place, exact] :
+       {std::pair(Strings{"devices=host:2", "zero_optimization.stage=1"}, true),
+        {Strings{"devices=host:4", "zero_optimization.stage=2", "parallel.pipeline=2"}, true},
+        {Strings{"devices=host:4", "zero_optimization.stage=1", "parallel.tensor=2"}, false},
+        {Strings{}, false}}) {
+    SCOPED_TRACE(testing::PrintToString(place));
+    std::filesystem::remove_all(directory_ + "/part");
+    (void)train("part", settings + Strings{"devices=host:2", "zero_optimization.stage=3", "steps=2"});
+    const Outcome rest = train("part", settings + place, "");
+    ASSERT_EQ(rest.losses.size(), 2u);
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_NEAR(rest.losses[i], whole.losses[i + 2], 1e-4 * whole.losses[i + 2]);
+    EXPECT_TRUE(!exact || weights("whole") == weights("part"));
+  }
+}
+
+// A checkpoint gives what its run would have left at its end: the adapters, or the model with them.
+TEST_F(LoraRuns, ExportAdaptersAndTheMergedModel) {
+  for (const Strings& place :
+       {Strings{}, Strings{"devices=host:2", "parallel.tensor=2", "lora.rslora=true"}}) {
+    const Outcome o = train("run", kRank4 + Strings{"checkpoint.every=4", "lora.dropout=0.1"} + place);
+    const Checkpoint checkpoint(o.newest);
+    const std::string out = directory_ + "/exported", merged = directory_ + "/exported-model";
+    export_model(checkpoint, out);
+    for (const char* file : {"/adapter_config.json", "/adapter_model.safetensors"})
+      EXPECT_TRUE(read_file(out + file) == read_file(adapter("run") + file)) << file;
+    export_model(checkpoint, merged, {}, ExportedModel::kMerged);
+    // As `merge` does it, but for its rounding.
+    const ModelConfig c = read_hf_config(merged);
+    EXPECT_FALSE(c.lora.on());
+    const Model model(c, DType::kF32, host_ops());
+    const HfWeights before(model_, model), after(merged, model);
+    const AdapterWeights adapters(adapter("run"), c);
+    for (const Unit& unit : model.units()) {
+      for (const Param& p : unit.params) {
+        std::vector<float> expected(static_cast<std::size_t>(p.count())), values = expected;
+        before.read(p, 0, p.count(), expected.data()), after.read(p, 0, p.count(), values.data());
+        (void)adapters.merge(p, 0, p.count(), expected.data());
+        EXPECT_TRUE(expected == values) << p.name;
+      }
+    }
+    std::filesystem::remove_all(directory_ + "/run");
+  }
+  const Outcome plain = run("plain", {"steps=1", "checkpoint.every=1"});
+  EXPECT_HAS(usage_error([&] {
+               export_model(Checkpoint(plain.newest), directory_ + "/no", {}, ExportedModel::kMerged);
+               return 0;
+             }).message(),
+             "trains no adapters");
+}
+
+// GPT-2, whose files have their matrices transposed.
+TEST_F(LoraRuns, TrainGpt2) {
+  ModelConfig c;
+  c.arch = Arch::kGpt2;
+  c.vocab_size = 256, c.context = 32, c.width = 24, c.layers = 2, c.heads = c.kv_heads = 4, c.head_size = 6;
+  c.inner = 48;
+  const std::string base = directory_ + "/gpt2";
+  save_hf(base, Model(c, DType::kF32, host_ops()), DType::kF32,
+          [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+            for (std::int64_t i = begin; i < end; ++i)
+              out[i - begin] =
+                  static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
+          });
+  const Strings settings = kRank4 + Strings{"model.from=" + base, "lora.target=[\"c_*\"]"};
+  const Outcome o = train("run", settings);
+  EXPECT_LT(o.losses.back(), o.losses.front());
+  EXPECT_HAS(read_file(adapter("run") + "/adapter_config.json"), "\"fan_in_fan_out\": true");
+  EXPECT_HAS(weights("run"), "base_model.model.transformer.h.1.mlp.c_proj.lora_B.weight");
+  EXPECT_EQ(merge_adapters(base, adapter("run"), directory_ + "/merged"), 2 * 4);
+  const std::vector<std::int32_t> ids{97, 108, 108, 32, 119, 111, 114, 107, 32, 97, 110, 100};
+  const auto loss = [&](const std::string& model, const std::string& adapters) {
+    return Generator(model, 0, adapters).loss_of(ids, {}, 12).mean();
+  };
+  EXPECT_NEAR(loss(directory_ + "/merged", ""), loss(base, adapter("run")), 1e-5);
+  EXPECT_NE(loss(directory_ + "/merged", ""), loss(base, ""));
 }
 
 // State on drives, pinned there.
@@ -185,10 +278,6 @@ TEST_F(LoraRuns, RefuseWhatCannotBe) {
   refused({"lora.rank=2", "lora.target=[]"}, "lora.target", "expected");
   refused({"lora.rank=2", "lora.from=x"}, "lora.rank", "is said by the adapters of lora.from");
   refused({"lora.from=" + directory_ + "/none"}, "adapter_config.json", "");
-  refused({"lora.rank=2", "devices=host:2", "parallel.tensor=2"}, "lora",
-          "adapters are not split into parts so far");
-  refused({"lora.rank=2", "devices=host:2", "parallel.pipeline=2"}, "lora",
-          "stages train whole layers so far");
   refused({"lora.rank=2", "tiers.tiles=on"}, "tiers.tiles", "adapters stand beside whole matrices so far");
   refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"frozen\": true}]"},
           "optimizer.param_groups", "all but the adapters is frozen already");
@@ -199,7 +288,7 @@ TEST_F(LoraRuns, RefuseWhatCannotBe) {
                                              "optimizer.param_groups=[{\"params\": \"*lora_B*\", "
                                              "\"lr_factor\": 16}]"}),
                           {}));
-  // A model that is new, or GPT-2.
+  // A model that is new.
   EXPECT_HAS(usage_error([&] {
                Trainer trainer(on_book({"lora.rank=2"}), {});
                return 0;

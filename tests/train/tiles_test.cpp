@@ -2,18 +2,13 @@
 // byte.
 #include <cmath>
 
-#include "train/run_fixture.hpp"
+#include "train/checkpoint_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 namespace {
-
-Strings operator+(Strings a, const Strings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 class TileRuns : public RunTest {
  protected:
@@ -57,6 +52,29 @@ class TileRuns : public RunTest {
     std::filesystem::create_directories(directory_ + "/drive");
     return {"tiers.host=6MiB", "tiers.nvme.0.path=" + directory_ + "/drive"};
   }
+  // On a machine with room for much more.
+  RunPlan plan(std::int64_t device, const Strings& more, int rank = 0) const {
+    const RunConfig run = on_book(settings(device, more));
+    ModelConfig model = *run.model;
+    model.vocab_size = 256;
+    Hardware machine;
+    machine.memory.available = 8 * kGiB;
+    machine.cores.nodes = {{0, {{0, 0}}}};
+    return make_run_plan(run, model, 500, machine, rank);
+  }
+  // What a run that is refused is told of the smallest budgets.
+  struct Smallest {
+    std::int64_t device = 0, host = 0;
+    std::string hint;
+  };
+  Smallest smallest(std::int64_t device, const Strings& more, int rank = 0) const {
+    const Error error = test::error_of([&] { return plan(device, more, rank); });
+    EXPECT_EQ(error.code(), Errc::kMemory);
+    const auto number_of = [&](const std::string& key) {
+      return std::stoll(error.hint().substr(error.hint().find(key) + key.size()));
+    };
+    return {number_of("tiers.device="), number_of("tiers.host="), error.hint()};
+  }
   static void expect_near(const Outcome& a, const Outcome& b) {
     ASSERT_EQ(a.losses.size(), b.losses.size());
     for (std::size_t i = 0; i < a.losses.size(); ++i)
@@ -98,35 +116,49 @@ TEST_F(TileRuns, OfSeveralRanksHaveTheBitsOfAnyStage) {
 
 // What is refused says how small it could get, and that does.
 TEST_F(TileRuns, TheSmallestBudgetsAreThoseOfTiles) {
-  const auto plan = [&](std::int64_t device, const Strings& more) {
-    const RunConfig run = on_book(settings(device, more));
-    ModelConfig model = *run.model;
-    model.vocab_size = 256;
-    Hardware machine;
-    machine.memory.available = 8 * kGiB;
-    machine.cores.nodes = {{0, {{0, 0}}}};
-    return make_run_plan(run, model, 500, machine);
-  };
-  const Strings host{"tiers.host=64MiB"};
-  const auto smallest = [&](const Strings& more) {
-    const Error error = test::error_of([&] { return plan(100000, host + more); });
-    EXPECT_EQ(error.code(), Errc::kMemory);
-    const std::string key = "tiers.device=";
-    return std::pair(std::stoll(error.hint().substr(error.hint().find(key) + key.size())), error.hint());
-  };
-  const auto [device, hint] = smallest({});
-  EXPECT_HAS(hint, "where each layer of 6.8 MiB is multiplied in tiles");
-  EXPECT_LT(device, kLayer / 4);
-  EXPECT_GT(plan(device, host).tile_bytes(), 0);
-  EXPECT_THROW(plan(device - 4096, host), Error);
-  const auto [of_whole, other_hint] = smallest({"tiers.tiles=off"});
-  EXPECT_EQ(other_hint.find("in tiles"), std::string::npos);
-  EXPECT_GT(of_whole, kLayer);
-  EXPECT_EQ(plan(of_whole, host).tile_bytes(), 0);
-  EXPECT_GT(plan(of_whole - 4096, host).tile_bytes(), 0);
+  const Strings host{"tiers.host=64MiB"}, whole{"tiers.host=64MiB", "tiers.tiles=off"};
+  const Smallest tiles = smallest(100000, host);
+  EXPECT_HAS(tiles.hint, "where each layer of 6.8 MiB is multiplied in tiles");
+  EXPECT_LT(tiles.device, kLayer / 4);
+  EXPECT_GT(plan(tiles.device, host).tile_bytes(), 0);
+  EXPECT_THROW(plan(tiles.device - 4096, host), Error);
+  const Smallest of_whole = smallest(100000, whole);
+  EXPECT_EQ(of_whole.hint.find("in tiles"), std::string::npos);
+  EXPECT_GT(of_whole.device, kLayer);
+  EXPECT_EQ(plan(of_whole.device, host).tile_bytes(), 0);
+  EXPECT_GT(plan(of_whole.device - 4096, host).tile_bytes(), 0);
 }
 
-// Ranks with shards of tiles write no checkpoint, but go on from one.
+// Of two stages one has room for whole layers, and the other, which has three of the four, has not: both are
+// in tiles, within the budgets, and with the bits of tiles that everything has room for.
+TEST_F(TileRuns, AllStagesAreInTilesWhereOneNeedsThem) {
+  const Strings stages{"devices=host:2", "parallel.pipeline=2", "parallel.stage_layers=[1,3]",
+                       "model.n_layer=4"};
+  const auto on_host = [&](std::int64_t host) {
+    return stages + Strings{fmt::format("tiers.host={}", host)};
+  };
+  const Strings whole{"tiers.tiles=off"};
+  const std::int64_t device = smallest(100000, on_host(64 * kMiB) + whole, 1).device;
+  const std::int64_t about = smallest(device, on_host(64 * kMiB) + whole, 1).host, host = about / 50 * 49;
+  // What is told is the host's budget for both ranks, to within the sizes of segments, which depend on it.
+  EXPECT_EQ(plan(device, on_host(about / 50 * 51) + whole, 1).tile_bytes(), 0);
+  EXPECT_THROW(plan(device, on_host(host) + whole, 1), Error);
+  EXPECT_EQ(plan(device, on_host(host), 0).tile_bytes(), 0);
+  EXPECT_GT(plan(device, on_host(host), 1).tile_bytes(), 0);
+  const Trainer planned(on_book(settings(device, on_host(host))));
+  for (const RunPlan& plan : planned.plans()) {
+    EXPECT_GT(plan.tile_bytes(), 0);
+    EXPECT_LE(plan.budgets.host, host / 2);
+    EXPECT_LE(plan.budgets.device, device);
+  }
+  const Outcome tight = train(device, on_host(host)),
+                ample = train(64 * kMiB, on_host(400 * kMiB) + Strings{"tiers.tiles=on"});
+  EXPECT_LE(tight.peak, device);
+  EXPECT_EQ(tight.losses, ample.losses);
+  EXPECT_TRUE(tight.model == ample.model);
+}
+
+// Whole layers to shards of tiles.
 TEST_F(TileRuns, OfSeveralRanksGoOnFromACheckpoint) {
   const std::string path = directory_ + "/checkpoints";
   {
@@ -164,14 +196,57 @@ TEST_F(TileRuns, GoWithPartsAndStages) {
   EXPECT_TRUE(stages.model == tiles.model);
 }
 
-TEST_F(TileRuns, WhatDoesNotGoWithThemIsRefused) {
-  const Error error = usage_error([&] {
-    Trainer trainer(on_book(settings(kLayer / 4, {"devices=host:2", "zero_optimization.stage=3",
-                                                  "tiers.host=64MiB", "checkpoint.every=1"})));
-    return 0;
-  });
-  EXPECT_EQ(error.where(), "checkpoint");
-  EXPECT_HAS(error.hint(), "zero_optimization.stage");
+// A rank saves its pieces of all tiles. The tensors are those of ranks that hold whole tiles, bit by bit, and
+// both go on from either, copied or pinned on a drive.
+TEST_F(TileRuns, ShardsOfTilesAreSavedAndGoOn) {
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings ranks{"devices=host:2", "tiers.host=160MiB",    "checkpoint.every=1",
+                      "eval.every=0",   "optimizer.type=AdamW", "steps=1"};
+  const Strings pinned{"tiers.host=16MiB", "checkpoint.state=pin",
+                       "tiers.nvme.0.path=" + directory_ + "/drive"};
+  int number = 0;
+  struct Saved {
+    std::vector<double> losses;
+    std::string path;
+    Tensors tensors;
+  };
+  const auto go = [&](const Strings& more, const std::optional<std::string>& from = {}) {
+    const std::string path = fmt::format("{}/{}", directory_, ++number);
+    Trainer trainer(on_book(settings(kLayer / 4, ranks + more + Strings{"checkpoint.path=" + path})),
+                    {.resume = from});
+    EXPECT_HAS(trainer.describe(), "tiles ");
+    trainer.start();
+    Losses losses;
+    const RunSummary summary = trainer.run({&losses});
+    EXPECT_EQ(summary.measured, summary.formula);
+    const std::string newest = list_checkpoints(path).front().path;
+    return Saved{losses.all, newest, tensors_in(newest)};
+  };
+  const Strings zero{"zero_optimization.stage=0"}, one{"zero_optimization.stage=1"},
+      three{"zero_optimization.stage=3"};
+  const Strings frozen{R"(optimizer={"type": "AdamW", "params": {"lr": 1e-2}, "param_groups": [
+      {"params": ["h.0.mlp.*"], "frozen": true}]})"};
+  for (const Strings& more : {Strings{}, Strings{"optimizer.state=int8"}, frozen}) {
+    SCOPED_TRACE(testing::PrintToString(more));
+    const Saved whole = go(more + zero + Strings{"steps=2"}), first = go(more + zero);
+    EXPECT_EQ(Checkpoint(first.path).manifest().format, 1);
+    // Of the others one way.
+    std::vector<Strings> kinds{three};
+    if (more.empty()) kinds = {one, three, three + pinned};
+    for (const Strings& kind : kinds) {
+      SCOPED_TRACE(testing::PrintToString(kind));
+      const Saved saved = go(more + kind);
+      EXPECT_EQ(Checkpoint(saved.path).manifest().format, kind.size() == 1 ? 2 : 3);
+      EXPECT_TRUE(saved.tensors == first.tensors);
+      for (const Saved& next : {go(more + kind + Strings{"steps=2"}, saved.path),
+                                go(more + zero + Strings{"steps=2"}, saved.path)}) {
+        ASSERT_EQ(next.losses.size(), 1u);
+        EXPECT_EQ(next.losses[0], whole.losses[1]);
+        EXPECT_TRUE(next.tensors == whole.tensors);
+      }
+    }
+    EXPECT_EQ(go(more + three + Strings{"steps=2"}, first.path).losses[0], whole.losses[1]);
+  }
 }
 
 }  // namespace

@@ -88,6 +88,9 @@ class CommRank {
 
 struct CommOptions {
   double timeout_seconds = 600;  // that a call waits for the other members
+  // A world of its own beside another one of the same processes: failures of either are not told in the
+  // other.
+  bool apart = false;
 };
 
 // The ranks of a world within this process, over shared memory; for streams of host devices.

@@ -145,13 +145,13 @@ struct Layout {
   // The shard without the padding, and the shards of all tiles of a unit.
   Elements held_of_tile(std::int32_t tile) const;
   std::vector<Elements> held_elements(std::int32_t unit) const;
-  // The gradients of the unit that are summed over the parts of the model: `count` neighbouring elements of
-  // the accumulator from `first` on, or, with `bands`, all of that parameter, whose lines several parts hold.
+  // The gradients of the tile that are summed over the parts of the model: `count` neighbouring elements of
+  // the unit from `first` on, or, with `bands`, all of that parameter, whose lines several parts hold.
   struct CopySum {
     std::int64_t first = 0, count = 0;
     const Param* bands = nullptr;
   };
-  std::vector<CopySum> copy_sums(std::int32_t unit) const;
+  std::vector<CopySum> copy_sums(std::int32_t tile) const;
   std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest with bands
   // The tensor that the update writes: the shard, or the weight.
   TensorId updated_weight(std::int32_t t) const { return is_sharded() ? tile(t).shard : tile(t).weight; }
@@ -172,9 +172,16 @@ struct Layout {
   // Whether some parameter of the unit is not trained.
   bool has_frozen(std::int32_t unit) const;
   // Whether no gradient of the unit's own parameters is computed, so that it has no accumulator: none of them
-  // is trained. Stages of a pipeline compute all gradients, and drop those.
+  // is trained.
   bool is_frozen(std::int32_t unit) const { return frozen_[static_cast<std::size_t>(unit)]; }
-  // The first unit that a backward passes: the first one of which something is trained. 0 in a pipeline.
+  // Whether something of the unit is trained, its adapters or its own parameters.
+  bool is_trained(std::int32_t unit) const { return !is_frozen(unit) || adapter_tile(unit) >= 0; }
+  // The tile whose gradient the unit's last backward completes: that of its adapters, or the first.
+  std::int32_t trained_tile(std::int32_t unit) const {
+    const std::int32_t adapters = adapter_tile(unit);
+    return adapters >= 0 ? adapters : first_tile(unit);
+  }
+  // The first unit that a backward passes: the first one of which something is trained.
   std::int32_t first_trained() const { return first_trained_; }
 
   // Device memory besides the tensors: scratch of the largest operation, tokens, sums.
@@ -197,7 +204,7 @@ struct Layout {
   void add_tile(std::int32_t unit, std::size_t tile);
   void add_activations();
   void add_state(const std::string& name, Tier lowest);
-  void find_copies(std::int32_t unit);
+  void find_copies(std::int32_t tile);
 
   std::vector<std::int32_t> first_tile_;  // by unit, and the number of tiles
   std::vector<bool> frozen_;              // by unit

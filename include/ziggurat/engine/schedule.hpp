@@ -53,7 +53,7 @@ struct ScheduleShape {
   // Weights are gathered from shards before they are used: once a step, or before each pass.
   bool sharded = false, keep_weights = false;
   std::int32_t gather_ahead = 0;  // by how many units a gather comes before the first use of its weight
-  std::int32_t lowest = 0;        // the first unit that backward passes; no pipeline knows one above 0
+  std::int32_t lowest = 0;        // the first unit that backward passes
   std::int32_t head() const { return layers + 1; }
 };
 
@@ -93,6 +93,8 @@ struct StageShape {
   PipelineShape pipeline;
   int stage = 0;
   std::vector<std::int32_t> first_layer;  // split_layers()
+  // By unit, whether something of it is trained; empty: of all. The backward of another is never in halves.
+  std::vector<bool> trained = {};
 };
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates);
 

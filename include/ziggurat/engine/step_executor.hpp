@@ -123,6 +123,8 @@ class StepExecutor {
   // waits for these writes, and pins the version of each of Layout::pinned_segments(), in their order.
   std::int64_t write_state();
   std::vector<PinnedVersion> pin_state() { return store_.pin_versions(layout_.pinned_segments()); }
+  // A thread waits for pin_state() on another one.
+  void hasten_state() { store_.hasten(layout_.pinned_segments()); }
   void unpin_state(const std::vector<PinnedVersion>& versions) { store_.unpin_versions(versions); }
   io::StoredSlot stored(const PinnedVersion& version) const { return store_.stored(version); }
   // Before the next update of state is issued, the rank's thread calls this, once: an update leads to

@@ -128,10 +128,10 @@ struct RandomKey {
 };
 
 // Which elements dropout drops, of rows of sequences. Let r be word c mod 4 of the Philox block with the
-// counter (c / 4, the row's position in its sequence, the number of the sequence, step), c being the column:
-// the element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the mask is a pure
-// function of where an element stands in the batch: whoever has the row drops the same of it, in the forward
-// pass, the backward pass and a recomputed one.
+// counter (c / 4, the row's position in its sequence, the number of the sequence, step), c being the column
+// of the whole row: the element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the
+// mask is a pure function of where an element stands in the batch: whoever has the row drops the same of it,
+// in the forward pass, the backward pass and a recomputed one.
 struct Dropout {
   double rate = 0;  // [0, 1)
   RandomKey key = {};
@@ -139,6 +139,7 @@ struct Dropout {
   RowPositions positions = {};      // of rows that are numbered from the first one of a sequence
   std::int64_t first_row = 0;       // of these rows, the number of the view's first one
   std::int64_t first_sequence = 0;  // number of the sequence that row 0 is in; all are below 2^32
+  std::int64_t first_column = 0;    // of these columns, the number of the view's first one
 };
 
 // What an RMSNorm multiplies a normalised row by: its weight w, or 1 + w (Gemma, whose weights begin at 0).

@@ -37,8 +37,14 @@ class AdapterWeights {
   const SafeTensors::Entry* find(const std::string& module, const char* which) const;
 
   Lora lora_;
+  std::string prefix_;  // of names in the file
   SafeTensors file_;
 };
+
+// Adds factor * B A, computed in fp32, to elements [begin, end), neighbours in rows of `cols`, of a matrix.
+// a: [rank, cols]; b: rows of B [.., rank], from that of the matrix's row begin / cols on.
+void add_adapter(const float* a, const float* b, std::int64_t rank, std::int64_t cols, double factor,
+                 std::int64_t begin, std::int64_t end, float* out);
 
 // Writes a directory of adapters. model: with a Lora. `read` is called on the calling thread for the
 // parameters with Param::adapter. Files appear whole or not at all, as save_hf() writes them. Throws

@@ -94,7 +94,7 @@ struct ModelConfig {
   bool tied = true;        // the output matrix is the embedding
   DropoutRates dropout = {};
   BlockDescription block = {};  // of all families but GPT-2
-  Lora lora = {};               // adapters beside the model's own parameters, of all families but GPT-2
+  Lora lora = {};               // adapters beside the model's own parameters
 
   bool has_window(std::int64_t layer) const {
     return layer < static_cast<std::int64_t>(block.windowed.size()) &&

@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,24 @@ namespace zg {
 
 // The modules of a block that an adapter may stand beside. Those of families whose files have several
 // matrices as one are one module, with one A for all of it.
-enum class LoraModule : std::uint8_t { kQ, kK, kV, kQkv, kO, kGate, kUp, kGateUp, kDown };
-inline constexpr int kLoraModules = 9;
-// As Hugging Face calls it: "q_proj".
+enum class LoraModule : std::uint8_t {
+  kQ,
+  kK,
+  kV,
+  kQkv,
+  kO,
+  kGate,
+  kUp,
+  kGateUp,
+  kDown,
+  kCAttn,  // of GPT-2, and so on
+  kAttnCProj,
+  kCFc,
+  kMlpCProj
+};
+inline constexpr int kLoraModules = 13;
+// As Hugging Face calls it: "q_proj"; of two in a block with one name, with that of what they are in:
+// "attn.c_proj".
 const char* name_of(LoraModule module);
 
 struct Lora {
@@ -34,15 +50,17 @@ struct Lora {
 
 struct ModelConfig;
 
-// The modules that the model's blocks have, in the order in which they compute; none in GPT-2.
+// The modules that the model's blocks have, in the order in which they compute.
 std::vector<LoraModule> lora_modules(const ModelConfig& model);
-// The bits of the modules that a pattern selects, in which * and ? match as in a shell; "all-linear": all of
-// them. 0: none.
+// The bits of the modules whose name, or the last part of it, a pattern matches, in which * and ? match as in
+// a shell; "all-linear": all of them. 0: none.
 std::uint32_t match_modules(const ModelConfig& model, const std::string& pattern);
 // "rank 8, of q_proj and v_proj": what decides the adapters' tensors; and "alpha 16, dropout 0.1": what else
 // there is to say of them. "none" without adapters.
 std::string shape_of(const Lora& lora);
 std::string arithmetic_of(const Lora& lora);
+// What two such texts of one Lora, that is on, say; none: they are not such.
+std::optional<Lora> parse_lora(const std::string& shape, const std::string& arithmetic);
 // "q_proj, k_proj and v_proj"
 std::string names_of(const std::vector<LoraModule>& modules);
 

@@ -80,7 +80,8 @@ enum class Gradients { kAdd, kOverwrite };
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
 // input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
 // the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient
-// of the input has the same bits, and those of the parameters are not computed.
+// of the input has the same bits, and those of the parameters are not computed. Of a block with adapters the
+// second half computes theirs alone.
 enum class Backward { kWhole, kInHalves, kFrozen };
 
 // Whether the head's calls compute the gradients of its parameters.
@@ -126,6 +127,7 @@ enum class ModelCall {
   kBlock,
   kBlockAgain,
   kBlockBackward,
+  kBlockBackwardFrozen,  // without gradients of the block's own parameters
   kBlockBackwardInput,
   kBlockBackwardWeight,
   kHeadLoss,
@@ -232,14 +234,15 @@ class Model {
                       std::int64_t layer = -1, const View& documents = {},
                       const AdapterViews& adapters = {}) const;
   // The same in two calls; `saved` and `workspace` are as large as Backward::kInHalves says. The first one
-  // overwrites x and `saved` with what the second one needs of them.
+  // overwrites x and `saved` with what the second one needs of them. adapters: their weights in the first
+  // call, their gradients in the second, whose `grads` are null then.
   void block_backward_input(Stream& s, BatchShape shape, View weights, View x, void* saved, View dx,
                             void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                             const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
-                            const View& documents = {}) const;
+                            const View& documents = {}, const View& adapters = {}) const;
   void block_backward_weight(Stream& s, BatchShape shape, View x, void* saved, View grads, void* workspace,
                              Gradients into = Gradients::kAdd, TileAccess* tiles = nullptr,
-                             const DropoutPlace* dropout = nullptr) const;
+                             const DropoutPlace* dropout = nullptr, const View& adapters = {}) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
   // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when

@@ -180,6 +180,9 @@ class TensorStore final {
   // Throws the store's failure.
   std::vector<PinnedVersion> pin_versions(std::span<const SegmentId> segments);
   void unpin_versions(std::span<const PinnedVersion> versions);
+  // A thread waits for what pin_versions() waits for: it goes before the program's moves from here on. Any
+  // thread.
+  void hasten(std::span<const SegmentId> segments);
   // Where a pinned version lies, with checksums.
   io::StoredSlot stored(const PinnedVersion& version) const;
 
@@ -203,7 +206,7 @@ class TensorStore final {
   void drain();
 
   Traffic traffic() const;  // bytes that have crossed each link
-  // Of the bytes written to NVMe, or on their way there: those of first writes, to slots that were empty.
+  // Of traffic().nvme_write: the bytes of first writes, to slots that were empty.
   std::int64_t first_written_bytes() const;
   double waited_seconds() const;  // in acquire, summed over all threads
   // Null: nobody observes. Called while no program runs; the observer outlives the programs that it observes.

@@ -126,8 +126,10 @@ class Checkpoint {
                   float* scales) const;
 
   // Writes all tensors, also those that are pinned in drives' files, into one file of a new checkpoint in
-  // `directory`. Throws Error(kIo).
-  CheckpointFile copy_tensors(Files& files, const std::string& directory) const;
+  // `directory`, and compares all hashes on the way, with `progress` as verify() has it. Throws Error(kUsage)
+  // where the checkpoint is damaged or its run has removed it since, Error(kIo).
+  CheckpointFile copy_tensors(Files& files, const std::string& directory,
+                              const std::function<void(std::int64_t done)>& progress = {}) const;
   // Throws Error(kUsage) where its run has removed the checkpoint since, and so may have written to what was
   // pinned: to be called after the last byte was read, before it is used.
   void check_still_there() const;
@@ -145,6 +147,7 @@ class Checkpoint {
 
  private:
   struct State;
+  class Copy;
   std::string path_;
   CheckpointManifest manifest_;
   std::unique_ptr<State> state_;
@@ -162,9 +165,13 @@ void discard_checkpoint(const std::string& path);
 std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& directory,
                               const std::function<void(std::int64_t done)>& progress = {});
 // Writes the master weights in fp32 as a Hugging Face directory, without a tokenizer, which checkpoints have
-// not. Before that all bytes are verified, with `progress`.
+// not. Before that all bytes are verified, with `progress`. Of a run that trains adapters these alone, as
+// PEFT writes them, or, kMerged, the model with them merged into its weights. Throws Error(kUsage) for
+// kMerged where the run trains none.
+enum class ExportedModel { kAsTrained, kMerged };
 void export_model(const Checkpoint& checkpoint, const std::string& directory,
-                  const std::function<void(std::int64_t done)>& progress = {});
+                  const std::function<void(std::int64_t done)>& progress = {},
+                  ExportedModel what = ExportedModel::kAsTrained);
 
 // Makes a checkpoint after `step` steps of the tensors of a safetensors file: what the checkpoint `like` has,
 // by its names, whole, vectors as [n], matrices as [out, in], in F32. All else is as in `like`, another run's

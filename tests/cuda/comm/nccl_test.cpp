@@ -165,17 +165,22 @@ TEST(NcclProcesses, CallsThatDifferAreNamed) {
 
 // A rank of another process fails while NCCL works: nobody waits for what will never end.
 TEST(NcclProcesses, AFailureElsewhereEndsWhatNcclDoes) {
-  EmulatedWorld made = make_emulated_world(2, {.processes = {1, 1}});
+  EmulatedWorld made = make_emulated_world(2, {.timeout_seconds = 20, .processes = {1, 1}});
   const auto texts = texts_of(made, [&](CommRank& rank, Stream& stream, const Place& place) {
     const auto comm = rank.group(all_of(rank), "world");
     Operand<float> data(place, 100);
     comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
     comm->barrier(stream);
     stream.synchronize();
-    made.nccl->hang(true);
+    const std::int64_t before = made.nccl->calls("broadcast");
     comm->barrier(stream);
+    stream.synchronize();
+    made.nccl->hang(true);
     comm->broadcast(stream, data.data(), 100, DType::kF32, 0);
-    if (rank.rank() == 1) rank.fail(Error(Errc::kIo, "drive 3", "is gone"));
+    if (rank.rank() == 1) {
+      while (made.nccl->calls("broadcast") < before + 2) std::this_thread::yield();
+      rank.fail(Error(Errc::kIo, "drive 3", "is gone"));
+    }
     stream.synchronize();
   });
   for (const std::string& text : texts) EXPECT_HAS(text, "rank 1: drive 3: is gone");

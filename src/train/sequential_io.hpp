@@ -1,0 +1,107 @@
+// Files that are read, and a file that is written, from the begin to the end, by threads beside the caller
+// and past the page cache. A copy of a checkpoint thereby reads, hashes and writes at once. Private to
+// src/train.
+//
+// A file system without direct I/O (O_DIRECT) is read and written through the page cache.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "train/files.hpp"
+#include "ziggurat/base/buffer.hpp"
+
+namespace zg {
+
+inline constexpr std::int64_t kSequentialChunk = 4 << 20;  // bytes
+
+// Bytes of an open file, whose descriptor outlives whoever reads them.
+struct FileRange {
+  int fd = -1;
+  std::int64_t offset = 0, bytes = 0;
+  std::string path;  // for messages
+};
+
+// Reads ranges ahead of the caller, in their order. One thread calls.
+class ReadAhead {
+ public:
+  struct Chunk {
+    std::size_t range = 0;
+    std::int64_t offset = 0;  // in the range
+    const char* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  explicit ReadAhead(std::vector<FileRange> ranges, std::int64_t chunk = kSequentialChunk);
+  ~ReadAhead();
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+  // The next bytes, which stay until the next call; none: all ranges were read. Throws Error(kIo).
+  std::optional<Chunk> next();
+
+ private:
+  struct Job {
+    std::size_t range = 0;
+    std::int64_t offset = 0, bytes = 0;
+    const char* data = nullptr;
+    int error = 0;
+    bool done = false;
+  };
+  void read_jobs();
+  void read(Job& job, Buffer& buffer) const;
+
+  const std::vector<FileRange> ranges_;
+  std::map<int, int> direct_;  // of each range's descriptor: one for direct I/O, or -1
+  std::vector<Job> jobs_;
+  std::vector<Buffer> buffers_;  // job i has buffer i modulo their number
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::size_t started_ = 0, taken_ = 0;  // jobs; the caller may still use the last one that it took
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// Writes a new file. One thread calls; errors are Error(kIo), of the first write that failed.
+class SequentialWriter {
+ public:
+  SequentialWriter(Files& files, const std::string& path, std::int64_t bytes,
+                   std::int64_t chunk = kSequentialChunk);
+  ~SequentialWriter();
+  SequentialWriter(const SequentialWriter&) = delete;
+  SequentialWriter& operator=(const SequentialWriter&) = delete;
+  void append(const void* data, std::int64_t bytes);
+  // Writes all that was appended. Then bytes can be replaced, and the file be brought to the drive.
+  void finish();
+  void replace(const void* data, std::int64_t bytes, std::int64_t offset) {
+    file_.write(data, bytes, offset);
+  }
+  void sync_and_close() { file_.sync_and_close(); }
+
+ private:
+  struct Chunk {
+    Buffer data;
+    std::int64_t bytes = 0, offset = 0;
+  };
+  void write_chunks();
+  void hand_over();  // the current chunk, which is full
+  void stop();
+
+  NewFile file_;
+  const std::int64_t chunk_;
+  Chunk current_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Chunk> full_, free_;
+  int writing_ = 0;
+  bool stop_ = false;
+  std::exception_ptr failed_;
+  std::vector<std::thread> threads_;  // from the first full chunk on
+};
+
+}  // namespace zg

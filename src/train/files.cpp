@@ -105,10 +105,11 @@ void NewFile::check(int error, const char* what) const {
 void NewFile::write(const void* data, std::int64_t bytes, std::int64_t offset) {
   const char* p = static_cast<const char*>(data);
   while (bytes > 0) {
+    const bool direct = direct_;  // another thread may end it meanwhile
     const std::int64_t n = files_.write(fd_, p, bytes, offset);
     if (n == -EINTR) continue;
     // The file system takes no direct writes, or the rest of a short one, which begins anywhere.
-    if (n == -EINVAL && direct_) {
+    if (n == -EINVAL && direct) {
       set_direct(false);
       continue;
     }

@@ -65,6 +65,7 @@ def fsdp_rank(rank, ranks, folder, overlap, nvme):
     if rank == 0:
         torch.save({"weights": whole, "moments": moments}, os.path.join(folder, "whole.pt"))
     train(model, optimizer, 4, 6)
+    optimizer.flush()  # what was got above are the parameters themselves, which DCP writes in place
     dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=os.path.join(folder, "dcp"))
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
     again = [p.full_tensor() for p in model.parameters()]

@@ -14,8 +14,7 @@
 namespace zg {
 namespace {
 
-// Four transfers of a chunk keep a drive busy; four chunks more let the caller and the threads work.
-// work.
+// Four transfers of a chunk keep a drive busy; four chunks more let the caller work meanwhile.
 constexpr int kThreads = 4;
 constexpr std::size_t kBuffers = 8;
 constexpr std::int64_t kPage = 4096;  // direct I/O begins, ends and lies in memory at multiples of it

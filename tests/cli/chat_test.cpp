@@ -58,7 +58,8 @@ class NamedTokens final : public Tokenizer {
 
 // What the model sees at its second turn. The expected texts are those of apply_chat_template() of Hugging
 // Face's transformers with the models' own templates, for all but Llama 3.1 and later and Qwen2.5, which put
-// a system's message of their own before the first turn.
+// a system's message of their own before the first turn. Of Mistral 7B v0.3, Mistral Nemo and Phi-4-mini the
+// templates were shortened by hand to what they have of plain turns.
 std::string two_turns(const NamedTokens& tokenizer, const std::string& answer, const char* family = "llama",
                       const std::string& said = "Hi") {
   cli::Chat chat(tokenizer, family);

@@ -169,24 +169,7 @@ TEST(PipelineRunsInFp64, AreOneRankToRoundoff) {
     for (const RanksWay& way :
          {in_stages(2, 2, false, 2, {kBreadthFirst, 2}), in_stages(2, 1, false, 4, {kGPipe}),
           in_stages(1, 1, false, 4, {kOneForwardOneBackward}), in_stages(2, 1, false, 4, {kZeroBubble})}) {
-      const RanksOutcome now = train_on_ranks(setup, way, steps);
-      const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
-        ASSERT_EQ(a.size(), b.size());
-        for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i] / b[i], 1, 1e-11);
-      };
-      near(now.losses, one.losses);
-      near(now.norms, one.norms);
-      near(now.evals, one.evals);
-      for (const auto& [name, bytes] : one.weights) {
-        const auto n = bytes.size() / sizeof(double);
-        std::vector<double> x(n), y(n);
-        std::memcpy(x.data(), now.weights.at(name).data(), bytes.size());
-        std::memcpy(y.data(), bytes.data(), bytes.size());
-        double far = 0, scale = 0;
-        for (std::size_t i = 0; i < n; ++i)
-          far = std::max(far, std::abs(x[i] - y[i])), scale = std::max(scale, std::abs(y[i]));
-        EXPECT_LE(far, 1e-11 * scale) << name;
-      }
+      expect_near_in_fp64(train_on_ranks(setup, way, steps), one);
     }
   }
 }

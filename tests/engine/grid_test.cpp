@@ -4,7 +4,8 @@
 //
 //   ZG_GRID_MATRIX=SECONDS zg_test_engine --gtest_filter='GridMatrix.Whole'
 //
-// goes through the whole matrix, in random order, for as long as it is told, and prints a table.
+// goes through the whole matrix for as long as it is told, or through one part of it (support/matrix_part.hpp),
+// and prints a table.
 #include <fmt/core.h>
 
 #include <array>
@@ -12,6 +13,7 @@
 #include <random>
 
 #include "engine/ranks_run.hpp"
+#include "support/matrix_part.hpp"
 #include "support/pairwise.hpp"
 #include "support/seed.hpp"
 
@@ -262,26 +264,43 @@ INSTANTIATE_TEST_SUITE_P(Models, GridMatrixOf, testing::Range(0, 4), [](const au
                      axes()[kHead].values[static_cast<std::size_t>(one.param % 2)]);
 });
 
-// Every model and every grid in random order; the axes that change no bit are drawn for each.
+// Every grid of one choice of what is trained, dropout, optimizer and model after the other, each grid in every
+// tier where all is trained without dropout, else in one that is drawn, as are the other axes that change no
+// bit. A part of the matrix has whole choices, whose cases are compared with the same runs.
 TEST(GridMatrix, Whole) {
   const char* const seconds = std::getenv("ZG_GRID_MATRIX");
   if (seconds == nullptr) GTEST_SKIP() << "takes as long as ZG_GRID_MATRIX says, in seconds";
   const std::uint64_t seed = test_seed(18);
   std::mt19937_64 random(seed);
-  std::vector<Combination> all{{}};
-  for (std::size_t a = 0; a < kAxes; ++a) {
-    const bool is_drawn = a == kTier || a == kRecompute || a == kTiming;
+  constexpr Axis kChoice[] = {kTrained, kDropout, kOptimizer, kArch, kHead};
+  constexpr Axis kGrid[] = {kData, kZero, kTensor, kContext, kPipeline, kTier};
+  const auto lengthened = [](std::vector<Combination> all, Axis a) {
     std::vector<Combination> longer;
     for (Combination c : all) {
-      for (std::size_t v = 0; v < (is_drawn ? 1 : axes()[a].values.size()); ++v) {
+      for (std::size_t v = 0; v < axes()[a].values.size(); ++v) {
         c[a] = static_cast<int>(v);
         longer.push_back(c);
       }
     }
-    all = std::move(longer);
+    return longer;
+  };
+  std::vector<Combination> choices{{}};
+  for (const Axis a : kChoice) choices = lengthened(std::move(choices), a);
+  const MatrixPart part = matrix_part();
+  std::vector<Combination> all;
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (!part.has(i)) continue;
+    const bool every_tier = choices[i][kTrained] == 0 && choices[i][kDropout] == 0;
+    std::vector<Combination> grids{choices[i]};
+    for (const Axis a : kGrid) {
+      if (a != kTier || every_tier) grids = lengthened(std::move(grids), a);
+    }
+    std::erase_if(grids, [](const Combination& c) { return !is_allowed(c); });
+    if (!every_tier) {
+      for (Combination& c : grids) c[kTier] = static_cast<int>(random() % axes()[kTier].values.size());
+    }
+    all.insert(all.end(), grids.begin(), grids.end());
   }
-  std::erase_if(all, [](const Combination& c) { return !is_allowed(c); });
-  std::shuffle(all.begin(), all.end(), random);
   const auto begin = Clock::now();
   Runs runs(10);
   std::map<std::string, std::pair<int, Distance>> by_grid;
@@ -289,8 +308,7 @@ TEST(GridMatrix, Whole) {
   for (Combination c : all) {
     if (seconds_between(begin, Clock::now()) > std::atof(seconds)) break;
     do {
-      for (const Axis a : {kTier, kRecompute, kTiming})
-        c[a] = static_cast<int>(random() % axes()[a].values.size());
+      for (const Axis a : {kRecompute, kTiming}) c[a] = static_cast<int>(random() % axes()[a].values.size());
     } while (!is_allowed(c));
     SCOPED_TRACE(text_of(c));
     const Distance d = runs.check(c);

@@ -709,7 +709,7 @@ BUGS = (
 def run(command, cwd, seconds=600):
     """Exit code and output; the code is none where it took too long."""
     try:
-        done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
+        done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", timeout=seconds)
         return done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
         return None, (late.stdout or b"").decode(errors="replace")

@@ -394,7 +394,7 @@ TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
                      "aio.backend=threads"};
   ASSERT_EQ(run_in(mpirun(2), train_words("host:2", "whole", more)).code, 0);
   Strings launcher = mpirun(2);
-  const Strings failing{"-x", "LD_PRELOAD=" ZG_FAILING_FLUSH, "-x", "ZG_TEST_FAILING_PROCESS=1"};
+  const Strings failing{"-x", "LD_PRELOAD=" ZG_DRIVE_FLUSH, "-x", "ZG_TEST_FAILING_PROCESS=1"};
   launcher.insert(launcher.end() - 1, failing.begin(), failing.end());
   const Outcome first = run_in(launcher, train_words("host:2", "parts", more));
   ASSERT_EQ(first.code, 0) << first.err;
@@ -408,20 +408,28 @@ TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
   expect_same("whole", "parts");
 }
 
-// All fail in one step, in which a checkpoint is committed: it is whole, and one message says why they end.
+// All fail in the second step, while the first one's checkpoint waits for its drives: it is whole, and one
+// message says why they end.
 TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer must be the first library of a process";
+#endif
   const Strings more{"steps=9",
                      "checkpoint.every=1",
                      "tiers.device=700KiB",
                      "checkpoint.state=pin",
+                     "aio.backend=threads",
                      "optimizer.params.lr=1e30",
                      "gradient_clipping=0"};
-  const Outcome o = run_in(mpirun(2), train_words("host:2", "out", more));
+  Strings launcher = mpirun(2);
+  const Strings slow{"-x", "LD_PRELOAD=" ZG_DRIVE_FLUSH, "-x", "ZG_TEST_FLUSH_SECONDS=1"};
+  launcher.insert(launcher.end() - 1, slow.begin(), slow.end());
+  const Outcome o = run_in(launcher, train_words("host:2", "out", more));
   EXPECT_NE(o.code, 0);
   EXPECT_EQ(count(o.err, "ziggurat: "), 1u) << o.err;
   EXPECT_HAS(o.err, "the training diverged");
   EXPECT_HAS_NOT(o.err, "it is not known whether");
-  EXPECT_GE(count(o.err, "of state pinned on the drives"), 1u) << o.err;
+  EXPECT_EQ(count(o.err, "of state pinned on the drives"), 1u) << o.err;
   const Outcome valid = run(Strings{"checkpoint", "verify", "out"});
   EXPECT_EQ(valid.code, 0) << valid.err;
 }

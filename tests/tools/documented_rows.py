@@ -79,6 +79,7 @@ HELPS = {
     "make_lora.py": "source tests/reference/make_lora.py",
     "load_adapter.py": "source tests/reference/load_adapter.py",
     "seeded_bugs.py": "python tests/tools/seeded_bugs.py --help",
+    "whole_matrix.py": "python tests/tools/whole_matrix.py --help",
     "ranks_efficiency.py": "python bench/ranks_efficiency.py --help",
     "ranks_nvme.py": "python bench/ranks_nvme.py --help",
     "documented_commands.py": "python tests/tools/documented_commands.py --help",
@@ -392,6 +393,7 @@ ROWS = (
     Row("check_layers", ("tests/tools/check_layers.py", "check_layers.py *"), why="is a test itself: layers.includes",
         foreign=True),
     Row("documented_commands", ("documented_commands.py *",), why="is this program"),
+    Row("whole_matrix", ("tests/tools/whole_matrix.py *",), why="takes an hour"),
     Row("seeded_bugs", ("tests/tools/seeded_bugs.py *",), why="builds the tests once more for each bug"),
     Row("config_keys", ("ziggurat config keys", "ziggurat config keys *"), instead=(
         "ziggurat config keys", "ziggurat config keys --section aio", "ziggurat config keys --section tiers --section "

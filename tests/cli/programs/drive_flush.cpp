@@ -1,5 +1,6 @@
-// To be preloaded: in one process of a launcher every flush of a drive's file but the first fails, as a drive
-// that has lost what it was given says so. ZG_TEST_FAILING_PROCESS is that process's number.
+// To be preloaded: flushes of a drive's file that fail or take long. In the process of a launcher whose number
+// is ZG_TEST_FAILING_PROCESS all but the first fail, as a drive that has lost what it was given says so. Each
+// takes ZG_TEST_FLUSH_SECONDS longer.
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,6 +26,8 @@ bool is_of_a_drive(int fd) {
 
 extern "C" int fdatasync(int fd) {
   static std::atomic<int> flushes{0};
+  const char* const seconds = std::getenv("ZG_TEST_FLUSH_SECONDS");
+  if (seconds != nullptr && is_of_a_drive(fd)) sleep(static_cast<unsigned>(std::atoi(seconds)));
   const char* const failing = std::getenv("ZG_TEST_FAILING_PROCESS");
   const char* const mine = std::getenv("OMPI_COMM_WORLD_RANK");
   if (failing != nullptr && mine != nullptr && std::strcmp(failing, mine) == 0 && is_of_a_drive(fd) &&

@@ -148,8 +148,9 @@ class Planner {
                   "change data.seq_len or train_micro_batch_size_per_gpu, or remove the key");
     }
     // Copies of a head that begin within a block of 256 elements would be quantised in other blocks than
-    // others.
-    const bool uneven = model.kv_heads % parts != 0 && parts % model.kv_heads != 0;
+    // others. So would copies of rows of a fused matrix's adapter, which follow rows that differ by part.
+    const bool uneven =
+        model.kv_heads % parts != 0 && (parts % model.kv_heads != 0 || model.lora.has(LoraModule::kQkv));
     const bool few_bits =
         config_.optimizer.state == StatePrecision::kBf16 || config_.optimizer.state == StatePrecision::kInt8;
     if (!uneven || (!few_bits && !config_.quantize_gradients)) return;
@@ -159,7 +160,12 @@ class Planner {
                     "alike: {} has too few bits for that",
                     parts, model.kv_heads,
                     few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
-        fmt::format("choose parts that divide {}, or a multiple of it, or keep all bits", model.kv_heads));
+        parts % model.kv_heads != 0
+            ? fmt::format("choose parts that divide {}, or a multiple of it, or keep all bits",
+                          model.kv_heads)
+            : fmt::format("choose parts that divide {}, or keep all bits; copies of rows of the adapter "
+                          "of qkv_proj lie behind rows that are no copies",
+                          model.kv_heads));
   }
 
   void make_model(Blocks blocks) {

@@ -111,7 +111,7 @@ TEST_F(TensorRuns, TrainAsOneRankDoes) {
 
 // What the sizes of model and batch tell is refused by the plan, before anything is allocated.
 TEST_F(TensorRuns, WhatCannotBeSplitIsRefused) {
-  const auto refused = [&](const Strings& settings) {
+  const auto refused = [&](const Strings& settings, const Lora& lora = {}) {
     Strings all{"data.train=" + directory_ + "/book.txt", "output.dir=" + directory_ + "/out",
                 "data.seq_len=15", "train_batch_size=12"};
     all.insert(all.end(), settings.begin(), settings.end());
@@ -119,7 +119,9 @@ TEST_F(TensorRuns, WhatCannotBeSplitIsRefused) {
     Hardware machine;
     machine.memory.available = std::int64_t{1} << 34;
     machine.cores.nodes = {{0, {{0, 0}}}};
-    return usage_error([&] { return make_run_plan(run, *run.model, 100, machine); });
+    ModelConfig model = *run.model;
+    model.lora = lora;
+    return usage_error([&] { return make_run_plan(run, model, 100, machine); });
   };
   const Strings all = models();
   const Error heads = refused({all[0], "devices=host:3", "parallel.tensor=3"});
@@ -134,6 +136,13 @@ TEST_F(TensorRuns, WhatCannotBeSplitIsRefused) {
   EXPECT_EQ(copies.where(), "parallel.tensor");
   EXPECT_HAS(copies.message(), "copies of some of the 3 heads of keys and values");
   EXPECT_HAS(copies.hint(), "choose parts that divide 3, or a multiple of it");
+  std::string phi3 = all[1];
+  phi3.replace(phi3.find("llama"), 5, "phi3");
+  const Error fused = refused(
+      {phi3, "devices=host:2", "parallel.tensor=2", R"(optimizer={"type": "AdamW", "state": "bf16"})"},
+      {.rank = 4, .alpha = 4, .modules = 1u << static_cast<int>(LoraModule::kQkv)});
+  EXPECT_EQ(fused.where(), "parallel.tensor");
+  EXPECT_HAS(fused.hint(), "choose parts that divide 1, or keep all bits");
 }
 
 }  // namespace

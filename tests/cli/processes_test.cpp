@@ -61,7 +61,7 @@ class ProcessesTest : public CliTest {
   Strings train_words(const std::string& devices, const std::string& out, const Strings& more = {}) const {
     return Strings{"train", "config.json", "--devices", devices} +
            sets(Strings{"train_batch_size=8", "train_micro_batch_size_per_gpu=1", "output.dir=" + out,
-                        "tiers.device=400KiB", "tiers.host=1600KiB", "tiers.nvme.0.path=disk",
+                        "tiers.device=400KiB", "tiers.host=900KiB", "tiers.nvme.0.path=disk",
                         "zero_optimization.stage=3"} +
                 more);
   }
@@ -394,7 +394,7 @@ TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
                      "aio.backend=threads"};
   ASSERT_EQ(run_in(mpirun(2), train_words("host:2", "whole", more)).code, 0);
   Strings launcher = mpirun(2);
-  const Strings failing{"-x", "LD_PRELOAD=" ZG_DRIVE_FLUSH, "-x", "ZG_TEST_FAILING_PROCESS=1"};
+  const Strings failing{"-x", "LD_PRELOAD=" ZG_FAULTY_DRIVE, "-x", "ZG_TEST_FAILING_FLUSH=1"};
   launcher.insert(launcher.end() - 1, failing.begin(), failing.end());
   const Outcome first = run_in(launcher, train_words("host:2", "parts", more));
   ASSERT_EQ(first.code, 0) << first.err;
@@ -408,8 +408,8 @@ TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
   expect_same("whole", "parts");
 }
 
-// All fail in the second step, while the first one's checkpoint waits for its drives: it is whole, and one
-// message says why they end.
+// All fail in the second step, while the first process flushes its drive for the first one's checkpoint and
+// the other waits for it: that is whole, and one message says why they end.
 TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer must be the first library of a process";
@@ -422,7 +422,7 @@ TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
                      "optimizer.params.lr=1e30",
                      "gradient_clipping=0"};
   Strings launcher = mpirun(2);
-  const Strings slow{"-x", "LD_PRELOAD=" ZG_DRIVE_FLUSH, "-x", "ZG_TEST_FLUSH_SECONDS=1"};
+  const Strings slow{"-x", "LD_PRELOAD=" ZG_FAULTY_DRIVE, "-x", "ZG_TEST_SLOW_FLUSH=0"};
   launcher.insert(launcher.end() - 1, slow.begin(), slow.end());
   const Outcome o = run_in(launcher, train_words("host:2", "out", more));
   EXPECT_NE(o.code, 0);
@@ -468,7 +468,7 @@ TEST_F(ProcessesTest, PinnedStateOfProcessesThatAreKilledGoesOn) {
 TEST_F(CliTest, WhatProcessesHaveLeftIsReclaimed) {
   fs::create_directories(path("disk/ziggurat-process-1"));
   write("disk/ziggurat-process-1/ziggurat-0123456789abcdef.tier", std::string(1 << 16, 'x'));
-  const Outcome o = train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=disk"});
+  const Outcome o = train({"tiers.device=400KiB", "tiers.host=900KiB", "tiers.nvme.0.path=disk"});
   EXPECT_HAS(o.err, "reclaimed 64.0 KiB in disk/ziggurat-process-1");
   EXPECT_TRUE(fs::is_empty(path("disk")));
 }

@@ -1,0 +1,44 @@
+// To be preloaded: a drive with faults, for processes of a launcher, which are named by their numbers.
+//
+//   ZG_TEST_FAILING_FLUSH=PROCESS  all flushes of a drive's file but the first fail
+//   ZG_TEST_SLOW_FLUSH=PROCESS     each flush takes a second longer
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+bool is_of_a_drive(int fd) {
+  char link[64], path[4096];
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  const ssize_t length = readlink(link, path, sizeof path - 1);
+  if (length < 5) return false;
+  path[length] = 0;
+  const char* const end = path + length - 5;
+  return std::strcmp(end, ".tier") == 0 || std::strcmp(end, ".kept") == 0;
+}
+
+bool is_this_process(const char* variable) {
+  const char *const failing = std::getenv(variable), *const mine = std::getenv("OMPI_COMM_WORLD_RANK");
+  return failing != nullptr && mine != nullptr && std::strcmp(failing, mine) == 0;
+}
+
+}  // namespace
+
+extern "C" int fdatasync(int fd) {
+  static std::atomic<int> flushes{0};
+  if (is_of_a_drive(fd)) {
+    const int before = flushes.fetch_add(1);
+    if (is_this_process("ZG_TEST_SLOW_FLUSH")) sleep(1);
+    if (before > 0 && is_this_process("ZG_TEST_FAILING_FLUSH")) {
+      errno = EIO;
+      return -1;
+    }
+  }
+  return static_cast<int>(syscall(SYS_fdatasync, fd));
+}

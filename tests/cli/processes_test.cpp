@@ -61,7 +61,7 @@ class ProcessesTest : public CliTest {
   Strings train_words(const std::string& devices, const std::string& out, const Strings& more = {}) const {
     return Strings{"train", "config.json", "--devices", devices} +
            sets(Strings{"train_batch_size=8", "train_micro_batch_size_per_gpu=1", "output.dir=" + out,
-                        "tiers.device=400KiB", "tiers.host=900KiB", "tiers.nvme.0.path=disk",
+                        "tiers.device=400KiB", "tiers.host=1600KiB", "tiers.nvme.0.path=disk",
                         "zero_optimization.stage=3"} +
                 more);
   }
@@ -468,7 +468,7 @@ TEST_F(ProcessesTest, PinnedStateOfProcessesThatAreKilledGoesOn) {
 TEST_F(CliTest, WhatProcessesHaveLeftIsReclaimed) {
   fs::create_directories(path("disk/ziggurat-process-1"));
   write("disk/ziggurat-process-1/ziggurat-0123456789abcdef.tier", std::string(1 << 16, 'x'));
-  const Outcome o = train({"tiers.device=400KiB", "tiers.host=900KiB", "tiers.nvme.0.path=disk"});
+  const Outcome o = train({"tiers.device=400KiB", "tiers.host=400KiB", "tiers.nvme.0.path=disk"});
   EXPECT_HAS(o.err, "reclaimed 64.0 KiB in disk/ziggurat-process-1");
   EXPECT_TRUE(fs::is_empty(path("disk")));
 }

@@ -408,8 +408,8 @@ TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
   expect_same("whole", "parts");
 }
 
-// All fail in the second step, while the first process flushes its drive for the first one's checkpoint and
-// the other waits for it: that is whole, and one message says why they end.
+// All fail in the second step, after the first one's checkpoint, whose commit takes a second, has been begun:
+// it is whole, and one message says why they end.
 TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer must be the first library of a process";

@@ -85,8 +85,8 @@ def add_cells(a, b):
 
 def show(matrix, parts, texts):
     heading, totals, tables = added(texts)
-    if matrix == "grid":  # cases, of, runs, 10, 3, seconds, seed
-        words = f"{totals[0]:,} of {totals[1]:,} cases, {totals[2]:,} runs of 10 steps (3 with SGD)"
+    if matrix == "grid":  # cases, of, runs, 10, seconds, seed
+        words = f"{totals[0]:,} of {totals[1]:,} cases, {totals[2]:,} runs of 10 steps"
     else:  # cases, of, of, runs, 10, seconds, seed
         words = f"{totals[0]:,} cases of {totals[1]:,} choices, {totals[3]:,} runs of 10 steps"
     print(f"{words}; {parts}; {totals[-2]:,} s in all, of programs side by side; {heading.split('; ')[-1]}")

@@ -44,7 +44,7 @@ const std::vector<AxisValues>& axes() {
       {"model", {"gpt2", "llama"}},
       {"head", {"tied", "untied"}},
       {"format", {"f64", "f32"}},
-      {"optimizer", {"sgd of rate 1", "adamw with clipping"}},
+      {"optimizer", {"sgd", "adamw with clipping"}},
       {"data", {"1", "2"}},
       {"ZeRO", {"0", "1 and 2", "3", "3 in groups of 2"}},
       {"tensor", {"1", "2", "2 with sequence", "4", "4 with sequence"}},
@@ -186,7 +186,11 @@ class Runs {
  private:
   RanksOutcome run(const Combination& c, const RanksWay& way, Look look) {
     ++count_;
-    return train_on_ranks(setup_of(c), way, steps_, look);
+    TinySetup setup = setup_of(c);
+    // Ten steps of rate 1 diverge: after seven the loss of the tied Llama is 1e6.
+    if (c[kOptimizer] == 0 && steps_ > 3)
+      setup.rule = [](std::int64_t, UpdateRule& rule) { rule.params.lr = 0.1, rule.params.weight_decay = 0; };
+    return train_on_ranks(setup, way, steps_, look);
   }
   const RanksOutcome& one_rank(const Combination& c) {
     Combination key = c;  // of the context's axis the choice of a model stays

@@ -2,9 +2,8 @@
 import os
 import signal
 import sys
-import time
 
-from support import InFolder, need, same_bits
+from support import InFolder, SlowWorker, need, same_bits
 
 need("torch")
 
@@ -53,9 +52,9 @@ def fsdp_rank(rank, ranks, folder, overlap, nvme):
     optimizer = zt.AdamW(model.parameters(), lr=1e-2, segment_bytes=4096, overlap=overlap, **place)
     if overlap == "forward":
         optimizer.attach(model)
-        # The first layer's forward gathers the other's weights too, while their updates have not begun.
+        # The first layer's forward gathers the other's weights too, whose updates come after the first one's.
         model[0].set_modules_to_forward_prefetch([model[2]])
-        optimizer.register_step_pre_hook(lambda *_: optimizer._worker.submit(time.sleep, 0.1) and None)
+        optimizer._worker = SlowWorker(0.1)
     train(model, optimizer, 0, 4)
     optimizer.flush()
     model_state, optimizer_state = get_state_dict(model, optimizer)

@@ -1,8 +1,10 @@
 """What the tests of the Python package share: packages that may be missing, and folders."""
+import concurrent.futures
 import importlib
 import shutil
 import sys
 import tempfile
+import time
 import unittest
 
 
@@ -36,3 +38,15 @@ def same_bits(a, b):
 
     a, b = bits(a), bits(b)
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+class SlowWorker(concurrent.futures.ThreadPoolExecutor):
+    """In place of an optimizer's worker: updates that are handed to it wait, each for a while of its own."""
+
+    def __init__(self, seconds):
+        super().__init__(1)
+        self._seconds = seconds
+
+    def submit(self, work, *args):
+        super().submit(time.sleep, self._seconds)
+        return super().submit(work, *args)

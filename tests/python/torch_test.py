@@ -17,8 +17,10 @@ except ImportError:
     print("skipped: torch is not installed")
     sys.exit(77)
 
-import ziggurat as zg
-import ziggurat.torch as zt
+from support import SlowWorker  # noqa: E402
+
+import ziggurat as zg  # noqa: E402
+import ziggurat.torch as zt  # noqa: E402
 
 SIZES = [(257,), (64, 33), (1,), (300, 70), (5000,)]  # odd ones, and one of several segments
 
@@ -280,6 +282,18 @@ class Interface(Case):
                     other, again = train(overlap=overlap, nvme=nvme, **extra)
                     self.assertEqual(losses, again)
                     self.assert_same(weights, other)
+
+    def test_updates_that_wait_come_before_what_is_loaded(self):
+        model = torch.nn.Linear(50, 7)
+        optimizer = self.make(model.parameters(), lr=1e-2, overlap="forward")
+        optimizer.attach(model)
+        optimizer._worker = SlowWorker(0.1)
+        loaded = {name: torch.full_like(t, 0.5) for name, t in model.state_dict().items()}
+        model(torch.ones(3, 50)).square().mean().backward()
+        optimizer.step()
+        model.load_state_dict(loaded)
+        optimizer.flush()
+        self.assert_same(model.parameters(), [*loaded.values()])
 
     def test_weights_that_modules_share(self):
         def train(kind, **options):

@@ -504,7 +504,7 @@ BUGS = (
           "    failure_ = std::current_exception();\n"),), BESIDE),
     Bug("between processes a failure of the training ends the commit under way",
         (("src/comm/mpi_wire.cpp", "failures_(apart ? ", "failures_(apart && false ? "),),
-        ("zg_test_cli", "ProcessesTest.AFailureLeaves*")),
+        ("zg_test_cli", "ProcessesTest.AFailureOfOne*")),
     Bug("the name of a process's directory is not synced",
         ((SAVER, "rfind(kProcessDirectory, 0) == 0) sync(directory.parent_path());", "rfind(kProcessDirectory, 0) == 0) sync(directory);"),),
         BESIDE),

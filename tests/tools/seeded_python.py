@@ -101,7 +101,7 @@ BUGS = (
      "distributed_test.py", "Fsdp.test_dtensors_on_two_ranks_are_one_rank"),
     ("weights that are loaded are overwritten by an update that began before", OPTIMIZER,
      "        hooks += [m.register_load_state_dict_pre_hook(lambda *_: self.flush()) for m in model.modules()]\n", "",
-     "distributed_test.py", "Fsdp.test_dtensors_on_two_ranks_are_one_rank"),
+     "torch_test.py", "Interface.test_updates_that_wait_come_before_what_is_loaded"),
     ("a forked child waits for the worker of its parent", OPTIMIZER,
      "if os.getpid() != self._process:", "if False:",
      "distributed_test.py", "Workers.test_an_optimizer_in_a_forked_child_is_refused"),

@@ -2,6 +2,7 @@
 //
 //   ZG_TEST_FAILING_FLUSH=PROCESS  all flushes of a drive's file but the first fail
 //   ZG_TEST_SLOW_FLUSH=PROCESS     each flush takes a second longer
+//   ZG_TEST_FAILING_READ=PROCESS   all reads of a drive's file fail once a flush has begun
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,10 +29,19 @@ bool is_this_process(const char* variable) {
   return failing != nullptr && mine != nullptr && std::strcmp(failing, mine) == 0;
 }
 
+std::atomic<int> flushes{0};
+
 }  // namespace
 
+extern "C" ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) {
+  if (flushes.load() > 0 && is_this_process("ZG_TEST_FAILING_READ") && is_of_a_drive(fd)) {
+    errno = EIO;
+    return -1;
+  }
+  return syscall(SYS_pread64, fd, data, bytes, offset);
+}
+
 extern "C" int fdatasync(int fd) {
-  static std::atomic<int> flushes{0};
   if (is_of_a_drive(fd)) {
     const int before = flushes.fetch_add(1);
     if (is_this_process("ZG_TEST_SLOW_FLUSH")) sleep(1);

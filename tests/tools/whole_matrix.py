@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Goes through a whole matrix of ranks in parts, which run side by side, and adds up their tables.
 
-    tests/tools/whole_matrix.py grid --tests build/tests/zg_test_engine --work DIR --parts 32 --only 1-8 --jobs 2
+    tests/tools/whole_matrix.py grid --tests build/tests/zg_test_engine --work DIR --parts 64 --only 1-16 --jobs 2
     tests/tools/whole_matrix.py ranks --tests build/tests/zg_test_engine --work DIR --parts 512 --only 1-32
 
 `grid` is GridMatrix.Whole, `ranks` is RanksMatrix.Whole (tests/README.md, "Many ranks"). What each part printed is
 kept in DIR; a part whose file is there and passed is not run again, so a matrix that was interrupted goes on. The
 table is printed once all parts that were asked for have passed: counts are summed, differences are the largest.
 
-Parts of the grid: 32 choices of what is trained, dropout, optimizer and model; the first 8 train everything without
-dropout, in all tiers. The ranks have 512 choices, a part each; the first 32 are in fp64 and fp32.
+Parts of the grid: 64 choices of what is trained, dropout, format, optimizer and model; the first 16 train everything
+without dropout, 8 in fp64 in all tiers and 8 in fp32. The ranks have 512 choices, a part each; the first 32 are in fp64
+and fp32.
 """
 
 import argparse

@@ -434,8 +434,8 @@ TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
   EXPECT_EQ(valid.code, 0) << valid.err;
 }
 
-// A drive of one process fails while the other one's flush keeps their commit waiting: the checkpoint is
-// whole.
+// All reads of one process's drive fail once the first checkpoint's flushes have begun, of which the other
+// process's takes a second: the checkpoint is whole. It does not show which comes first, failure or commit.
 TEST_F(ProcessesTest, AFailureOfOneLeavesTheCheckpointThatAllHaveBegun) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer must be the first library of a process";

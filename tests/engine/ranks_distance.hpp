@@ -74,7 +74,8 @@ inline Distance allowed_in_f64() {
 // In fp32, where steps magnify what the order of sums has changed: the more so the further a step goes, and
 // in AdamW and Lion where a gradient is nearly zero. How much they do shows in how far one rank's run in fp32
 // is from the same in fp64, `own`: two runs that are as far from fp64 may be twice as far from each other.
-// That is an estimate, and fails where training diverges. `linear`: the updates are multiples of the gradients, so weights are compared too.
+// That is an estimate, and fails where training diverges. `linear`: the updates are multiples of the
+// gradients, so weights are compared too.
 inline Distance allowed_in_f32(const Distance& own, bool linear) {
   const auto at_least = [](double least, double distance) { return std::max(least, 2 * distance); };
   return {1e-6,

@@ -334,10 +334,50 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
   return lines;
 }
 
+namespace {
+
+// 53 bits of a hash of the line, which a double holds.
 double hash_of(const std::string& line) {
   std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
   for (const char c : line) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return static_cast<double>(hash >> 11);
+}
+
+}  // namespace
+
+void agree(std::span<const std::string> mine, const OfAllRanks& of_all_ranks) {
+  // First how many lines there are and a hash of all; where these differ, a hash of each line.
+  std::string whole;
+  for (const std::string& line : mine) whole += line + '\n';
+  const auto brief = of_all_ranks(std::array{static_cast<double>(mine.size()), hash_of(whole)});
+  const auto same = [](const auto& by_rank) {
+    return std::all_of(by_rank.begin(), by_rank.end(), [&](const auto& of) { return of == by_rank[0]; });
+  };
+  if (same(brief)) return;
+  double most = 0;
+  for (const auto& of : brief) most = std::max(most, of[0]);
+  std::vector<double> numbers;
+  for (const std::string& line : mine) numbers.push_back(hash_of(line));
+  numbers.resize(static_cast<std::size_t>(most), -1);
+  const auto hashes = of_all_ranks(numbers);
+  const auto differs = [&](std::size_t i) {
+    return std::any_of(hashes.begin(), hashes.end(), [&](const auto& of) { return of[i] != hashes[0][i]; });
+  };
+  std::size_t first = 0;
+  while (first + 1 < numbers.size() && !differs(first)) ++first;
+  // Then that line of every rank, a number for each character.
+  constexpr std::size_t kShown = 200;
+  std::vector<double> letters(kShown, 0);
+  if (first < mine.size())
+    std::copy_n(mine[first].begin(), std::min(kShown, mine[first].size()), letters.begin());
+  std::vector<std::string> lines;
+  for (const auto& of : of_all_ranks(letters)) {
+    lines.emplace_back();
+    for (const double letter : of) {
+      if (letter != 0) lines.back() += static_cast<char>(letter);
+    }
+  }
+  throw disagreement(lines);
 }
 
 Error disagreement(std::span<const std::string> lines) {

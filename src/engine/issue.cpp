@@ -1,49 +1,61 @@
-// Enqueues the operations of step programs.
-#include <algorithm>
+// Enqueues the operations of step programs: each a forward or backward of a unit (Pass), something that is
+// done with its weight or gradient (WeightOps), or a transfer between the stages of a pipeline.
 #include <bit>
-#include <utility>
+#include <optional>
 
 #include "engine/context_parts.hpp"
 #include "engine/part_exchange.hpp"
-#include "engine/pass.hpp"
+#include "engine/tile_walk.hpp"
+#include "engine/weight_ops.hpp"
 #include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
-namespace {
 
-// Consecutive trained elements of a unit, all of which this part of the model counts for the norm, or none.
-struct TrainedRun {
-  std::int64_t first = 0, count = 0;
-  bool counted = true;
-};
+// A forward or backward of a unit, with the operands that its operation has.
+class StepExecutor::Pass {
+ public:
+  Pass(StepExecutor& engine, const StepOp& op);
+  void issue();
 
-// Those among the given elements.
-std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layout::Elements& among) {
-  std::vector<TrainedRun> runs;
-  const auto add = [&](std::int64_t first, std::int64_t end, bool counted) {
-    if (first >= end) return;
-    if (!runs.empty() && runs.back().first + runs.back().count == first && runs.back().counted == counted) {
-      runs.back().count += end - first;
-    } else {
-      runs.push_back({first, end - first, counted});
-    }
-  };
-  for (const Layout::StateRange& range : unit.ranges) {
-    std::int64_t at = std::max(range.unit_first, among.first);
-    const std::int64_t end = std::min(range.unit_first + range.count, among.first + among.count);
-    for (const auto& [first, last] : unit.uncounted) {
-      if (last <= at || first >= end) continue;
-      add(at, first, true);
-      add(std::max(at, first), std::min(last, end), false);
-      at = std::min(last, end);
-    }
-    add(at, end, true);
+ private:
+  void embedding();
+  void forward(const View& out, void* saved);
+  void head_loss();
+  void head();
+  void backward();
+  void backward_input();
+  void backward_weight();
+  void embedding_backward();
+
+  void* data(Operand operand) const { return engine_.lease(op_, operand).data(); }
+  View flat(Operand operand, TensorId id) const;  // of the unit, or of the one that has the table
+  View rows(Operand operand) const;
+  View weight() const { return flat(Operand::kWeight, unit_.weight); }
+  // Null: the unit's own parameters are frozen.
+  View accumulator() const {
+    return op_.has(Operand::kAccumulator) ? flat(Operand::kAccumulator, unit_.accumulator) : View();
   }
-  return runs;
-}
+  // Null where the unit has no adapters, as are those that the operation does not have.
+  AdapterViews adapters() const;
+  // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
+  View table() const;
+  TileAccess* tiles() { return walk_ ? &*walk_ : nullptr; }
+  const DropoutPlace* dropout() const { return dropout_ ? &*dropout_ : nullptr; }
 
-}  // namespace
+  StepExecutor& engine_;
+  const StepOp& op_;
+  const Model& model_;
+  const Workspace workspace_;
+  const BatchShape shape_;
+  const Layout::UnitTensors& unit_;  // of a unit in tiles, the first one
+  Stream& stream_;
+  const Gradients into_;  // what the first micro-batch finds in an accumulator is left over from others
+  std::optional<TileWalk> walk_;
+  const std::optional<DropoutPlace> dropout_;
+  const std::int64_t layer_;  // of a block
+  const View documents_;
+};
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
 // key has everything that issue() depends on. Never repeated are updates, which differ in every step, what is
@@ -68,11 +80,11 @@ void StepExecutor::issue_again(const StepOp& op) {
 
 // Where the operation stands, for what it drops; none: it drops nothing.
 std::optional<DropoutPlace> StepExecutor::dropout_of(const StepOp& op) const {
-  const DropoutRates& rates = model().config().dropout;
+  const DropoutRates& rates = model_->config().dropout;
   const bool of_embedding = op.kind == OpKind::kEmbedding || op.kind == OpKind::kEmbeddingBackward;
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
                         op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
-  const double of_layers = std::max(rates.residual, model().config().lora.dropout);
+  const double of_layers = std::max(rates.residual, model_->config().lora.dropout);
   const double rate = of_embedding ? rates.embedding : of_block ? of_layers : 0;
   if (rate == 0 || !dropout_step_) return {};
   const std::int64_t micro_batch = layout_.options.place().micro_batch(op.micro_batch);
@@ -92,11 +104,11 @@ void StepExecutor::issue(const StepOp& op) {
   if (context_ != nullptr) context_->begin_op(op);
   switch (op.kind) {
     case OpKind::kUpdate:
-      return issue_update(op);
+      return WeightOps(*this, op).update();
     case OpKind::kGather:
-      return gather_weight(op);
+      return WeightOps(*this, op).gather();
     case OpKind::kFinishGradient:
-      return finish_gradient(op);
+      return WeightOps(*this, op).finish_gradient();
     case OpKind::kSend:
     case OpKind::kReceive:
       return pass_on(op);
@@ -118,128 +130,126 @@ void StepExecutor::pass_on(const StepOp& op) {
   }
 }
 
-void StepExecutor::gather_weight(const StepOp& op) {
-  const View shard = whole_view(lease(op, Operand::kShard).data(), layout_.tile(op.tile).shard),
-             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.tile(op.tile).weight);
-  const Timer::Comm timed(*timer_, *comm_, CommAxis::kShards, op);
-  if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
-  groups_.shards->all_gather(*comm_, shard.data, weight.data, shard.count(), shard.dtype);
+StepExecutor::Pass::Pass(StepExecutor& engine, const StepOp& op)
+    : engine_(engine),
+      op_(op),
+      model_(*engine.model_),
+      workspace_(engine.layout_, engine.workspace_.get()),
+      shape_(engine.layout_.options.micro_batch),
+      unit_(engine.layout_.unit(op.unit)),
+      stream_(*engine.compute_),
+      into_(op.first ? Gradients::kOverwrite : Gradients::kAdd),
+      dropout_(engine.dropout_of(op)),
+      layer_(static_cast<std::int64_t>(op.unit) - 1),
+      documents_(workspace_.documents(op.micro_batch)) {
+  if (op.in_tiles()) walk_.emplace(engine);
 }
 
-// The whole weight is made from the codes, this rank's own part too: so all ranks have the same.
-void StepExecutor::gather_quantized(const View& shard, const View& weight) {
-  const Workspace w(layout_, workspace_.get());
-  const int bits = layout_.options.weight_bits, members = groups_.shards->size();
-  const std::int64_t count = shard.count(), part = Workspace::exchange_values(layout_);
-  for (std::int64_t at = 0; at < count; at += part) {
-    const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
-    const View sent = w.sent(bytes), received = w.received(members * bytes);
-    device_.ops().quantize(*comm_, shard.col_range(at, n), bits, sent);
-    groups_.shards->all_gather(*comm_, sent.data, received.data, bytes, DType::kU8);
-    for (int i = 0; i < members; ++i) {
-      device_.ops().dequantize(*comm_, received.col_range(i * bytes, bytes), bits, false,
-                               weight.col_range(i * count + at, n));
-    }
+View StepExecutor::Pass::flat(Operand operand, TensorId id) const {
+  const bool of_table = operand == Operand::kTable || operand == Operand::kTableAccumulator;
+  return unit_view(engine_.layout_, data(operand), id, of_table ? engine_.layout_.unit(0) : unit_);
+}
+
+View StepExecutor::Pass::rows(Operand operand) const {
+  return {data(operand), model_.dtype(), model_.residual_rows(shape_), model_.config().width};
+}
+
+View StepExecutor::Pass::table() const {
+  return op_.has(Operand::kTable) ? flat(Operand::kTable, engine_.layout_.unit(0).weight) : weight();
+}
+
+AdapterViews StepExecutor::Pass::adapters() const {
+  AdapterViews views;
+  const std::int32_t t = engine_.layout_.adapter_tile(op_.unit);
+  if (t < 0) return views;
+  const Layout::UnitTensors& tile = engine_.layout_.tile(t);
+  if (op_.has(Operand::kAdapters))
+    views.weights = unit_view(engine_.layout_, data(Operand::kAdapters), tile.weight, tile);
+  if (op_.has(Operand::kAdapterAccumulator))
+    views.grads = unit_view(engine_.layout_, data(Operand::kAdapterAccumulator), tile.accumulator, tile);
+  return views;
+}
+
+void StepExecutor::Pass::issue() {
+  switch (op_.kind) {
+    case OpKind::kEmbedding:
+      return embedding();
+    case OpKind::kForward:
+      return forward(rows(Operand::kOutput),
+                     op_.has(Operand::kSaved) ? data(Operand::kSaved) : workspace_.saved());
+    case OpKind::kHeadLoss:
+      return head_loss();
+    case OpKind::kHead:
+      return head();
+    case OpKind::kBackward:
+      return backward();
+    case OpKind::kBackwardInput:
+      return backward_input();
+    case OpKind::kBackwardWeight:
+      return backward_weight();
+    case OpKind::kEmbeddingBackward:
+      return embedding_backward();
+    default:
+      ZG_ASSERT(false, "{} is no work of a stream", name_of(op_.kind));
   }
 }
 
-// `sum` has a row for each member of the group. Returns this member's, which becomes the sum of all members'
-// in the order of their ranks: every member sends its row of codes to the one that sums it.
-View StepExecutor::sum_quantized(Communicator& group, const View& sum) {
-  const Workspace w(layout_, workspace_.get());
-  const int bits = layout_.options.gradient_bits, members = group.size();
-  const std::int64_t count = sum.count() / members, part = Workspace::exchange_values(layout_);
-  const View mine = sum.col_range(group.rank() * count, count);
-  for (std::int64_t at = 0; at < count; at += part) {
-    const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
-    const View sent = w.sent(members * bytes), received = w.received(members * bytes);
-    for (int i = 0; i < members; ++i) {
-      device_.ops().quantize(*comm_, sum.col_range(i * count + at, n), bits,
-                             sent.col_range(i * bytes, bytes));
-    }
-    group.all_to_all(*comm_, sent.data, received.data, bytes, DType::kU8);
-    for (int i = 0; i < members; ++i) {
-      device_.ops().dequantize(*comm_, received.col_range(i * bytes, bytes), bits, i > 0,
-                               mine.col_range(at, n));
-    }
-  }
-  return mine;
+void StepExecutor::Pass::embedding() {
+  model_.embedding_forward(stream_, shape_, weight(), workspace_.ids(op_.micro_batch), rows(Operand::kOutput),
+                           workspace_.scratch(), dropout(), documents_);
 }
 
-// Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
-// the other ranks that hold it. Frozen parameters have no gradient for the optimizer, and do not count for
-// the norm.
-void StepExecutor::finish_gradient(const StepOp& op) {
-  const Workspace w(layout_, workspace_.get());
-  const Layout::UnitTensors& unit = layout_.tile(op.tile);
-  const Layout::Elements shard = layout_.shard_elements(op.tile);
-  Stream& stream = stream_of(op);
-  Layout::Elements mine = shard;
-  const View sum = whole_view(lease(op, Operand::kAccumulator).data(), unit.accumulator);
-  sum_copies(op);
-  if (groups_.pieces != nullptr) {
-    mine = layout_.piece_elements(op.tile);
-  }
-  if (layout_.options.gradient_bits > 0) {
-    View part = sum;  // first among those who share everything, then among those who have the same shard
-    if (groups_.shards != nullptr) {
-      const Timer::Comm timed(*timer_, stream, CommAxis::kShards, op);
-      part = sum_quantized(*groups_.shards, part);
-    }
-    if (groups_.replicas != nullptr) {
-      const Timer::Comm timed(*timer_, stream, CommAxis::kReplicas, op);
-      sum_quantized(*groups_.replicas, part);
-    }
-  } else if (groups_.pieces != nullptr) {
-    const Timer::Comm timed(*timer_, stream, CommAxis::kPieces, op);
-    groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - unit.first, mine.count).data,
-                                   mine.count, sum.dtype, Reduction::kSum);
-  }
-  if (!op.has(Operand::kGradient)) return;
-  const View gradient = whole_view(lease(op, Operand::kGradient).data(), unit.gradient);
-  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {
-    device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),
-                                  gradient.col_range(first - shard.first, count),
-                                  counted ? w.scalar(1 + op.unit) : w.discarded(), w.sum_partials());
-  }
-  if (groups_.replicas == nullptr) return;
-  const Timer::Comm timed(*timer_, stream, CommAxis::kReplicas, op);
-  groups_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
-                               gradient.data, mine.count, gradient.dtype);
+void StepExecutor::Pass::forward(const View& out, void* saved) {
+  model_.block_forward(stream_, shape_, weight(), rows(Operand::kInput), out, saved, workspace_.scratch(),
+                       engine_.context_.get(), tiles(), dropout(), layer_, documents_, adapters().weights);
 }
 
-// Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
-// a parameter is updated with it; its gradient is always zero, so it stays zero.
-void StepExecutor::issue_update(const StepOp& op) {
-  const Layout::UnitTensors& tensors = layout_.tile(op.tile);
-  const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
-  const View gradient = whole_view(lease(op, Operand::kGradient).data(), tensors.gradient),
-             weight = whole_view(lease(op, Operand::kWeight).data(), layout_.updated_weight(op.tile));
-  const std::int64_t shard_first = layout_.shard_elements(op.tile).first;
-  void* const state = lease(op, Operand::kState).data();
-  const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-  Ops& ops = layout_.update_at(op.unit) == Tier::kDevice ? device_.ops() : host_ops();
-  Stream& stream = update_stream(op.unit);
-  for (const Layout::StateRange& range : tensors.ranges) {
-    const std::int64_t begin = std::max(range.state_first, segment.first);
-    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
-    if (begin >= end) continue;
-    const auto p = static_cast<std::size_t>(range.param);
-    const GroupRule& group = update_.groups[static_cast<std::size_t>(range.group)];
-    UpdateParams params = update_.params;
-    params.lr *= group.lr_factor;
-    if (group.weight_decay) {
-      params.weight_decay = *group.weight_decay;
-    } else if (unit.params[p].vector && !update_.decay_all) {
-      params.weight_decay = 0;
-    }
-    params.random = random_[static_cast<std::size_t>(op.unit)][p];
-    params.first_element = unit.params[p].first_number + range.param_first + begin - range.state_first;
-    const std::int64_t at = range.unit_first + begin - range.state_first - shard_first, n = end - begin;
-    ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
-               layout_.state().part(state, segment.count, begin - segment.first, n), layout_.state().format(),
-               params);
-  }
+void StepExecutor::Pass::head_loss() {
+  model_.head_loss(stream_, shape_, weight(), table(), rows(Operand::kInput),
+                   workspace_.targets(op_.micro_batch), workspace_.scalar(0), workspace_.scratch());
+}
+
+void StepExecutor::Pass::head() {
+  const View sum = accumulator();
+  View table_sum = model_.config().tied ? View() : sum;
+  if (op_.has(Operand::kTableAccumulator))
+    table_sum = flat(Operand::kTableAccumulator, engine_.layout_.unit(0).accumulator);
+  model_.head_loss_and_gradient(stream_, shape_, weight(), table(), rows(Operand::kInput),
+                                workspace_.targets(op_.micro_batch), workspace_.scalar(0),
+                                rows(Operand::kActivationGradient), sum, table_sum, workspace_.scratch(),
+                                engine_.head_scale_, into_);
+}
+
+// A forward in tiles moves on to later operations, whose leases are others: operands are found before it.
+void StepExecutor::Pass::backward() {
+  const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), sum = accumulator(),
+             weights = weight();
+  const AdapterViews of_adapters = adapters();
+  const bool again = !op_.has(Operand::kSaved);
+  void* const saved = again ? workspace_.saved() : data(Operand::kSaved);
+  if (again) forward(View(), saved);
+  model_.block_backward(stream_, shape_, weights, x, saved, dx, sum, workspace_.scratch(), into_,
+                        engine_.context_.get(), tiles(), dropout(), layer_, documents_, of_adapters);
+}
+
+void StepExecutor::Pass::backward_input() {
+  const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), weights = weight();
+  void* const saved = data(Operand::kSaved);
+  if (engine_.layout_.options.recompute) forward(View(), saved);
+  model_.block_backward_input(stream_, shape_, weights, x, saved, dx, workspace_.scratch(),
+                              engine_.context_.get(), tiles(), dropout(), layer_, documents_,
+                              adapters().weights);
+}
+
+void StepExecutor::Pass::backward_weight() {
+  model_.block_backward_weight(stream_, shape_, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
+                               workspace_.scratch(), into_, tiles(), dropout(), adapters().grads);
+}
+
+void StepExecutor::Pass::embedding_backward() {
+  model_.embedding_backward(stream_, shape_, workspace_.ids(op_.micro_batch),
+                            rows(Operand::kActivationGradient), accumulator(), into_, workspace_.scratch(),
+                            dropout(), documents_);
 }
 
 }  // namespace zg

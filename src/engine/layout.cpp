@@ -377,4 +377,42 @@ std::int64_t Layout::state_bytes() const {
   return sum;
 }
 
+// Of a unit in tiles, the first has all copies.
+void Layout::find_copies(std::int32_t t) {
+  for (const Param& p : model->units()[static_cast<std::size_t>(tile(t).unit)].params) {
+    if (p.offset < tile(t).first || p.offset >= tile(t).first + tile(t).count) continue;
+    for (const Band& band : p.bands) {
+      const std::int64_t first = p.offset + band.line * p.line(), last = first + band.lines * p.line();
+      if (band.counted) continue;
+      const bool with_gap = last == p.offset + p.count();
+      units.back().uncounted.push_back({first, with_gap ? round_up(last, kParamAlign) : last});
+    }
+  }
+  for (const CopySum& sum : copy_sums(t)) {
+    if (sum.bands != nullptr) largest_copy_ = std::max(largest_copy_, sum.count);
+  }
+}
+
+std::vector<Layout::CopySum> Layout::copy_sums(std::int32_t t) const {
+  std::vector<CopySum> sums;
+  const auto u = static_cast<std::size_t>(tile(t).unit);
+  const std::vector<Param>& params = model->units()[u].params;
+  const std::int64_t begin = tile(t).first, behind = begin + tile(t).count;
+  std::size_t end = 0;  // of the parameters that the last sum has
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Param& p = params[i];
+    if (!p.summed || p.offset < begin || p.offset >= behind) continue;
+    if (!options.groups.empty() && options.groups[u][i] == kFrozen) continue;
+    if (!p.is_whole()) {
+      sums.push_back({p.offset, p.whole_count(), &p});
+    } else if (!sums.empty() && end == i && sums.back().bands == nullptr) {  // with the gap between the two
+      sums.back().count = p.offset + p.count() - sums.back().first;
+    } else {
+      sums.push_back({p.offset, p.count()});
+    }
+    end = i + 1;
+  }
+  return sums;
+}
+
 }  // namespace zg

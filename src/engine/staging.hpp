@@ -3,18 +3,23 @@
 // some bytes a token.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
+#include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/memory.hpp"
+#include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
 
 class Staging {
  public:
-  // Throws Error(kMemory) as make_host_memory() does. The device must outlive it.
-  Staging(Device& device, std::int64_t bytes)
-      : bytes_(arena_charge(bytes)),
+  // For Workspace::inputs(). Throws Error(kMemory) as make_host_memory() does. The device must outlive it.
+  Staging(Device& device, const Layout& layout)
+      : device_(device),
+        layout_(layout),
+        bytes_(arena_charge(Workspace::input_bytes(layout, layout.options.micro_batches))),
         memory_(make_host_memory({.name = "staging of tokens", .budget = bytes_, .huge_pages = false})) {
     memory_->set_hooks(device.host_hooks());
     data_ = memory_->allocate(bytes_);
@@ -25,8 +30,28 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   void* data() const { return data_; }
+  // Stages a micro-batch. What was loaded before must have reached the device.
+  void put(std::int64_t m, const MicroBatch& batch) {
+    const auto bytes = static_cast<std::size_t>(Workspace::token_bytes(layout_));
+    char* const tokens = static_cast<char*>(data_) + Workspace::input_bytes(layout_, m);
+    std::memcpy(tokens, batch.ids, bytes);
+    std::memcpy(tokens + bytes, batch.targets, bytes);
+    ZG_ASSERT_EQ(batch.first_keys != nullptr, layout_.options.micro_batch.documents);
+    if (batch.first_keys != nullptr)
+      std::memcpy(tokens + 2 * bytes, batch.first_keys,
+                  static_cast<std::size_t>(Workspace::document_bytes(layout_)));
+  }
+  // Copies the staged micro-batches to the device, and zeroes its scalars. Returns the bytes copied.
+  std::int64_t load(Stream& stream, void* workspace, std::int64_t micro_batches) {
+    std::memset(data_, 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
+    const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);
+    device_.copy_to_device(stream, Workspace(layout_, workspace).inputs(), data_, bytes);
+    return bytes;
+  }
 
  private:
+  Device& device_;
+  const Layout& layout_;
   std::int64_t bytes_;
   std::unique_ptr<HostMemory> memory_;
   void* data_ = nullptr;

@@ -7,6 +7,7 @@
 
 #include "engine/host_lease.hpp"
 #include "engine/position.hpp"
+#include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/engine/step_executor.hpp"
@@ -44,8 +45,110 @@ void weights_of(const View& weight, const View& master) {
 
 }  // namespace
 
+// Goes through the state of an engine: along a program that has an operation for each segment of it, or,
+// without a program, through the elements of one parameter.
+class StepExecutor::StateStream {
+ public:
+  explicit StateStream(StepExecutor& engine)
+      : engine_(engine), layout_(engine.layout_), device_(engine.device_), store_(engine.store_) {}
+
+  using EachOp = std::function<void(const StepOp& op)>;
+  void for_each_op(const ProgramStart& start, const EachOp& each);
+  // The same for a program that gives the tensors their first contents, and what follows such a program.
+  void initialize(Activity activity, const EachOp& each);
+  void restore(const StepOp& op, const TileVisitor& fill);
+  void adopt(const StepOp& op);
+  void save(const StepOp& op, const TileVisitor& take);
+
+  // Visits elements [begin, end) of a parameter in its state and weight, one state segment after the other.
+  using Visitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
+                                     std::int64_t skip, std::int64_t count)>;
+  enum class Weights { kNeeded, kNotNeeded };  // whether the visitor reads the weight; of frozen ones always
+  void visit(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, Weights weights,
+             const Visitor& visitor);
+
+ private:
+  void visit_tile(std::int32_t tile, const Param& param, std::int64_t begin, std::int64_t end,
+                  Weights weights, const Visitor& visitor);
+  using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
+  void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
+  HostLease on_host(Lease lease, Tier tier, Access access);
+  // What the operation has leased of an operand, at the host.
+  HostLease leased(const StepOp& op, Operand operand, Tier tier, Access access) {
+    return on_host(std::move(engine_.lease(op, operand)), tier, access);
+  }
+  // The weight that the operation fills. Its first operation clears all of it, gaps too.
+  HostLease weight_to_fill(const StepOp& op, Tier tier);
+  HostLease host_lease(SegmentId segment, Access access);
+  Tier tier_of(const StepOp& op) const {
+    return op.has(Operand::kState) ? layout_.update_at(op.unit) : Tier::kDevice;
+  }
+
+  StepExecutor& engine_;
+  const Layout& layout_;
+  Device& device_;
+  TensorStore& store_;
+};
+
+// `lease` is at `tier`.
+HostLease StepExecutor::StateStream::on_host(Lease lease, Tier tier, Access access) {
+  if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
+  return HostLease(std::move(lease), access, device_, *engine_.compute_);
+}
+
+HostLease StepExecutor::StateStream::weight_to_fill(const StepOp& op, Tier tier) {
+  HostLease weight = leased(op, Operand::kWeight, tier, op.first ? Access::kOverwrite : Access::kWrite);
+  if (op.first) std::memset(weight.data(), 0, static_cast<std::size_t>(weight.bytes()));
+  return weight;
+}
+
+// A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
+// there.
+HostLease StepExecutor::StateStream::host_lease(SegmentId segment, Access access) {
+  const Position::Waiting waiting(*engine_.position_, Position::Waits::kForLease);
+  const auto at = [&](Tier tier) { return on_host(store_.acquire(segment, tier, access), tier, access); };
+  if (layout_.table.segment(segment).lowest == Tier::kDevice) return at(Tier::kDevice);
+  try {
+    return at(Tier::kHost);
+  } catch (const Error& e) {
+    if (e.code() != Errc::kMemory) throw;
+    return at(Tier::kDevice);
+  }
+}
+
+void StepExecutor::StateStream::for_each_op(const ProgramStart& start, const EachOp& each) {
+  const StepProgram& program = *start.program;
+  store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
+  engine_.position_->begin_program(program);
+  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
+    engine_.position_->next_op(i);
+    {
+      const Position::Waiting waiting(*engine_.position_, Position::Waits::kForLease);
+      store_.acquire_op(nullptr, engine_.leases_);
+    }
+    each(program.ops[static_cast<std::size_t>(i)]);
+    engine_.leases_.clear();
+    engine_.position_->issued();
+  }
+  engine_.position_->end_program();
+}
+
+// Once it has ended, the programs alone cause moves, so that the forecast is exact.
+void StepExecutor::StateStream::initialize(Activity activity, const EachOp& each) {
+  store_.run(nullptr, nullptr);
+  const ProgramStart start = engine_.begin_activity(activity);
+  if (start.program->program.op_count() > 0) for_each_op({start.program, nullptr}, each);
+  store_.run(nullptr, nullptr);
+  store_.demote_all();
+  {
+    const Position::Waiting waiting(*engine_.position_, Position::Waits::kForMoves);
+    store_.drain();
+  }
+  engine_.initial_ = store_.traffic();
+}
+
 // Visits what this rank holds of the unit's frozen parameters, with the last operation of the unit.
-void StepExecutor::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
+void StepExecutor::StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
   if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.tile)) return;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
   const Layout::Elements shard = layout_.held_of_tile(op.tile);
@@ -58,41 +161,20 @@ void StepExecutor::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
   }
 }
 
-void StepExecutor::save_state(const TileVisitor& take) {
-  ZG_ASSERT(layout_.options.saves, "the programs of this run have none that saves");
-  flush();
-  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
-  const ProgramStart start = begin_activity(Activity::kSave);
-  const StepProgram& program = *start.program;
-  store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
-  position_->begin_program(program);
-  for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
-    position_->next_op(i);
-    {
-      const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-      store_.acquire_op(nullptr, leases_);
-    }
-    save(program.ops[static_cast<std::size_t>(i)], take);
-    leases_.clear();
-    position_->issued();
-  }
-  position_->end_program();
-}
-
-void StepExecutor::save(const StepOp& op, const TileVisitor& take) {
+void StepExecutor::StateStream::save(const StepOp& op, const TileVisitor& take) {
   const bool has_state = op.has(Operand::kState), has_weight = op.has(Operand::kWeight);
-  const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
+  const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
   std::optional<HostLease> weight_lease, state_lease;
   View weight;
   if (has_weight) {
-    weight_lease.emplace(on_host(std::move(lease(op, Operand::kWeight)), tier, Access::kRead));
-    weight = whole_view(weight_lease->data(), layout_.updated_weight(op.tile));
+    weight_lease.emplace(leased(op, Operand::kWeight, tier, Access::kRead));
+    weight = whole_view(layout_, weight_lease->data(), layout_.updated_weight(op.tile));
   }
   const std::int64_t shard = layout_.held_of_tile(op.tile).first;
   std::vector<float> joined;
   if (has_state) {
-    state_lease.emplace(on_host(std::move(lease(op, Operand::kState)), tier, Access::kRead));
+    state_lease.emplace(leased(op, Operand::kState, tier, Access::kRead));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
     layout_.visit_ranges(
         op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
@@ -119,22 +201,15 @@ void StepExecutor::save(const StepOp& op, const TileVisitor& take) {
   });
 }
 
-void StepExecutor::restore_state(const TileVisitor& fill) {
-  run_initialize(Activity::kInitialize, [&](const StepOp& op) { restore(op, fill); });
-}
-
-void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
-  const bool has_state = op.has(Operand::kState);
-  const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
+void StepExecutor::StateStream::restore(const StepOp& op, const TileVisitor& fill) {
+  const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
-  const HostLease weight_lease =
-      on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
-  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.tile));
-  if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
+  const HostLease weight_lease = weight_to_fill(op, tier);
+  const View weight = whole_view(layout_, weight_lease.data(), layout_.updated_weight(op.tile));
   const std::int64_t shard = layout_.held_of_tile(op.tile).first;
   std::vector<float> joined;
-  if (has_state) {
-    const HostLease state_lease = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
+  if (op.has(Operand::kState)) {
+    const HostLease state_lease = leased(op, Operand::kState, tier, Access::kOverwrite);
     std::memset(state_lease.data(), 0, static_cast<std::size_t>(state_lease.bytes()));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
     layout_.visit_ranges(
@@ -162,20 +237,13 @@ void StepExecutor::restore(const StepOp& op, const TileVisitor& fill) {
   });
 }
 
-void StepExecutor::adopt_state() {
-  run_initialize(Activity::kAdopt, [&](const StepOp& op) { adopt(op); });
-}
-
 // The weights of a segment of state, rounded from its masters.
-void StepExecutor::adopt(const StepOp& op) {
-  const bool has_state = op.has(Operand::kState);  // a shard may be nothing but padding
-  const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
-  const HostLease weight_lease =
-      on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
-  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.tile));
-  if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
-  if (!has_state) return;
-  const HostLease state_lease = on_host(std::move(lease(op, Operand::kState)), tier, Access::kRead);
+void StepExecutor::StateStream::adopt(const StepOp& op) {
+  const Tier tier = tier_of(op);
+  const HostLease weight_lease = weight_to_fill(op, tier);
+  const View weight = whole_view(layout_, weight_lease.data(), layout_.updated_weight(op.tile));
+  if (!op.has(Operand::kState)) return;  // a shard may be nothing but padding
+  const HostLease state_lease = leased(op, Operand::kState, tier, Access::kRead);
   const std::int64_t shard = layout_.held_of_tile(op.tile).first;
   const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
   layout_.visit_ranges(
@@ -188,27 +256,18 @@ void StepExecutor::adopt(const StepOp& op) {
       });
 }
 
-std::int64_t StepExecutor::write_state() {
-  ZG_ASSERT(layout_.options.pins, "the programs of this run know of no pins");
-  flush();
-  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
-  (void)begin_activity(Activity::kPin);
-  const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-  return store_.write_back(layout_.pinned_segments());
-}
-
 // Takes one lease at a time, since without a program the tiers may not have room for two.
-void StepExecutor::visit_state(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
-                               Weights weights, const StateVisitor& visit) {
-  flush();
-  leave_program();
+void StepExecutor::StateStream::visit(std::int32_t u, const Param& param, std::int64_t begin,
+                                      std::int64_t end, Weights weights, const Visitor& visitor) {
+  engine_.flush();
+  store_.run(nullptr, nullptr);
   if (!layout_.has_unit(u)) return;
   for (std::int32_t t = layout_.first_tile(u); t < layout_.first_tile(u + 1); ++t)
-    visit_state_of_tile(t, param, begin, end, weights, visit);
+    visit_tile(t, param, begin, end, weights, visitor);
 }
 
-void StepExecutor::visit_state_of_tile(std::int32_t t, const Param& param, std::int64_t begin,
-                                       std::int64_t end, Weights weights, const StateVisitor& visit) {
+void StepExecutor::StateStream::visit_tile(std::int32_t t, const Param& param, std::int64_t begin,
+                                           std::int64_t end, Weights weights, const Visitor& visitor) {
   const Layout::UnitTensors& tensors = layout_.tile(t);
   const std::int32_t u = tensors.unit;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
@@ -219,14 +278,15 @@ void StepExecutor::visit_state_of_tile(std::int32_t t, const Param& param, std::
   const TensorId updated = layout_.updated_weight(t);
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
     const HostLease lease = host_lease(layout_.whole(updated), Access::kRead);
-    use(whole_view(lease.data(), updated).col_range(first - shard.first, count));
+    use(whole_view(layout_, lease.data(), updated).col_range(first - shard.first, count));
   };
   const std::int64_t first_here = std::max(begin, shard.first - param.offset);
   const std::int64_t end_here = std::min(end, shard.first + shard.count - param.offset);
   if (first_here >= end_here) return;
   if (range == tensors.ranges.end()) {  // a frozen parameter
-    with_weight(param.offset + first_here, end_here - first_here,
-                [&](const View& weight) { visit({}, weight, first_here - begin, 0, end_here - first_here); });
+    with_weight(param.offset + first_here, end_here - first_here, [&](const View& weight) {
+      visitor({}, weight, first_here - begin, 0, end_here - first_here);
+    });
     return;
   }
   std::vector<char> copy;
@@ -251,32 +311,73 @@ void StepExecutor::visit_state_of_tile(std::int32_t t, const Param& param, std::
     const HostLease lease = host_lease(layout_.state_segment(t, i), Access::kRead);
     const OptimizerState state =
         layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
-    visit(state, weight, element - begin, skip, to - from);
+    visitor(state, weight, element - begin, skip, to - from);
   }
+}
+
+void StepExecutor::initialize(const ParamSource& source) {
+  constexpr std::int64_t kPart = 1 << 20;  // elements at a time
+  std::vector<float> values;
+  restore_state([&](const StateTile& tile) {
+    for (std::int64_t at = 0; at < tile.count; at += kPart) {
+      const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
+      values.assign(static_cast<std::size_t>(n), 0);
+      source(*tile.param, first, first + n, values.data());
+      write_weights(tile.master.col_range(at, n), values.data());
+    }
+  });
+}
+
+void StepExecutor::restore_state(const TileVisitor& fill) {
+  StateStream state(*this);
+  state.initialize(Activity::kInitialize, [&](const StepOp& op) { state.restore(op, fill); });
+}
+
+void StepExecutor::adopt_state() {
+  StateStream state(*this);
+  state.initialize(Activity::kAdopt, [&](const StepOp& op) { state.adopt(op); });
+}
+
+void StepExecutor::save_state(const TileVisitor& take) {
+  ZG_ASSERT(layout_.options.saves, "the programs of this run have none that saves");
+  flush();
+  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
+  StateStream state(*this);
+  state.for_each_op(begin_activity(Activity::kSave), [&](const StepOp& op) { state.save(op, take); });
+}
+
+std::int64_t StepExecutor::write_state() {
+  ZG_ASSERT(layout_.options.pins, "the programs of this run know of no pins");
+  flush();
+  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
+  (void)begin_activity(Activity::kPin);
+  const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
+  return store_.write_back(layout_.pinned_segments());
 }
 
 void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                                float* out) {
   std::vector<float> values;
   const bool split = layout_.state().format().master == MasterFormat::kSplit;
-  visit_state(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
-              [&](const OptimizerState& state, View weight, std::int64_t first, std::int64_t skip,
-                  std::int64_t count) {
-                values.resize(static_cast<std::size_t>(skip + count));
-                if (state.master) {
-                  read_masters(layout_.state().format(), state, weight, values.data());
-                } else {
-                  read_weights(weight, values.data());
-                }
-                std::copy_n(values.begin() + skip, count, out + first);
-              });
+  using Weights = StateStream::Weights;
+  StateStream(*this).visit(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
+                           [&](const OptimizerState& state, View weight, std::int64_t first,
+                               std::int64_t skip, std::int64_t count) {
+                             values.resize(static_cast<std::size_t>(skip + count));
+                             if (state.master) {
+                               read_masters(layout_.state().format(), state, weight, values.data());
+                             } else {
+                               read_weights(weight, values.data());
+                             }
+                             std::copy_n(values.begin() + skip, count, out + first);
+                           });
 }
 
 void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
                                std::int64_t end, float* out) {
   std::vector<float> values;
-  visit_state(
-      unit, param, begin, end, Weights::kNotNeeded,
+  StateStream(*this).visit(
+      unit, param, begin, end, StateStream::Weights::kNotNeeded,
       [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
         ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
         values.resize(static_cast<std::size_t>(skip + count));

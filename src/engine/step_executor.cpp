@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "engine/context_parts.hpp"
-#include "engine/host_lease.hpp"
 #include "engine/part_exchange.hpp"
 #include "engine/staging.hpp"
 #include "engine/stall_meter.hpp"
@@ -24,6 +23,23 @@ namespace {
 std::uint64_t next_identity() {
   static std::atomic<std::uint64_t> last{0};
   return ++last;
+}
+
+// The sum of the squares that each rank has found in each unit's gradient. Sums in the order of units, parts
+// and pieces, which neither shards nor stages change; stages that do not have a unit add zero.
+double squared_norm(const std::vector<std::vector<double>>& scalars, const RankPlace& place) {
+  double sum = 0;
+  for (std::size_t u = 1; u < scalars[0].size(); ++u) {
+    for (int stage = 0; stage < place.parts.stages; ++stage) {
+      for (int part = 0; part < place.parts.tensor; ++part) {
+        for (int piece = 0; piece < place.sharding.ranks; ++piece) {
+          const int rank = place.rank_at(part, place.sharding.rank_of_piece(piece), stage);
+          sum += scalars[static_cast<std::size_t>(rank)][u];
+        }
+      }
+    }
+  }
+  return sum;
 }
 
 }  // namespace
@@ -57,8 +73,7 @@ StepExecutor::StepExecutor(const Options& o)
     throw Error(Errc::kMemory, "device tier", "no room for the workspace of " + format_bytes(bytes),
                 "raise tiers.device");
   }
-  staging_ =
-      std::make_unique<Staging>(device_, Workspace::input_bytes(layout_, layout_.options.micro_batches));
+  staging_ = std::make_unique<Staging>(device_, layout_);
   for (const Unit& unit : layout_.model->units()) {
     random_.emplace_back();
     // The suffix makes these numbers independent of those that initialise the parameter.
@@ -94,7 +109,7 @@ StepExecutor::StepExecutor(const Options& o)
   groups_.copies = group(CommAxis::kCopies);
   if (auto parts = group(CommAxis::kTensor)) {
     exchange_ = std::make_unique<Exchange>(device_, std::move(parts), *timer_);
-    part_ = layout_.model->with(*exchange_);
+    model_ = &part_.emplace(layout_.model->with(*exchange_));
   }
   if (place.parts.context > 1)
     context_ = std::make_unique<ContextParts>(device_, group(CommAxis::kContext), *timer_);
@@ -121,121 +136,11 @@ StepExecutor::~StepExecutor() {
   }
 }
 
-void StepExecutor::leave_program() {
-  store_.run(nullptr, nullptr);
-}
-
-// `lease` is at `tier`.
-HostLease StepExecutor::on_host(Lease lease, Tier tier, Access access) {
-  if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
-  return HostLease(std::move(lease), access, device_, *compute_);
-}
-
-// A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
-// there.
-HostLease StepExecutor::host_lease(SegmentId segment, Access access) {
-  const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-  const auto at = [&](Tier tier) { return on_host(store_.acquire(segment, tier, access), tier, access); };
-  if (layout_.table.segment(segment).lowest == Tier::kDevice) return at(Tier::kDevice);
-  try {
-    return at(Tier::kHost);
-  } catch (const Error& e) {
-    if (e.code() != Errc::kMemory) throw;
-    return at(Tier::kDevice);
-  }
-}
-
-void StepExecutor::initialize(const ParamSource& source) {
-  run_initialize(Activity::kInitialize, [&](const StepOp& op) { initialize(op, source); });
-}
-
-void StepExecutor::run_initialize(Activity activity, const std::function<void(const StepOp&)>& each) {
-  leave_program();
-  const StepProgram& program = *begin_activity(activity).program;
-  const std::int32_t ops = program.program.op_count();
-  if (ops > 0) store_.run(&program.program, nullptr), position_->begin_program(program);
-  for (std::int32_t i = 0; i < ops; ++i) {
-    position_->next_op(i);
-    {
-      const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-      store_.acquire_op(nullptr, leases_);
-    }
-    each(program.ops[static_cast<std::size_t>(i)]);
-    position_->issued();
-  }
-  if (ops > 0) position_->end_program();
-  // From here on the programs alone cause moves, so that the forecast is exact.
-  leave_program();
-  store_.demote_all();
-  {
-    const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-    store_.drain();
-  }
-  initial_ = store_.traffic();
-}
-
-// Initialises one segment of a unit's state, and the part of the unit's weight whose masters it holds; with
-// the last segment also the frozen parameters. Gaps between parameters are zero.
-void StepExecutor::initialize(const StepOp& op, const ParamSource& source) {
-  const Layout::UnitTensors& tensors = layout_.tile(op.tile);
-  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
-  const bool has_state = op.has(Operand::kState);
-  const Tier tier = has_state ? layout_.update_at(op.unit) : Tier::kDevice;
-  const HostLease weight_lease =
-      on_host(std::move(lease(op, Operand::kWeight)), tier, op.first ? Access::kOverwrite : Access::kWrite);
-  const View weight = whole_view(weight_lease.data(), layout_.updated_weight(op.tile));
-  const Layout::Elements shard = layout_.held_of_tile(op.tile);
-  if (op.first) std::memset(weight_lease.data(), 0, static_cast<std::size_t>(weight_lease.bytes()));
-  std::vector<float> values;
-  // The values of elements [begin, end) of a parameter and the gap after it.
-  const auto values_of = [&](const Param& p, std::int64_t begin, std::int64_t end) {
-    values.assign(static_cast<std::size_t>(end - begin), 0.0f);
-    if (begin < p.count()) source(p, begin, std::min(end, p.count()), values.data());
-    return values.data();
-  };
-  if (has_state) {
-    const HostLease state = on_host(std::move(lease(op, Operand::kState)), tier, Access::kOverwrite);
-    std::memset(state.data(), 0, static_cast<std::size_t>(state.bytes()));
-    const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    for (const Layout::StateRange& range : tensors.ranges) {
-      const std::int64_t begin = std::max(range.state_first, segment.first);
-      const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
-      if (begin >= end) continue;
-      const std::int64_t skip = begin - range.state_first, n = end - begin, first = range.param_first + skip;
-      write_masters(layout_.state().format(),
-                    layout_.state().part(state.data(), segment.count, begin - segment.first, n),
-                    weight.col_range(range.unit_first + skip - shard.first, n),
-                    values_of(params[static_cast<std::size_t>(range.param)], first, first + n));
-    }
-  }
-  if (layout_.options.groups.empty() || op.segment + 1 < layout_.state_segments(op.tile)) return;
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const Param& p = params[i];
-    if (layout_.options.groups[static_cast<std::size_t>(op.unit)][i] != kFrozen) continue;
-    constexpr std::int64_t kPart = 1 << 20;  // elements at a time
-    const std::int64_t end = std::min(p.count(), shard.first + shard.count - p.offset);
-    for (std::int64_t at = std::max<std::int64_t>(0, shard.first - p.offset); at < end; at += kPart) {
-      const std::int64_t n = std::min(kPart, end - at);
-      write_weights(weight.col_range(p.offset + at - shard.first, n), values_of(p, at, at + n));
-    }
-  }
-}
-
 Traffic StepExecutor::settled_traffic() {
-  leave_program();
+  store_.run(nullptr, nullptr);
   const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
   store_.drain();
   return store_.traffic() - initial_;
-}
-
-View StepExecutor::whole_view(void* data, TensorId tensor) const {
-  const TensorSpec& spec = layout_.table.tensor(tensor).spec;
-  return {data, spec.dtype, 1, spec.count};
-}
-
-// The unit's elements of a flat tensor, which may be padded.
-View StepExecutor::unit_view(void* data, TensorId tensor, const Layout::UnitTensors& unit) const {
-  return whole_view(data, tensor).col_range(0, unit.count);
 }
 
 CommTraffics StepExecutor::comm() const {
@@ -288,68 +193,6 @@ std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const doub
   return all;
 }
 
-double StepExecutor::sum_over_ranks(double mine) {
-  double sum = 0;
-  for (const std::vector<double>& theirs : of_all_ranks({&mine, 1})) sum += theirs[0];
-  return sum;
-}
-
-void StepExecutor::agree(std::span<const std::string> mine) {
-  if (groups_.numbers == nullptr) return;
-  // First how many lines there are and a hash of all; where these differ, a hash of each line.
-  std::string whole;
-  for (const std::string& line : mine) whole += line + '\n';
-  const auto brief = of_all_ranks(std::array{static_cast<double>(mine.size()), hash_of(whole)});
-  const auto same = [](const auto& by_rank) {
-    return std::all_of(by_rank.begin(), by_rank.end(), [&](const auto& of) { return of == by_rank[0]; });
-  };
-  if (same(brief)) return;
-  double most = 0;
-  for (const auto& of : brief) most = std::max(most, of[0]);
-  std::vector<double> numbers;
-  for (const std::string& line : mine) numbers.push_back(hash_of(line));
-  numbers.resize(static_cast<std::size_t>(most), -1);
-  const auto hashes = of_all_ranks(numbers);
-  const auto differs = [&](std::size_t i) {
-    return std::any_of(hashes.begin(), hashes.end(), [&](const auto& of) { return of[i] != hashes[0][i]; });
-  };
-  std::size_t first = 0;
-  while (first + 1 < numbers.size() && !differs(first)) ++first;
-  // Then that line of every rank, a number for each character.
-  constexpr std::size_t kShown = 200;
-  std::vector<double> letters(kShown, 0);
-  if (first < mine.size())
-    std::copy_n(mine[first].begin(), std::min(kShown, mine[first].size()), letters.begin());
-  std::vector<std::string> lines;
-  for (const auto& of : of_all_ranks(letters)) {
-    lines.emplace_back();
-    for (const double letter : of) {
-      if (letter != 0) lines.back() += static_cast<char>(letter);
-    }
-  }
-  throw disagreement(lines);
-}
-
-// Called when the work that was loaded before is done, so its tokens may be overwritten.
-void StepExecutor::stage(std::int64_t m, const MicroBatch& batch) {
-  const std::int64_t bytes = Workspace::token_bytes(layout_);
-  char* const tokens = static_cast<char*>(staging_->data()) + Workspace::input_bytes(layout_, m);
-  std::memcpy(tokens, batch.ids, static_cast<std::size_t>(bytes));
-  std::memcpy(tokens + bytes, batch.targets, static_cast<std::size_t>(bytes));
-  ZG_ASSERT_EQ(batch.first_keys != nullptr, layout_.options.micro_batch.documents);
-  if (layout_.options.micro_batch.documents)
-    std::memcpy(tokens + 2 * bytes, batch.first_keys,
-                static_cast<std::size_t>(Workspace::document_bytes(layout_)));
-}
-
-// Copies the staged micro-batches to the device, and zeroes its scalars.
-void StepExecutor::load_inputs(std::int64_t micro_batches) {
-  std::memset(staging_->data(), 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
-  const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);
-  device_.copy_to_device(*compute_, Workspace(layout_, workspace_.get()).inputs(), staging_->data(), bytes);
-  own_.host_to_device += bytes;
-}
-
 // The scalars are valid until inputs are loaded again.
 std::span<const double> StepExecutor::read_scalars() {
   const std::int64_t bytes = Workspace::scalar_bytes(layout_);
@@ -373,10 +216,10 @@ std::span<const double> StepExecutor::read_scalars() {
   return {static_cast<const double*>(staging_->data()), layout_.model->units().size() + 1};
 }
 
-Traffic StepExecutor::own_traffic_per_step() const {
+Traffic engine_traffic_per_step(const Layout& layout) {
   Traffic t;
-  t.host_to_device = Workspace::input_bytes(layout_, layout_.options.micro_batches);
-  t.device_to_host = Workspace::scalar_bytes(layout_);
+  t.host_to_device = Workspace::input_bytes(layout, layout.options.micro_batches);
+  t.device_to_host = Workspace::scalar_bytes(layout);
   return t;
 }
 
@@ -401,7 +244,7 @@ StepExecutor::Meeting StepExecutor::meeting(CommAxis axis) const {
   Meeting meeting = position_->meeting(axis, layout_.layers());
   const StepOp* const op = position_->met(axis);
   if (axis == CommAxis::kStages && op != nullptr)
-    meeting.from = members_of(place(), axis)[static_cast<std::size_t>(calls_of(layout_, *op).front().from)];
+    meeting.from = members_of(layout_.options.place(), axis)[static_cast<std::size_t>(calls_of(layout_, *op).front().from)];
   return meeting;
 }
 bool StepExecutor::waiting() const {
@@ -457,12 +300,9 @@ void StepExecutor::end_op() {
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
 // limited by the bandwidth of its memory, which compute shares, so nothing is gained by running both at once;
 // and in one stream no thread has to wait between an update and the forward that reads its result.
-Stream& StepExecutor::update_stream(std::int32_t unit) {
-  return !device_.is_host() && layout_.update_at(unit) == Tier::kDevice ? *compute_ : *optimizer_;
-}
-
 Stream& StepExecutor::stream_of(const StepOp& op) {
-  if (op.kind == OpKind::kUpdate) return update_stream(op.unit);
+  if (op.kind == OpKind::kUpdate)
+    return !device_.is_host() && layout_.update_at(op.unit) == Tier::kDevice ? *compute_ : *optimizer_;
   if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? *send_ : *receive_;
   return comm_ != nullptr && joins_ranks(op.kind) ? *comm_ : *compute_;
 }
@@ -505,27 +345,14 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   head_scale_ = scaled ? rule.loss_scale * per_token : 1;
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m)
-    stage(static_cast<std::int64_t>(m), micro_batches[m]);
-  load_inputs(layout_.options.micro_batches);
+    staging_->put(static_cast<std::int64_t>(m), micro_batches[m]);
+  own_.host_to_device += staging_->load(*compute_, workspace_.get(), layout_.options.micro_batches);
   run_program(gradients);
   const auto scalars = exchange(read_scalars());
   for (std::size_t r = 0; r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))
     result.loss += scalars[r][0];
   result.loss *= per_token;
-  // In the order of units, parts and pieces, which neither shards nor stages change: of the stages, those
-  // that do not have the unit add zero.
-  double norm_sq = 0;
-  for (std::size_t u = 1; u < scalars[0].size(); ++u) {
-    for (int stage = 0; stage < place.parts.stages; ++stage) {
-      for (int part = 0; part < place.parts.tensor; ++part) {
-        for (int piece = 0; piece < place.sharding.ranks; ++piece) {
-          const int rank = place.rank_at(part, place.sharding.rank_of_piece(piece), stage);
-          norm_sq += scalars[static_cast<std::size_t>(rank)][u];
-        }
-      }
-    }
-  }
-  result.grad_norm = std::sqrt(norm_sq) * unscale;
+  result.grad_norm = std::sqrt(squared_norm(scalars, place)) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
   if (!early) {
@@ -585,9 +412,9 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
       const MicroBatch b = i < micro_batches ? batch(i) : empty;
       if (place.tells_tokens())
         tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
-      stage(m, b);
+      staging_->put(m, b);
     }
-    load_inputs(group);
+    own_.host_to_device += staging_->load(*compute_, workspace_.get(), group);
     const bool more = first + step < micro_batches;
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     const double sum = read_scalars()[0];

@@ -7,6 +7,7 @@
 #include "engine/part_exchange.hpp"
 #include "engine/position.hpp"
 #include "engine/timer.hpp"
+#include "engine/workspace.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 
 namespace zg {
@@ -25,8 +26,8 @@ class StepExecutor::TileWalk final : public TileAccess {
     ZG_ASSERT(op().use == use, "{} is for tile {}, not for {}", text_of(op()), op().use.tile, use.tile);
     const bool reads = use.kind == TileUse::Kind::kWeight;
     const Layout::UnitTensors& tile = engine_.layout_.tile(op().tile);
-    return engine_.unit_view(data(reads ? Operand::kTile : Operand::kTileAccumulator),
-                             reads ? tile.weight : tile.accumulator, tile);
+    return unit_view(engine_.layout_, data(reads ? Operand::kTile : Operand::kTileAccumulator),
+                     reads ? tile.weight : tile.accumulator, tile);
   }
 
  private:

@@ -123,4 +123,13 @@ class Workspace {
   char* base_;
 };
 
+// A flat tensor whose bytes are at `data`, and a unit's (or tile's) elements of one, which may be padded.
+inline View whole_view(const Layout& layout, void* data, TensorId tensor) {
+  const TensorSpec& spec = layout.table.tensor(tensor).spec;
+  return {data, spec.dtype, 1, spec.count};
+}
+inline View unit_view(const Layout& layout, void* data, TensorId tensor, const Layout::UnitTensors& unit) {
+  return whole_view(layout, data, tensor).col_range(0, unit.count);
+}
+
 }  // namespace zg

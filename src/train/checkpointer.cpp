@@ -169,7 +169,8 @@ std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& direct
   }
   if (o_.rates != nullptr) pins.rates = *o_.rates;
   const std::vector<PinnedVersion>& versions = pins_.at(o_.number);
-  for (std::size_t i = 0; i < versions.size(); ++i) pins.segments[i].stored = o_.engine->stored(versions[i]);
+  for (std::size_t i = 0; i < versions.size(); ++i)
+    pins.segments[i].stored = o_.engine->store().stored(versions[i]);
   const std::string text = pins.text(), name = pins_name(o_.plan->rank);
   const auto bytes = static_cast<std::int64_t>(text.size());
   try {
@@ -188,7 +189,7 @@ std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& direct
 // its checksums tell.
 void Checkpointer::settle_pins(bool good) {
   const auto unpin = [&](auto it) {
-    o_.engine->unpin_state(it->second);
+    o_.engine->store().unpin_versions(it->second);
     pins_.erase(it);
   };
   if (!good) {
@@ -258,7 +259,7 @@ void Checkpointer::save(const CheckpointManifest& state) {
 
 void Checkpointer::commit_beside(const CheckpointManifest& state) {
   try {
-    pins_[o_.number] = o_.engine->pin_state();
+    pins_[o_.number] = o_.engine->store().pin_versions(o_.plan->layout->pinned_segments());
     good_ = commit(state);
   } catch (const Error& error) {
     failure_ = std::current_exception();
@@ -286,7 +287,7 @@ void Checkpointer::end(const Error& why) noexcept {
 void Checkpointer::settle() {
   if (!std::exchange(pending_, false)) return;
   const auto begin = Clock::now();
-  o_.engine->hasten_state();
+  o_.engine->store().hasten(o_.plan->layout->pinned_segments());
   thread_.join();
   const double waited = seconds_between(begin, Clock::now());
   o_.engine->before_update(nullptr);

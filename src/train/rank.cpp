@@ -53,7 +53,7 @@ Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* 
 }
 
 void Rank::initialize() {
-  engine_->agree(agreement_of(plan_));
+  agree(*engine_, agreement_of(plan_));
   const ModelConfig& model = plan_.model_config;
   if (!plan_.config.model_from.empty()) {
     const HfWeights weights(plan_.config.model_from, *plan_.model);
@@ -85,12 +85,12 @@ void Rank::initialize() {
 }
 
 void Rank::restore(const TileVisitor& fill) {
-  engine_->agree(agreement_of(plan_));
+  agree(*engine_, agreement_of(plan_));
   engine_->restore_state(fill);
 }
 
 void Rank::adopt() {
-  engine_->agree(agreement_of(plan_));
+  agree(*engine_, agreement_of(plan_));
   engine_->adopt_state();
 }
 

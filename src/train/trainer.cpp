@@ -344,7 +344,7 @@ void Trainer::add_up() {
     t.comm += one.dry_run.comm_per_step;
     t.nvme += one.layout->table.nvme_bytes();
   }
-  for (const auto& rank : ranks_) t.per_step += rank->engine().own_traffic_per_step();
+  for (std::size_t r = 0; r < ranks_.size(); ++r) t.per_step += engine_traffic_per_step(*plans_[r].layout);
   const auto sum_of_all = [this](const auto& all) {
     std::vector<double> values;  // exact below 2^53
     all([&](std::int64_t number) { values.push_back(static_cast<double>(number)); });

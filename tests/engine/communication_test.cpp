@@ -2,6 +2,7 @@
 // forms of the sizes of the units.
 #include "ziggurat/engine/communication.hpp"
 
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -123,7 +124,7 @@ TEST(CommBytes, AreTheClosedFormsAsForecast) {
           (void)run.evaluate();
           (void)run.step(Then::kPause);
           run.engine().flush();
-          (void)run.engine().sum_over_ranks(1);  // of others, and not counted
+          (void)run.engine().of_all_ranks(std::array{1.0});  // of others, and not counted
           const Layout& layout = run.layout();
           const CommTraffics formula = closed_form(run.setup(), run.model(), layout.options.sharding);
           std::lock_guard lock(mutex);
@@ -167,7 +168,7 @@ TEST(CommBytes, OfFrozenParametersAreForecastForEachRank) {
     run.engine().flush();
     std::lock_guard lock(mutex);
     EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));
-    calls[static_cast<std::size_t>(run.engine().place().rank())] =
+    calls[static_cast<std::size_t>(run.layout().options.place().rank())] =
         run.engine().comm()[CommAxis::kReplicas].calls;
   });
   EXPECT_EQ(calls, (std::vector<std::int64_t>{1, 0, 1, 0}));
@@ -193,7 +194,7 @@ TEST(CommSeconds, TellWhoWaitedAndForWhat) {
   std::mutex mutex;
   std::vector<StepResult> by_rank(3);
   on_ranks(setup, {3, 0, 3, false}, [&](TinyRun& run) {
-    const int rank = run.engine().place().rank();
+    const int rank = run.layout().options.place().rank();
     (void)run.step(Then::kTrain);
     if (rank == 1) std::this_thread::sleep_for(kLate);
     const StepResult r = run.step(Then::kPause);
@@ -237,7 +238,7 @@ TEST(Meetings, SayWhoIsWaitedForAndInWhat) {
     return engines[static_cast<std::size_t>(rank)]->meeting(axis);
   };
   on_ranks(TinySetup(), {4, 0, 2, false}, [&](TinyRun& run) {
-    const int rank = run.engine().place().rank();
+    const int rank = run.layout().options.place().rank();
     (void)run.step(Then::kPause);
     {
       std::lock_guard lock(mutex);
@@ -280,7 +281,7 @@ std::vector<std::string> errors_of(const std::vector<TinySetup>& setups) {
       mine.layout.sharding.rank = static_cast<int>(r);
       mine.comm = ranks[r].get();
       TinyRun run(mine);
-      const auto error = thrown_by([&] { run.engine().agree(agreement_of(run.layout(), run.programs())); });
+      const auto error = thrown_by([&] { agree(run.engine(), agreement_of(run.layout(), run.programs())); });
       if (error) errors[r] = error->what();
     });
   }

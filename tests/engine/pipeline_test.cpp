@@ -431,7 +431,8 @@ TEST(PipelineAgreement, IsComparedByAllRanks) {
         if (comm->rank() == 2) mine.layout.pipeline = other;
         mine.comm = comm;
         TinyRun run(mine);
-        const auto error = thrown_by([&] { run.engine().agree(agreement_of(run.layout(), run.programs())); });
+        const auto error =
+            thrown_by([&] { agree(run.engine(), agreement_of(run.layout(), run.programs())); });
         if (error) all[static_cast<std::size_t>(comm->rank())] = error->what();
       });
     }
@@ -455,7 +456,7 @@ TEST(PipelineFailures, NameTheStageThatIsWaitedFor) {
   std::atomic<int> there{0};
   StepExecutor::Meeting met;
   const auto errors = on_stages(setup, way, 3, [&](TinyRun& run) {
-    const int rank = run.engine().place().rank();
+    const int rank = run.layout().options.place().rank();
     {
       std::lock_guard lock(mutex);
       engines[static_cast<std::size_t>(rank)] = &run.engine();
@@ -489,7 +490,7 @@ TEST(PipelineFailures, OfOneStageEndAll) {
   TinySetup setup = setup_of(false, true, DType::kF32);
   const auto errors = on_stages(setup, in_stages(1, 1, false, 4, {kBreadthFirst}), 60, [&](TinyRun& run) {
     (void)run.step(Then::kTrain);
-    if (run.engine().place().rank() == 2) throw Error(Errc::kUsage, "stage 2", "has had enough");
+    if (run.layout().options.place().rank() == 2) throw Error(Errc::kUsage, "stage 2", "has had enough");
     (void)run.step(Then::kPause);
   });
   for (std::size_t r = 0; r < errors.size(); ++r) EXPECT_HAS(errors[r], "has had enough") << r;

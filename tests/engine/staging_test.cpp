@@ -69,7 +69,7 @@ TEST(Staging, OneCopyAStepInEachDirection) {
           out[i - begin] = static_cast<float>(reference_element(p, i));
       });
       (void)device.take_copies();
-      const Traffic own = engine.own_traffic_per_step();
+      const Traffic own = engine_traffic_per_step(layout);
       const auto expect_copies = [&](std::int64_t up) {
         const auto copies = device.take_copies();
         ASSERT_EQ(copies.size(), 2u);

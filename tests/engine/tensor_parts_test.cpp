@@ -304,7 +304,7 @@ TEST(TensorPartsAgreement, NamesWhatDiffers) {
       mine.sequence = comm->rank() == 1;
       mine.comm = comm;
       TinyRun run(mine);
-      const auto error = thrown_by([&] { run.engine().agree(agreement_of(run.layout(), run.programs())); });
+      const auto error = thrown_by([&] { agree(run.engine(), agreement_of(run.layout(), run.programs())); });
       if (error) errors[static_cast<std::size_t>(comm->rank())] = error->what();
     });
   }

@@ -198,7 +198,7 @@ TEST(BytesPerStep, TheEngineAddsTokensAndSums) {
   const auto sums = static_cast<std::int64_t>(8 * (1 + run.model().units().size()));
   ASSERT_LE(sums, 256);
   EXPECT_EQ(own, (Traffic{0, 0, 4 * (256 + tokens), 4 * sums}));
-  EXPECT_EQ(run.engine().own_traffic_per_step(), (Traffic{0, 0, 256 + tokens, sums}));
+  EXPECT_EQ(engine_traffic_per_step(run.layout()), (Traffic{0, 0, 256 + tokens, sums}));
 }
 
 // Whatever the budgets: the store moves what the plan foretells, to the byte, with evaluations between the

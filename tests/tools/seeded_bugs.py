@@ -5,11 +5,13 @@
     tests/tools/seeded_bugs.py --work DIR --package BUILD/python [--python PYTHON] [--only PART] [--out FILE.md]
     tests/tools/seeded_bugs.py --check
 
-A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once; then each bug is
-put in alone, the test programs that could see it are built, and their tests are run until the first one fails. A table
-says which test turned red. With --package the bugs are those of the Python package, whose modules are taken from there:
-only its files in Python change, and nothing is built; PYTHON has torch and the packages of the tests. It takes a minute for each bug on two cores, so no test runs it; but one runs --check, which
-only looks whether each text that is replaced is still there. The exit code is 1 where a bug was not seen.
+A bug is a few replaced lines. The tracked files are copied to DIR, which is made, and built there once. Then each bug
+is put in alone, the test programs that could see it are built, and their tests are run until the first one fails. A
+table says which test turned red. With --package the bugs are those of the Python package: only its files in Python
+change, its modules are taken from BUILD/python, and nothing is built; PYTHON has torch and the packages of the tests.
+
+It takes a minute for each bug on two cores, so no test runs it; but one runs --check, which only looks whether each
+text that is replaced is still there. The exit code is 1 where a bug was not seen.
 """
 import argparse
 import dataclasses
@@ -38,7 +40,8 @@ GPUS = ("zg_test_cuda_comm", "*Conformance*:Nccl*:Comm*")
 NODE, PLAN = "src/train/node.cpp", "src/train/run_plan.cpp"
 TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:TensorRuns.*")
 CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp", "src/model/model.cpp"
-PART, COPIES = "src/model/part.cpp", "src/engine/tensor_parts.cpp"
+PART = "src/model/part.cpp"
+WEIGHTS, STATE = "src/engine/weight_ops.cpp", "src/engine/state_stream.cpp"
 PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
 STAGES = ("zg_test_engine", "*Pipeline*")
 HALVES = ("zg_test_model", "*BackwardInHalves*")
@@ -99,7 +102,7 @@ BUGS = (
         ((EXECUTOR, "update_.params.grad_scale = result.skipped ? 0 : unscale * clip;",
           "update_.params.grad_scale = result.skipped ? 0 : unscale * clip / layout_.options.sharding.ranks;"),)),
     Bug("padding in the norm",
-        ((ISSUE, "  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {",
+        ((WEIGHTS, "  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {",
           "  auto runs = trained_runs(unit, mine);\n  runs.assign(1, {mine.first, mine.count});\n"
           "  for (const auto& [first, count, counted] : runs) {"),)),
     Bug("kept weights are gathered once, and are stale after the update",
@@ -113,13 +116,13 @@ BUGS = (
           "  for (const double x : scalars[static_cast<std::size_t>(layout_.options.sharding.rank)])\n"
           "    finite = finite && std::isfinite(x);"),)),
     Bug("random numbers of updates by the index in the shard",
-        ((ISSUE, "unit.params[p].first_number + range.param_first + begin", "begin"),)),
+        ((WEIGHTS, "unit.params[p].first_number + range.param_first + begin", "begin"),)),
     Bug("samples by the rank's own numbers",
         ((TRAINER, "place.micro_batch(static_cast<std::int64_t>(m)) * config", "static_cast<std::int64_t>(m) * config"),), TRAIN),
     Bug("evaluation counts padding micro-batches",
         ((EXECUTOR, "ignored(rows, -1)", "ignored(rows, 0)"),)),
     Bug("group of parameters by place in the shard",
-        ((ISSUE, "const auto p = static_cast<std::size_t>(range.param);",
+        ((WEIGHTS, "const auto p = static_cast<std::size_t>(range.param);",
           "const auto p = static_cast<std::size_t>(&range - tensors.ranges.data());"),)),
     Bug("tokens of one rank",
         ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n",
@@ -129,12 +132,12 @@ BUGS = (
     Bug("norm in the order of ranks",
         ((EXECUTOR, "place.sharding.rank_of_piece(piece)", "piece"),)),
     Bug("sums over the own shard group",
-        ((ISSUE, "groups_.pieces->reduce_scatter(",
+        ((WEIGHTS, "groups_.pieces->reduce_scatter(",
           "(groups_.shards ? groups_.shards : groups_.pieces)->reduce_scatter("),)),
     Bug("replicas keep the pieces that they have summed",
-        ((ISSUE, "if (groups_.replicas == nullptr) return;", "return;"),)),
+        ((WEIGHTS, "if (groups_.replicas == nullptr) return;", "return;"),)),
     Bug("a shard's state is initialised from the parameter's beginning",
-        ((EXECUTOR, "first = range.param_first + skip;", "first = skip;"),)),
+        ((STATE, "first = tile.first + at;", "first = at;"),)),
     Bug("initial weights by the index in the shard",
         ((RANK, "random.normal(static_cast<std::uint64_t>(whole + i))", "random.normal(static_cast<std::uint64_t>(at - begin + i))"),),
         TRAIN),
@@ -203,7 +206,7 @@ BUGS = (
     Bug("rows are those of another part",
         ((CALL, "x.row_range(part.part * rows, rows)", "x.row_range((part.parts - 1 - part.part) * rows, rows)"),), PARTS),
     Bug("what several parts have counts several times in the norm",
-        ((ISSUE, "counted ? w.scalar(1 + op.unit) : w.discarded()", "w.scalar(1 + op.unit)"),), PARTS),
+        ((WEIGHTS, "counted ? w.scalar(1 + op_.unit) : w.discarded()", "w.scalar(1 + op_.unit)"),), PARTS),
     Bug("gradients of norms are not summed with sequence parallelism",
         ((UNITS, "vector(weight, n, all(n), init, part_.sequence);", "vector(weight, n, all(n), init, false);"),),
         PARTS),
@@ -213,7 +216,7 @@ BUGS = (
     Bug("gradients of shared key and value heads are not summed",
         ((UNITS, "const bool copies = c.kv_heads % part.parts != 0;", "const bool copies = false;"),), PARTS),
     Bug("copies on one part are summed, those of other parts are not",
-        ((COPIES, "    all_reduce(whole);\n", ""),), PARTS),
+        ((WEIGHTS, "    all_reduce(whole);\n", ""),), PARTS),
     Bug("a contiguous cut of the fused q, k and v",
         ((PART, "b * lines + part.part * piece, piece", "(part.part * blocks + b) * piece, piece"),), PARTS),
     Bug("sums of exponentials are merged without rescaling",
@@ -272,7 +275,7 @@ BUGS = (
           "  weights(AdapterInput::kGateUp, f.fc, input.end(), kFcWeight, kFcBias);\n"
           "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
-        ((COPIES, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
+        ((LAYOUT, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
     Bug("grid: the norm of stages is that of the first part of each layer, several times",
         ((EXECUTOR, "place.rank_at(part, place.sharding.rank_of_piece(piece), stage);",
           "place.rank_at(place.parts.stages > 1 ? 0 : part, place.sharding.rank_of_piece(piece), stage);"),), GRID),
@@ -305,7 +308,7 @@ BUGS = (
         ((PROGRAM, "if (reads && gathers_by_use(slot.unit)) gather(slot, t,",
           "if (reads && gathers_by_use(slot.unit) && last_use) gather(slot, t,"),), TILES),
     Bug("the squares of a tile's gradient are those of the unit's first elements",
-        ((ISSUE, "device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),",
+        ((WEIGHTS, "device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),",
           "device_.ops().finish_gradient(stream, sum.col_range(0, count),"),), TILES),
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("src/engine/workspace.hpp", "partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();",
@@ -319,7 +322,7 @@ BUGS = (
     Bug("heads that several parts have are cut into tiles",
         ((UNITS, "return p.vector || p.summed; };", "return p.vector; };"),), TILES),
     Bug("what several parts have is summed with every tile",
-        ((COPIES, "if (!p.summed || p.offset < begin || p.offset >= behind) continue;", "if (!p.summed) continue;"),), TILES),
+        ((LAYOUT, "if (!p.summed || p.offset < begin || p.offset >= behind) continue;", "if (!p.summed) continue;"),), TILES),
     Bug("second halves finish no gradient of a tile",
         ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight)\n",
           "if (slot.kind == OpKind::kBackward)\n"),), TILES),
@@ -388,8 +391,8 @@ BUGS = (
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        (("src/engine/pass.hpp", "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;"),
-         ("src/engine/pass.cpp", "  if (again) forward(View(), saved);\n",
+        ((ISSUE, "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;"),
+         (ISSUE, "  if (again) forward(View(), saved);\n",
           "  if (again && dropout_) ++dropout_->step;\n  if (again) forward(View(), saved);\n"
           "  if (again && dropout_) --dropout_->step;\n")), DROPOUT),
     Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),

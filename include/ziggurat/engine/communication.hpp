@@ -4,6 +4,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -76,8 +77,11 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
 // calls of each program that all ranks make. Not the calls for replicas, which a rank without trained
 // parameters does not make. Of a pipeline, in place of calls, what its stages pass on.
 std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs);
-// 53 bits of a hash of the line, which a double holds.
-double hash_of(const std::string& line);
+// Exchanges numbers with all ranks: by rank, what each has brought.
+using OfAllRanks = std::function<std::vector<std::vector<double>>(std::span<const double> mine)>;
+// Compares the ranks' lines. Throws disagreement() on every rank if they differ, with the first line that
+// does.
+void agree(std::span<const std::string> mine, const OfAllRanks& of_all_ranks);
 // The error when the ranks' lines differ. lines: by rank; empty: the rank has no such line.
 Error disagreement(std::span<const std::string> lines);
 

@@ -45,7 +45,7 @@ struct LayoutOptions {
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
   bool saves = false;                  // the run may save its state between steps (StepExecutor::save_state)
-  bool pins = false;                   // the same where the state lies on NVMe (StepExecutor::pin_state)
+  bool pins = false;                   // the same where the state lies on NVMe (StepExecutor::write_state)
 
   RankPlace place() const { return {sharding, parts}; }
   SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }

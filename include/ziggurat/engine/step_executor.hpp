@@ -85,7 +85,9 @@ struct StepResult {
   }
 };
 
-class HostLease;
+// What the engine itself copies in each training step, besides the store's moves: tokens and sums.
+Traffic engine_traffic_per_step(const Layout& layout);
+
 class Staging;
 class StallMeter;
 
@@ -118,15 +120,10 @@ class StepExecutor {
   // with LayoutOptions::saves.
   void save_state(const TileVisitor& take);
 
-  // The same for state that lies on NVMe, with LayoutOptions::pins: begins to write what is newer in memory
-  // alone. Returns its bytes. Then, on any thread and beside later programs, but before the next update:
-  // waits for these writes, and pins the version of each of Layout::pinned_segments(), in their order.
+  // The same for state that lies on NVMe, with LayoutOptions::pins: begins to write back what is dirty, and
+  // returns its bytes. Then TensorStore::pin_versions() of Layout::pinned_segments() waits for these writes,
+  // on any thread and beside later programs, but before the next update.
   std::int64_t write_state();
-  std::vector<PinnedVersion> pin_state() { return store_.pin_versions(layout_.pinned_segments()); }
-  // A thread waits for pin_state() on another one.
-  void hasten_state() { store_.hasten(layout_.pinned_segments()); }
-  void unpin_state(const std::vector<PinnedVersion>& versions) { store_.unpin_versions(versions); }
-  io::StoredSlot stored(const PinnedVersion& version) const { return store_.stored(version); }
   // Before the next update of state is issued, the rank's thread calls this, once: an update leads to
   // write-backs, for which some version must not be pinned. Null: nothing is called. Only between programs,
   // or inside of the call.
@@ -163,19 +160,12 @@ class StepExecutor {
   const History& history() const { return history_; }
   // The store's part of traffic() since initialize(), once all decided moves are done. Only between programs.
   Traffic settled_traffic();
-  // The engine's own bytes in each training step.
-  Traffic own_traffic_per_step() const;
 
-  // What this rank has exchanged with others since the start, but for the calls below.
+  // What this rank has exchanged with others since the start, but for of_all_ranks().
   CommTraffics comm() const;
 
-  // Every rank calls these, between its steps; they end when all have. By rank, what each has brought; and
-  // their sum.
+  // Every rank calls this, between its steps; it ends when all have. By rank, what each has brought.
   std::vector<std::vector<double>> of_all_ranks(std::span<const double> mine);
-  double sum_over_ranks(double mine);
-  // Compares what must be the same on all ranks, line by line. Throws Error(kUsage) on every rank if it is
-  // not, with the first line that differs.
-  void agree(std::span<const std::string> mine);
 
   // For the watchdog. Any thread; no locks.
   std::string state() const;       // step, operation being issued, operations on the streams
@@ -196,7 +186,7 @@ class StepExecutor {
     int from = -1;  // -1: it is a call of all members
   };
   Meeting meeting(CommAxis axis) const;
-  RankPlace place() const { return layout_.options.place(); }
+  TensorStore& store() const { return store_; }  // that of Options
 
  private:
   class Timer;
@@ -205,6 +195,8 @@ class StepExecutor {
   class Exchange;
   class TileWalk;
   class Pass;
+  class WeightOps;
+  class StateStream;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
   const StepOp& current_op() const { return running_->ops[static_cast<std::size_t>(at_)]; }
@@ -212,41 +204,11 @@ class StepExecutor {
   void end_op();    // releases them when its work is done
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
-  void issue_update(const StepOp& op);
   std::optional<DropoutPlace> dropout_of(const StepOp& op) const;
   void run_updates(const ProgramStart& start);
-  void stage(std::int64_t m, const MicroBatch& batch);
-  void load_inputs(std::int64_t micro_batches);
   std::span<const double> read_scalars();
-  void leave_program();
-  // Visits elements [begin, end) of a parameter in its state and weight, one state segment after the other.
-  using StateVisitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
-                                          std::int64_t skip, std::int64_t count)>;
-  enum class Weights { kNeeded, kNotNeeded };  // whether the visitor reads the weight; of frozen ones always
-  void visit_state(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
-                   Weights weights, const StateVisitor& visit);
-  void visit_state_of_tile(std::int32_t tile, const Param& param, std::int64_t begin, std::int64_t end,
-                           Weights weights, const StateVisitor& visit);
-  void initialize(const StepOp& op, const ParamSource& source);
-  void run_initialize(Activity activity, const std::function<void(const StepOp&)>& each);
-  void adopt(const StepOp& op);
-  void restore(const StepOp& op, const TileVisitor& fill);
-  void save(const StepOp& op, const TileVisitor& take);
-  using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
-  void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
   Lease& lease(const StepOp& op, Operand operand);
-  HostLease on_host(Lease lease, Tier tier, Access access);
-  HostLease host_lease(SegmentId segment, Access access);
-  View whole_view(void* data, TensorId tensor) const;
-  View unit_view(void* data, TensorId tensor, const Layout::UnitTensors& unit) const;
   void pass_on(const StepOp& op);
-  void gather_weight(const StepOp& op);
-  void gather_quantized(const View& shard, const View& weight);
-  View sum_quantized(Communicator& group, const View& sum);
-  void finish_gradient(const StepOp& op);
-  void sum_copies(const StepOp& op);
-  const Model& model() const { return part_ ? *part_ : *layout_.model; }
-  Stream& update_stream(std::int32_t unit);
   Stream& stream_of(const StepOp& op);
   std::vector<std::vector<double>> exchange(std::span<const double> mine);
   double exchange_sum(double mine);
@@ -271,9 +233,10 @@ class StepExecutor {
   std::unique_ptr<Timer> timer_;
   std::unique_ptr<ContextParts> context_;  // null: sequences are whole
   std::unique_ptr<Exchange> exchange_;     // null: the model is whole
-  std::optional<Model> part_;              // the layout's model, with the exchange
+  std::optional<Model> part_;              // the layout's model, with the exchange; none: the model is whole
+  const Model* model_ = &*layout_.model;   // that one, or the layout's
   std::unique_ptr<StallMeter> stall_;
-  std::unique_ptr<Staging> staging_;  // of Workspace::inputs()
+  std::unique_ptr<Staging> staging_;
   const StepProgram* running_ = nullptr;
   std::int32_t at_ = 0;        // the operation of it that is being issued
   std::vector<Lease> leases_;  // its
@@ -293,5 +256,10 @@ class StepExecutor {
   Traffic initial_;    // the store's traffic at the end of initialize()
   History history_;
 };
+
+// Compares what must be the same on all ranks, line by line; every rank calls it. See communication.hpp.
+inline void agree(StepExecutor& engine, std::span<const std::string> mine) {
+  agree(mine, [&](std::span<const double> numbers) { return engine.of_all_ranks(numbers); });
+}
 
 }  // namespace zg

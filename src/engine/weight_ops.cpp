@@ -1,0 +1,202 @@
+#include "engine/weight_ops.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace zg {
+namespace {
+
+// Consecutive trained elements of a unit, all of which this part of the model counts for the norm, or none.
+struct TrainedRun {
+  std::int64_t first = 0, count = 0;
+  bool counted = true;
+};
+
+// Those among the given elements.
+std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layout::Elements& among) {
+  std::vector<TrainedRun> runs;
+  const auto add = [&](std::int64_t first, std::int64_t end, bool counted) {
+    if (first >= end) return;
+    if (!runs.empty() && runs.back().first + runs.back().count == first && runs.back().counted == counted) {
+      runs.back().count += end - first;
+    } else {
+      runs.push_back({first, end - first, counted});
+    }
+  };
+  for (const Layout::StateRange& range : unit.ranges) {
+    std::int64_t at = std::max(range.unit_first, among.first);
+    const std::int64_t end = std::min(range.unit_first + range.count, among.first + among.count);
+    for (const auto& [first, last] : unit.uncounted) {
+      if (last <= at || first >= end) continue;
+      add(at, first, true);
+      add(std::max(at, first), std::min(last, end), false);
+      at = std::min(last, end);
+    }
+    add(at, end, true);
+  }
+  return runs;
+}
+
+}  // namespace
+
+void StepExecutor::WeightOps::gather() {
+  const View shard = whole_view(layout_, data(Operand::kShard), layout_.tile(op_.tile).shard),
+             weight = whole_view(layout_, data(Operand::kWeight), layout_.tile(op_.tile).weight);
+  const Timer::Comm timed(*engine_.timer_, *engine_.comm_, CommAxis::kShards, op_);
+  if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
+  groups_.shards->all_gather(*engine_.comm_, shard.data, weight.data, shard.count(), shard.dtype);
+}
+
+// The whole weight is made from the codes, this rank's own part too: so all ranks have the same.
+void StepExecutor::WeightOps::gather_quantized(const View& shard, const View& weight) {
+  const Workspace w(layout_, engine_.workspace_.get());
+  const int bits = layout_.options.weight_bits, members = groups_.shards->size();
+  const std::int64_t count = shard.count(), part = Workspace::exchange_values(layout_);
+  for (std::int64_t at = 0; at < count; at += part) {
+    const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
+    const View sent = w.sent(bytes), received = w.received(members * bytes);
+    device_.ops().quantize(*engine_.comm_, shard.col_range(at, n), bits, sent);
+    groups_.shards->all_gather(*engine_.comm_, sent.data, received.data, bytes, DType::kU8);
+    for (int i = 0; i < members; ++i) {
+      device_.ops().dequantize(*engine_.comm_, received.col_range(i * bytes, bytes), bits, false,
+                               weight.col_range(i * count + at, n));
+    }
+  }
+}
+
+// `sum` has a row for each member of the group. Returns this member's, which becomes the sum of all members'
+// in the order of their ranks: every member sends its row of codes to the one that sums it.
+View StepExecutor::WeightOps::sum_quantized(Communicator& group, const View& sum) {
+  const Workspace w(layout_, engine_.workspace_.get());
+  const int bits = layout_.options.gradient_bits, members = group.size();
+  const std::int64_t count = sum.count() / members, part = Workspace::exchange_values(layout_);
+  const View mine = sum.col_range(group.rank() * count, count);
+  for (std::int64_t at = 0; at < count; at += part) {
+    const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
+    const View sent = w.sent(members * bytes), received = w.received(members * bytes);
+    for (int i = 0; i < members; ++i) {
+      device_.ops().quantize(*engine_.comm_, sum.col_range(i * count + at, n), bits,
+                             sent.col_range(i * bytes, bytes));
+    }
+    group.all_to_all(*engine_.comm_, sent.data, received.data, bytes, DType::kU8);
+    for (int i = 0; i < members; ++i) {
+      device_.ops().dequantize(*engine_.comm_, received.col_range(i * bytes, bytes), bits, i > 0,
+                               mine.col_range(at, n));
+    }
+  }
+  return mine;
+}
+
+// Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
+// the other ranks that hold it. Frozen parameters have no gradient for the optimizer, and do not count for
+// the norm.
+void StepExecutor::WeightOps::finish_gradient() {
+  const Workspace w(layout_, engine_.workspace_.get());
+  const Layout::UnitTensors& unit = layout_.tile(op_.tile);
+  const Layout::Elements shard = layout_.shard_elements(op_.tile);
+  Stream& stream = engine_.stream_of(op_);
+  const Layout::Elements mine = groups_.pieces != nullptr ? layout_.piece_elements(op_.tile) : shard;
+  const View sum = whole_view(layout_, data(Operand::kAccumulator), unit.accumulator);
+  sum_copies();
+  if (layout_.options.gradient_bits > 0) {
+    View part = sum;  // first among those who share everything, then among those who have the same shard
+    if (groups_.shards != nullptr) {
+      const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kShards, op_);
+      part = sum_quantized(*groups_.shards, part);
+    }
+    if (groups_.replicas != nullptr) {
+      const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kReplicas, op_);
+      sum_quantized(*groups_.replicas, part);
+    }
+  } else if (groups_.pieces != nullptr) {
+    const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kPieces, op_);
+    groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - unit.first, mine.count).data,
+                                   mine.count, sum.dtype, Reduction::kSum);
+  }
+  if (!op_.has(Operand::kGradient)) return;
+  const View gradient = whole_view(layout_, data(Operand::kGradient), unit.gradient);
+  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {
+    device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),
+                                  gradient.col_range(first - shard.first, count),
+                                  counted ? w.scalar(1 + op_.unit) : w.discarded(), w.sum_partials());
+  }
+  if (groups_.replicas == nullptr) return;
+  const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kReplicas, op_);
+  groups_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
+                               gradient.data, mine.count, gradient.dtype);
+}
+
+// Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
+// a parameter is updated with it; its gradient is always zero, so it stays zero.
+void StepExecutor::WeightOps::update() {
+  const Layout::UnitTensors& tensors = layout_.tile(op_.tile);
+  const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op_.unit)];
+  const View gradient = whole_view(layout_, data(Operand::kGradient), tensors.gradient),
+             weight = whole_view(layout_, data(Operand::kWeight), layout_.updated_weight(op_.tile));
+  const std::int64_t shard_first = layout_.shard_elements(op_.tile).first;
+  void* const state = data(Operand::kState);
+  const Layout::Elements segment = layout_.state_elements(op_.tile, op_.segment);
+  Ops& ops = layout_.update_at(op_.unit) == Tier::kDevice ? device_.ops() : host_ops();
+  Stream& stream = engine_.stream_of(op_);
+  for (const Layout::StateRange& range : tensors.ranges) {
+    const std::int64_t begin = std::max(range.state_first, segment.first);
+    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
+    if (begin >= end) continue;
+    const auto p = static_cast<std::size_t>(range.param);
+    const GroupRule& group = engine_.update_.groups[static_cast<std::size_t>(range.group)];
+    UpdateParams params = engine_.update_.params;
+    params.lr *= group.lr_factor;
+    if (group.weight_decay) {
+      params.weight_decay = *group.weight_decay;
+    } else if (unit.params[p].vector && !engine_.update_.decay_all) {
+      params.weight_decay = 0;
+    }
+    params.random = engine_.random_[static_cast<std::size_t>(op_.unit)][p];
+    params.first_element = unit.params[p].first_number + range.param_first + begin - range.state_first;
+    const std::int64_t at = range.unit_first + begin - range.state_first - shard_first, n = end - begin;
+    ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
+               layout_.state().part(state, segment.count, begin - segment.first, n), layout_.state().format(),
+               params);
+  }
+}
+
+// Before the ranks that have the same part sum their gradients, so that these are alike on all parts.
+void StepExecutor::WeightOps::sum_copies() {
+  if (groups_.copies == nullptr) return;
+  const std::vector<Layout::CopySum> sums = layout_.copy_sums(op_.tile);
+  if (sums.empty()) return;
+  Stream& stream = engine_.stream_of(op_);
+  Ops& ops = device_.ops();
+  const View all = whole_view(layout_, data(Operand::kAccumulator), layout_.tile(op_.tile).accumulator);
+  const std::int64_t begin = layout_.tile(op_.tile).first;
+  const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kCopies, op_);
+  const auto all_reduce = [&](const View& v) {
+    groups_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);
+  };
+  for (const Layout::CopySum& sum : sums) {
+    if (sum.bands == nullptr) {
+      all_reduce(all.col_range(sum.first - begin, sum.count));
+      continue;
+    }
+    // The whole parameter: what this part's copies have of it, then what all parts' have.
+    const Param& p = *sum.bands;
+    const View whole = Workspace(layout_, engine_.workspace_.get()).copies(p.whole_count());
+    const auto band_of = [&](const Band& band) {
+      const std::int64_t count = band.lines * p.line();
+      return std::pair{whole.col_range(band.whole_line * p.line(), count),
+                       all.col_range(p.offset - begin + band.line * p.line(), count)};
+    };
+    ops.zero(stream, whole);
+    for (const Band& band : p.bands) {
+      const auto [there, here] = band_of(band);
+      ops.add(stream, there, here, there);
+    }
+    all_reduce(whole);
+    for (const Band& band : p.bands) {
+      const auto [there, here] = band_of(band);
+      ops.cast(stream, there, here);
+    }
+  }
+}
+
+}  // namespace zg

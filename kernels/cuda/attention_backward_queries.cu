@@ -101,11 +101,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   cp_async_commit();
   static_assert(kThreads == kQueries);
   const int thread = static_cast<int>(threadIdx.x), row = thread / 32 * kWarpQueries, query = first + row;
+  stats[thread] = {0, 0};
   if (first + thread < x.stats.padded_time) {
     const std::int64_t in_stats = place.unit * x.stats.padded_time + first + thread;
     stats[thread] = {x.stats.delta[in_stats], x.stats.lse2[in_stats]};
-  } else {
-    stats[thread] = {0, 0};
   }
   if constexpr (kRuled) {
     const int at = first + thread < time ? first + thread : time - 1;
@@ -121,8 +120,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   d_o.load(do_tile + row * kPitch);
   __syncthreads();  // all warps have their queries
   // The first tile of keys that a query attends to.
-  int begin = 0;
-  if constexpr (kRuled) begin = firsts[0] / kKeys<kHead>;
+  const int begin = kRuled ? firsts[0] / kKeys<kHead> : 0;
   load_keys(begin);
   cp_async_commit();
   const int tiles = ((first + kQueries < time ? first + kQueries : time) + kKeys<kHead> - 1) / kKeys<kHead>;

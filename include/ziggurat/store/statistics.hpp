@@ -9,6 +9,8 @@
 
 namespace zg {
 
+class Stream;
+
 // The ways that bytes move. The last two do not pass the host.
 enum Link : std::uint8_t { kToDevice, kToHost, kNvmeRead, kNvmeWrite, kDirectRead, kDirectWrite };
 inline constexpr int kLinks = 6;
@@ -40,6 +42,19 @@ enum class WaitCause : std::uint8_t {
 };
 inline constexpr int kWaitCauses = 6;
 const char* name_of(WaitCause cause);  // "reads", ...
+
+// Is notified of the waits of the thread that runs a program, while they last. Called under the store's
+// mutex, also by threads that move data: its functions must be short, and must not call the store.
+class WaitObserver {
+ public:
+  // From now on the thread waits because of `cause`. `user`: the stream whose lease is in the way; null: no
+  // lease is.
+  virtual void awaits(WaitCause cause, const Stream* user) = 0;
+  virtual void awaits_nothing() = 0;  // the wait is over
+
+ protected:
+  ~WaitObserver() = default;
+};
 
 struct StoreStatistics {
   std::array<TierStatistics, kTiers> tiers;      // by Tier

@@ -31,7 +31,6 @@
 // that the system refuses although the budget has room for it; the error is then Error(kMemory).
 #pragma once
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -40,45 +39,13 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/device.hpp"
-#include "ziggurat/io/engine.hpp"
-#include "ziggurat/io/volume.hpp"
 #include "ziggurat/store/access_trace.hpp"
 #include "ziggurat/store/lease.hpp"
 #include "ziggurat/store/residency.hpp"
+#include "ziggurat/store/sharing.hpp"
 #include "ziggurat/store/statistics.hpp"
 
 namespace zg {
-
-// Is notified of the waits of the thread that runs a program, while they last. Called under the store's
-// mutex, also by threads that move data: its functions must be short, and must not call the store.
-class WaitObserver {
- public:
-  // From now on the thread waits because of `cause`. `user`: the stream whose lease is in the way; null: no
-  // lease is.
-  virtual void awaits(WaitCause cause, const Stream* user) = 0;
-  virtual void awaits_nothing() = 0;  // the wait is over
-
- protected:
-  ~WaitObserver() = default;
-};
-
-// Options of a volume for the NVMe copies of one store, or of several that share the drives. `drive_shares`:
-// the drives' bandwidths, in any unit; empty: they are learned. `verify`: whether copies have checksums.
-io::VolumeOptions store_volume(const std::vector<double>& drive_shares, bool verify);
-// Hooks for a host arena that register its memory with the devices and the drives (`io` null: there are none)
-// once it is mapped, and unregister it before it is unmapped. Empty where none of them needs registration.
-// Devices and drives outlive the arena's use of the hooks.
-Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* io);
-
-// Versions of segments that lie in the drives' files already, by the segment's name: at places that the
-// volume has taken (io::Volume::take), and in its first slots.
-using AdoptedVersions = std::map<std::string, std::vector<io::StoredSlot>>;
-
-// A version of a segment that is pinned on NVMe, until it is unpinned: write-backs go to other slots.
-struct PinnedVersion {
-  SegmentId segment = -1;
-  int slot = -1;
-};
 
 class TensorStore final {
  public:

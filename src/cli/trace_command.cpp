@@ -142,7 +142,8 @@ nlohmann::ordered_json json_of(const AccessTrace& trace, const Choice& c, const 
                                const std::string& why) {
   const auto least = smallest_budgets(trace, device, progress_of("smallest budgets"), direct);
   log::progress("");
-  if (!least) throw Error(Errc::kMemory, "replay", why, "it fits no budgets: what may not sink is too much");
+  if (!least)
+    throw Error(Errc::kMemory, "replay", why, "it fits no budgets: what may not be demoted is too much");
   throw Error(Errc::kMemory, "replay", why,
               fmt::format("the smallest budgets that do: --device {}, and with device {} --host {}",
                           least->device, format_bytes(std::max(device, least->device)), least->host));

@@ -114,7 +114,7 @@ int show(const Flags& f) {
   std::printf("recorded   device %s, in granules of %s, host %s\n",
               format_bytes(trace.budgets.device).c_str(), format_bytes(trace.table.device_granule()).c_str(),
               format_bytes(trace.budgets.host).c_str());
-  std::printf("tensors    %d, in %d segments, %s in all, of which %s may sink to NVMe\n",
+  std::printf("tensors    %d, in %d segments, %s in all, of which %s may be demoted to NVMe\n",
               trace.table.tensor_count(), trace.table.segment_count(),
               format_bytes(trace.table.total_charge(Tier::kHost)).c_str(),
               format_bytes(trace.table.nvme_bytes()).c_str());
@@ -141,7 +141,7 @@ int show(const Flags& f) {
                 format_bytes(least->device).c_str(), static_cast<long long>(least->device),
                 format_bytes(least->host).c_str(), static_cast<long long>(least->host));
   } else {
-    std::printf("smallest   it fits no budgets: what may not sink is too much\n");
+    std::printf("smallest   it fits no budgets: what may not be demoted is too much\n");
   }
   return 0;
 }

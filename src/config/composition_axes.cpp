@@ -25,11 +25,11 @@ Choices parameter_places() {
            [](Run r) { return r.offload_param == OffloadTarget::kDevice; }},
           {"cpu",
            {"zero_optimization.offload_param.device=cpu"},
-           "weights may sink to host memory",
+           "weights may be demoted to host memory",
            [](Run r) { return r.offload_param == OffloadTarget::kHost; }},
           {"nvme",
            {"zero_optimization.offload_param.device=nvme"},
-           "weights may sink to the drives",
+           "weights may be demoted to the drives",
            [](Run r) { return r.offload_param == OffloadTarget::kNvme; }},
           {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
              return r.offload_param == OffloadTarget::kAuto;
@@ -43,11 +43,11 @@ Choices state_places() {
            [](Run r) { return r.offload_optimizer == OffloadTarget::kDevice; }},
           {"cpu",
            {"zero_optimization.offload_optimizer.device=cpu"},
-           "the state may sink to host memory",
+           "the state may be demoted to host memory",
            [](Run r) { return r.offload_optimizer == OffloadTarget::kHost; }},
           {"nvme",
            {"zero_optimization.offload_optimizer.device=nvme"},
-           "the state may sink to the drives",
+           "the state may be demoted to the drives",
            [](Run r) { return r.offload_optimizer == OffloadTarget::kNvme; }},
           {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
              return r.offload_optimizer == OffloadTarget::kAuto;
@@ -61,7 +61,7 @@ Choices activation_places() {
            [](Run r) { return r.offload_activation == OffloadTarget::kDevice; }},
           {"cpu",
            {"activation_checkpointing.cpu_checkpointing=true"},
-           "activations may sink to host memory",
+           "activations may be demoted to host memory",
            [](Run r) { return r.offload_activation == OffloadTarget::kHost; }},
           {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
              return r.offload_activation == OffloadTarget::kAuto;

@@ -76,8 +76,8 @@ std::vector<Exclusion> of_placements() {
        "offload_optimizer means what it means in DeepSpeed, which shards the state from stage 1 on",
        "set zero_optimization.stage to 1, 2 or 3; or give budgets (tiers) in place of offload_optimizer",
        {kStatePlace, "zero_optimization.cpu_offload"}},
-      {{kParams, {"nvme"}}, {kDrives, {"none"}}, "there is no drive to sink to", kPath, {kPlace}},
-      {{kState, {"nvme"}}, {kDrives, {"none"}}, "there is no drive to sink to", kPath, {kStatePlace}},
+      {{kParams, {"nvme"}}, {kDrives, {"none"}}, "there is no drive to demote it to", kPath, {kPlace}},
+      {{kState, {"nvme"}}, {kDrives, {"none"}}, "there is no drive to demote it to", kPath, {kStatePlace}},
   };
 }
 

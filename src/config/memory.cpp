@@ -14,7 +14,7 @@ const Keys& activation_keys() {
       {"recompute", &RunConfig::recompute, BoolSpec{},
        "Keeps only the input of each block, and runs the block's forward again in the backward."},
       {"cpu_checkpointing", BoolSpec{},
-       "Whether those inputs may sink to host memory; else they stay on the device.",
+       "Whether those inputs may be demoted to host memory; else they stay on the device.",
        "wherever there is room, with a `tiers` section; else `false`"},
       {"partition_activations", kIgnoredSwitch, "parallel.sequence is what partitions them"},
       {"contiguous_memory_optimization", kIgnoredSwitch, "checkpoints lie in one arena anyway"},

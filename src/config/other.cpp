@@ -12,9 +12,9 @@ using WhenOn = FeatureSpec::WhenOn;
 using Form = RefusedSpec::Form;
 
 constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
-constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32 or bf16";
+constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32, bf16 or fp16";
 constexpr const char* kRandomBatches = "remove the section: batches are drawn at random by seed and step";
-constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a GPT-2 or Llama model";
+constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a dense model";
 constexpr const char* kRemove = "remove the key";
 
 // A degree of parallelism: 1, or 0 for off.

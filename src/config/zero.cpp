@@ -35,7 +35,8 @@ ChoiceSpec placements() {
 const Keys& offload_param_keys() {
   static const Keys keys({
       {"device", placements(),
-       "The lowest tier that parameters may sink to. `\"cpu\"` and `\"nvme\"` need stage 3.", kOtherwise},
+       "The lowest tier that parameters may be demoted to. `\"cpu\"` and `\"nvme\"` need stage 3.",
+       kOtherwise},
       {"nvme_path", TextSpec{}, "Directory of the NVMe tier where `tiers.nvme` is not given.", "none"},
       {"pin_memory", kIgnoredFlag, kPinned},
       {"buffer_count", kIgnoredNumber, kBudget},
@@ -48,7 +49,8 @@ const Keys& offload_param_keys() {
 const Keys& offload_optimizer_keys() {
   static const Keys keys({
       {"device", placements(),
-       "The lowest tier that the optimizer's state may sink to. `\"cpu\"` and `\"nvme\"` need stage 1 or "
+       "The lowest tier that the optimizer's state may be demoted to. `\"cpu\"` and `\"nvme\"` need stage 1 "
+       "or "
        "more.",
        kOtherwise},
       {"nvme_path", TextSpec{}, "Directory of the NVMe tier where `tiers.nvme` is not given.", "none"},
@@ -138,8 +140,9 @@ const Keys& zero_keys() {
        "What several ranks shard. 0: nothing. 1 and 2: optimizer state and gradients; weights are gathered "
        "once a step. 3: weights, too, which are gathered for forward and for backward. With any number of "
        "ranks the stage decides what may be offloaded."},
-      {"offload_param", SectionSpec{offload_param_keys}, "Where parameters may sink to."},
-      {"offload_optimizer", SectionSpec{offload_optimizer_keys}, "Where the optimizer's state may sink to."},
+      {"offload_param", SectionSpec{offload_param_keys}, "Where parameters may be demoted to."},
+      {"offload_optimizer", SectionSpec{offload_optimizer_keys},
+       "Where the optimizer's state may be demoted to."},
       {kQuantizedWeights, BoolSpec{},
        "Weights are gathered as 8-bit integers with a scale for each 256 of them: half the bytes of bf16, a "
        "quarter of fp32. Each is wrong by at most a 254th of the largest of its 256."},

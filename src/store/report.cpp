@@ -84,7 +84,8 @@ std::string StoreReport::explain(TensorId tensor) const {
   const TensorStatistics counts = statistics(tensor);
   const TensorSpec& spec = p_.table.tensor(tensor).spec;
   std::string text = fmt::format(
-      "{}: {} {} x {}, {} segment{}; may sink to {}, priority {}\n  acquired {} times, {} without waiting "
+      "{}: {} {} x {}, {} segment{}; may be demoted to {}, priority {}\n  acquired {} times, {} without "
+      "waiting "
       "for a move; waited "
       "{} times, {}\n",
       spec.name, name_of(spec.role), spec.count, name_of(spec.dtype), reports.size(),

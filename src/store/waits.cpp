@@ -286,13 +286,13 @@ bool Waits::others_can_release(const Waiter& w) const {
 }
 
 void Waits::throw_no_room(const Waiter& w, bool held) const {
-  throw Error(
-      Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
-      fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
-                  format_bytes(table_.segment(w.step.segment).charge_at(w.room.tier)),
-                  held ? "the leases that are held fill" : "it, what is pinned and what may not sink pass",
-                  format_bytes(residency_.budget(w.room.tier))),
-      "release leases, or raise this tier's budget");
+  throw Error(Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
+              fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
+                          format_bytes(table_.segment(w.step.segment).charge_at(w.room.tier)),
+                          held ? "the leases that are held fill"
+                               : "it, what is pinned and what may not be demoted pass",
+                          format_bytes(residency_.budget(w.room.tier))),
+              "release leases, or raise this tier's budget");
 }
 
 std::string Waits::describe(const Waiter& w) const {

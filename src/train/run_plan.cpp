@@ -258,14 +258,15 @@ class Planner {
     if (config_.processes > hardware_.processes) return "the run's processes are on several machines";
     if (!config_.aio.verify) return "aio.verify is off, and pinned state needs its checksums";
     if (config_.checkpoint.keep > kMostKept) return fmt::format("checkpoint.keep is more than {}", kMostKept);
-    const auto sinks = [&](TensorId id) {
+    const auto reaches_drives = [&](TensorId id) {
       return id == Layout::kNone || layout.table.tensor(id).spec.lowest == Tier::kNvme;
     };
     for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
-      if (!sinks(layout.tile(t).state))
-        return "some of the state may not sink to the drives (offload_optimizer)";
-      if (pins_weight(layout, t) && !sinks(layout.updated_weight(t)))
-        return "some of the weights may not sink to the drives (offload_param), and are split or frozen";
+      if (!reaches_drives(layout.tile(t).state))
+        return "some of the state may not be demoted to the drives (offload_optimizer)";
+      if (pins_weight(layout, t) && !reaches_drives(layout.updated_weight(t)))
+        return "some of the weights may not be demoted to the drives (offload_param), and are split or "
+               "frozen";
     }
     return {};
   }
@@ -457,7 +458,7 @@ class Planner {
       throw Error(
           Errc::kMemory, "tiers",
           "this run fits no budgets: what may not leave the device or the host is too much",
-          "allow more to sink (zero_optimization.offload_param and offload_optimizer), or name a drive "
+          "allow more to be demoted (zero_optimization.offload_param and offload_optimizer), or name a drive "
           "in tiers.nvme");
     }
     const NoRoom& obstacle = *plan_.dry_run.obstacle;

@@ -65,7 +65,8 @@ std::string describe_adapters(const RunPlan& plan) {
 }  // namespace
 
 std::string RunPlan::describe() const {
-  static constexpr const char* kPlaces[] = {"anywhere that has room", "the device", "the host", "NVMe"};
+  static constexpr const char* kPlaces[] = {"wherever there is room", "on the device",
+                                            "no lower than the host", "as low as NVMe"};
   const ModelConfig& m = model_config;
   const std::string dropout = m.dropout == DropoutRates{}
                                   ? ""
@@ -73,7 +74,7 @@ std::string RunPlan::describe() const {
                                                 m.dropout.embedding, m.dropout.residual);
   return fmt::format(
       "model      {} {}, {} layers of width {}, {:.1f} M parameters, {} weights{}{}\n"
-      "state      {} (weights, gradients, optimizer); weights sink to {}, optimizer to {}\n"
+      "state      {} (weights, gradients, optimizer); weights lie {}, optimizer state {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
       title_of(m.arch), config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers,

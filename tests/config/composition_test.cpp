@@ -112,7 +112,7 @@ TEST_F(Composition, RunsOfProgramsAreChecked) {
   run.offload_param = OffloadTarget::kNvme;
   const Error drive = usage_error([&] { return check_composition(run), 0; });
   EXPECT_EQ(drive.where(), "zero_optimization.offload_param.device");
-  EXPECT_HAS(drive.message(), "there is no drive to sink to");
+  EXPECT_HAS(drive.message(), "there is no drive to demote it to");
   run.offload_param = OffloadTarget::kDevice;
   run.offload_optimizer = OffloadTarget::kNvme;
   EXPECT_EQ(usage_error([&] { return check_composition(run), 0; }).where(),

@@ -171,8 +171,8 @@ TEST(BoundOf, IsTheSlowestLink) {
   EXPECT_EQ(bound_of(Roofs{}, 1e9, t).seconds, 0);
 }
 
-// Two tensors read at the host by one operation, one that passes it on its way to the device, one that cannot
-// sink.
+// Two tensors read at the host by one operation, one that passes it on its way to the device, one that may
+// not be demoted.
 TEST(ReadAhead, IsWhatTheLinksAndTheLargestOperationTake) {
   TensorTable table(1);
   const auto add = [&](const char* name, std::int64_t bytes, Tier lowest) {

@@ -138,8 +138,8 @@ TEST(BytesPerStep, DeviceOfTwoBlocks) {
   expect_per_step(s, formula);
 }
 
-// Weights, gradients and state that sink to NVMe through a host that holds just the update of one block, all
-// its segments at once: gradient, weight and state. Every block's update pushes everything else
+// Weights, gradients and state that are demoted to NVMe through a host that holds just the update of one
+// block, all its segments at once: gradient, weight and state. Every block's update pushes everything else
 // out, so
 //   - every state segment is read and written once
 //   - a new weight that is not in the device yet when the next block is updated is written, and read again
@@ -278,7 +278,7 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
     }
     TinyRun run(s);
     if (!make_plan(run.layout(), run.programs(), run.budgets()).fits) {
-      // More room can fit less well where what may not sink got there first: refused, as it must be.
+      // More room can fit less well where what may not be demoted got there first: refused, as it must be.
       ASSERT_FALSE(may_demote(s.layout.weights) && may_demote(s.layout.optimizer) &&
                    may_demote(s.layout.activations));
       ++refused;

@@ -18,7 +18,7 @@ TEST(ResidencyDirect, ADirectLinkNeedsNoHostMemory) {
     ASSERT_TRUE(failure);
     EXPECT_EQ(failure->tier, Tier::kDevice);
   }
-  // Down and up again, with a device for one of them, and for those that may sink to NVMe alone.
+  // Down and up again, with a device for one of them, and for those that may be demoted to NVMe alone.
   for (const Tier lowest : {Tier::kNvme, Tier::kHost}) {
     const TensorTable demotable = equal_table(1, 2, 9000, lowest);
     const auto step = [](SegmentId id, Access access) {

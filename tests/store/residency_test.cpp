@@ -268,7 +268,7 @@ TEST(Residency, WhatMayNotSinkStays) {
   std::vector<Action> actions;
   EXPECT_FALSE(residency.decide(0, 0, actions));
   const auto failure = residency.decide(0, 1, actions);
-  ASSERT_TRUE(failure) << "the host's only page belongs to what may not sink";
+  ASSERT_TRUE(failure) << "the host's only page belongs to what may not be demoted";
   EXPECT_EQ(failure->segment, 1);
 
   const Program device = trace_of(

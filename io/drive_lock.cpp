@@ -31,7 +31,7 @@ constexpr std::string_view kPrefix = "ziggurat-", kSuffix = ".tier";
 constexpr std::size_t kDigits = 16;
 constexpr std::size_t kMaxCommand = 400;  // characters of the command line that are kept
 
-// How often a lock that is held is tried again while its file does not say by whom.
+// How often to retry a lock that is held while its file does not say yet who holds it.
 constexpr int kAttempts = 50;
 constexpr auto kPause = std::chrono::milliseconds(2);
 

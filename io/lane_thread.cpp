@@ -115,7 +115,7 @@ bool Lane::may_begin_write_back() const {
   return write_back_in_flight_ < std::max(1, controller_.depth() / kWriteBackShare);
 }
 
-// Begins as many blocks as the depth allows; whether it was any.
+// Begins as many blocks as the depth allows. Returns whether it began any.
 bool Lane::issue() {
   bool any = false;
   depth_bound_ = false;

@@ -81,7 +81,7 @@ bool is_ruled(const X& x) {
   return x.shape.rule.window > 0 || x.shape.rule.softcap > 0 || x.first_keys != nullptr;
 }
 
-// Of a sequence.
+// The visible keys of a sequence.
 template <class X>
 __device__ __forceinline__ VisibleKeys visible_keys(const X& x, std::int64_t batch) {
   return {x.shape.rule.window, x.first_keys == nullptr ? nullptr : x.first_keys + batch * x.shape.time};
@@ -95,14 +95,14 @@ struct Scores {
   std::int64_t ld_q, ld_kv, queries, keys;
   bool causal;
   Visible visible;
-  // Of queries behind the last one, too.
+  // The first key that a query attends to. Queries behind the last one count as the last.
   __device__ std::int64_t first_key(std::int64_t query) const {
     return visible.first(query < queries ? query : queries - 1);
   }
   __device__ bool hidden(std::int64_t query, std::int64_t key, std::int64_t first_key) const {
     return key >= keys || key < first_key || (causal && key > query);
   }
-  // Behind the keys that queries before `end` attend to.
+  // One more than the last key that queries before `end` attend to.
   __device__ std::int64_t keys_of(std::int64_t end) const { return causal && end < keys ? end : keys; }
   // The first query that attends to a key, and the end of those that attend to keys before `end`.
   __device__ std::int64_t first_query(std::int64_t key) const { return causal ? key : 0; }

@@ -29,8 +29,8 @@ constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
 template <int kHead>
 constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 
-// Of each query of the two tiles the first key that it attends to, counted from the block's first, and behind
-// which query none attends to the block's keys.
+// For each query of the two tiles: the first key that it attends to, counted from the block's first key; and
+// the query from which on none attends to the block's keys.
 template <bool kRuled>
 struct FirstKeysOfTiles {
   int first[2][kQueries], end_query;

@@ -41,7 +41,7 @@ struct LaneQueries {
   float delta[kCount], lse2[kCount];
   int first[kCount];  // the first key that each attends to
 
-  // Which is the query of element i of result n.
+  // The query that element i of result n belongs to.
   static __device__ __forceinline__ int of(int n, int i) { return kAreRows ? i / 2 : 2 * n + i % 2; }
 
   // unit: the query head, of all heads of all sequences; query: that of the product's first row or column.
@@ -60,7 +60,7 @@ struct LaneQueries {
       }
     }
   }
-  // That of the product's first query. All lanes must call it.
+  // The first key of the product's first query. All lanes must call it.
   __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, first[0], 0); }
 };
 
@@ -151,7 +151,7 @@ __device__ __forceinline__ void load_rows(T* tile, const AttentionBackward<T>& x
                                     static_cast<int>(x.shape.head_size), x.packs);
 }
 
-// Which rows a block owns, and the stretch of rows that they meet, in so many query heads.
+// The rows that a block owns, and the rows [begin, end) and query heads [unit, end_unit) that they meet.
 template <Gradient kOf>
 struct Stretch {
   int batch, own, begin, end, unit, end_unit, query_head;

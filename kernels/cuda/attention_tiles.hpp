@@ -236,8 +236,8 @@ __device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int 
   }
 }
 
-// Of a warp's rows, which are queries: the first key that each of this lane's queries attends to. query: the
-// warp's first; queries behind the last one count as the last.
+// For a warp whose rows are queries: the first key that each of this lane's queries attends to. query: the
+// warp's first one; queries behind the last one count as the last.
 template <int kM>
 struct FirstKeys {
   int of[kM][2];
@@ -256,12 +256,13 @@ struct FirstKeys {
       }
     }
   }
-  // Of the warp's first and last query. Asked for in each turn, because registers are few.
+  // The first keys of the warp's first and last query. Recomputed in each iteration, because registers are
+  // few.
   __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, of[0][0], 0); }
   __device__ __forceinline__ int most() const { return __shfl_sync(0xffffffffu, of[kM - 1][1], 31); }
 };
 
-// Nothing, where all queries attend to the first key.
+// The empty stand-in where all queries attend to the first key.
 struct AllKeys {
   __device__ __forceinline__ AllKeys(const VisibleKeys&, int, int) {}
 };

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) softmax_part_rows(Extent extent, Sof
   for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads) max = std::fmax(max, logits[c]);
   const A softcap = static_cast<A>(args.softcap);
   max = capped(block_max(max, largest), softcap);
-  // Of a part whose logits are all -infinity the sum is 0 and not NaN.
+  // Where all logits of a part are -infinity, the sum is 0 and not NaN.
   const A top = max == kLeast ? A{0} : max;
   A sum = 0;
   for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads)

@@ -112,7 +112,7 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
                         T* dqkv, std::int64_t ld_dqkv, void* scratch,
                         const std::int32_t* first_keys = nullptr);
-// Of the backward.
+// Scratch bytes of the backward.
 std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic);
 
 // attention.cu, without tensor cores. scratch: attention_block_scratch_bytes(), 16-byte aligned; its contents

@@ -31,7 +31,7 @@ struct PlainHead {
     const double score = sum * scale();
     return rule.softcap == 0 ? score : rule.softcap * std::tanh(score / rule.softcap);
   }
-  // Of score(), by what would be the score without a cap.
+  // The derivative of score() with respect to the uncapped score.
   double slope(double score) const {
     const double t = rule.softcap == 0 ? 0 : score / rule.softcap;
     return 1 - t * t;

@@ -26,7 +26,7 @@ struct TileMask {
   const std::int32_t* first;
 };
 
-// Which of the queries c, c + 1, ... attend to key k.
+// A mask of those of the queries c, c + 1, ... that attend to key k.
 HWY_INLINE hn::Mask<Float> visible(const TileMask& mask, std::int64_t c, std::int64_t k) {
   const Int d;
   const auto key = static_cast<std::int32_t>(k);
@@ -36,8 +36,9 @@ HWY_INLINE hn::Mask<Float> visible(const TileMask& mask, std::int64_t c, std::in
                         hn::And(hn::Lt(hn::Set(d, key - 1), query), hn::Lt(first, hn::Set(d, key + 1))));
 }
 
-// Of keys [0, keys) of a tile: queries [c, c + lanes) attend to none before `begin`, to some up to `clear`,
-// to all up to `clear_end`, and to some up to `end`, which is rounded up to what products will read.
+// How keys [0, keys) of a tile are seen by queries [c, c + lanes): keys before `begin` by none of them, up to
+// `clear` by some, up to `clear_end` by all, and up to `end` by some. `end` is rounded up to what products
+// will read.
 struct KeyRanges {
   std::int64_t begin = 0, clear = 0, clear_end, end;
   HWY_INLINE KeyRanges(const TileMask& mask, std::int64_t c, std::int64_t keys) {

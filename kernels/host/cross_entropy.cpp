@@ -84,7 +84,7 @@ struct Capped {
   HWY_INLINE hn::Vec<D> size(D d) const {
     return hn::Set(d, static_cast<hn::TFromD<D>>(softcap));
   }
-  // Of a NaN a NaN.
+  // A NaN stays a NaN.
   template <class D, class V>
   HWY_INLINE V tanh(D d, V logit) const {
     return hn::IfThenElse(hn::Eq(logit, logit), hn::Tanh(d, hn::Div(logit, size(d))), logit);

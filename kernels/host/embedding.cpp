@@ -93,7 +93,7 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
   });
 }
 
-// Of documents: rows are sorted by their place, and those of a place are added in order.
+// With documents: the rows are sorted by their position, and those of one position are added in order.
 template <class T>
 void backward_by_place(Extent extent, const EmbeddingBackward<T>& args) {
   const auto k = kernels<T>();

@@ -40,7 +40,7 @@ namespace {
 
 using Body = FunctionRef<void(std::int64_t, std::int64_t)>;
 
-// Of the calling thread.
+// The state of the calling thread.
 struct ThreadState {
   bool inside = false;  // works for a team; loops that it starts within a loop stay with that team
   CpuMask before;       // the cores that it might use before it joined the team
@@ -126,7 +126,7 @@ struct Pool {
     }
   }
 
-  // Workers that were called to a loop may still be on their way after it has ended without them.
+  // A worker that was woken for a loop may arrive after the loop has ended without it.
   ~Pool() {
     while (called.load(std::memory_order_acquire) > 0) std::this_thread::yield();
   }
@@ -238,7 +238,8 @@ class SharedLoop {
     part.end = end;
     part.team = team;
   }
-  // Calls all teams that have a part, works in the team `own`, and waits. After all parts were added.
+  // Wakes all teams that have a part, works in the team `own`, and waits for the others. Called after all
+  // parts were added.
   void run(int own) {
     ZG_TSAN_RELEASE(this);
     for (std::size_t t = 0; t < pool_.teams.size(); ++t) {

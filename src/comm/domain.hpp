@@ -101,8 +101,8 @@ class Meeting {
   }
   void meet(int member);
 
-  // Operands between two members: give() returns when take() of the other has read them, by `move`, which
-  // gets the sender's call.
+  // Passes an operand from one member to another: give() returns when the other's take() has read it by
+  // `move`, which gets the sender's call.
   void give(int from, int to, const Call& call);
   void take(int from, int to, const Call& call, const std::function<void(const Call&)>& move);
 

@@ -84,7 +84,7 @@ class Failures {
       check(MPI_Recv(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, kFailureTag,
                      comm_, &status),
             "MPI_Recv");
-      // Of two that have told each other, the lower one is the first.
+      // Of two processes that have reported a failure to each other, the lower one counts as the first.
       if (heard_ || (told_ && status.MPI_SOURCE > process_)) continue;
       int bytes = 0;
       check(MPI_Get_count(&status, MPI_CHAR, &bytes), "MPI_Get_count");
@@ -254,7 +254,7 @@ class MpiWire final : public Wire {
   Failures& failures_;
 };
 
-// Waits asleep. False if another process has told of a failure and does not come, either.
+// Waits without spinning. False if another process has reported a failure, or does not come.
 bool wait_for(MPI_Request& request, Mpi& mpi) {
   int done = 0;
   std::optional<Clock::time_point> heard;

@@ -147,7 +147,7 @@ struct World {
   const std::vector<std::unique_ptr<Reserve>> reserves;  // likewise
   Wire* const wire;                                      // of on_host; null: there is one process
 
-  // A rank's place in the vectors; not theirs if the rank is of another process.
+  // The rank's index in the vectors of this process's ranks; out of range for a rank of another process.
   std::size_t local(int rank) const { return static_cast<std::size_t>(rank - on_host.front()->rank()); }
   bool is_here(int rank) const { return local(rank) < devices.size(); }
   // The failure of a rank of this process; only the first failure of all counts.

@@ -14,7 +14,7 @@ namespace zg::comm {
 // Any thread. Messages of one sender with one tag arrive in their order. Failures throw Error(kComm).
 class Wire {
  public:
-  // Under way until test() has said that it is done; its bytes must be left alone until then.
+  // In flight until test() returns true. Until then its bytes must not be touched.
   class Request {
    public:
     virtual ~Request() = default;

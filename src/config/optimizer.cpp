@@ -357,7 +357,7 @@ void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, R
   }
 }
 
-// A small state is asked for of an optimizer that has no moments to be kept in it.
+// Warns where a small state is configured for an optimizer that has no moments.
 void warn_of_state_without_moments(Section& section, const OptimizerConfig& optimizer) {
   const bool small = optimizer.state == StatePrecision::kBf16 || optimizer.state == StatePrecision::kInt8;
   if (!small || optimizer.kind != OptimizerKind::kSgd || optimizer.momentum > 0) return;

@@ -97,7 +97,8 @@ void read_compression(Section& root) {
   }
 }
 
-// Of what DeepSpeed can do besides training: an error where its absence would matter, a warning elsewhere.
+// Keys of DeepSpeed's features besides training: an error where the missing feature would matter, a warning
+// elsewhere.
 std::vector<Key> keys_of_features() {
   const auto refuse = [](const char* keys = "*") { return FeatureSpec{WhenOn::kRefuse, keys}; };
   const auto warn = [](const char* keys = "*") { return FeatureSpec{WhenOn::kWarn, keys}; };

@@ -40,7 +40,7 @@ struct Pool {
   }
 };
 
-// Which of several pools is drawn from, by a number in [0, 1).
+// The pool that a number x in [0, 1) draws from.
 const Pool& pool_at(const std::vector<Pool>& pools, double x) {
   const auto found = std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return x < p.end; });
   return found == pools.end() ? pools.back() : *found;

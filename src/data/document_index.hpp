@@ -15,7 +15,7 @@ class DocumentIndex {
   struct Format {
     std::int64_t count = 0, at = 0, places_at = -1, sequences = 0, width = 1;
   };
-  // Of a file of `tokens` tokens. Throws Error(kUsage) for a file that cannot be read.
+  // The index of a file of `tokens` tokens. Throws Error(kUsage) for a file that cannot be read.
   DocumentIndex(const std::string& path, const Format& format, std::int64_t tokens);
   ~DocumentIndex();
   DocumentIndex(const DocumentIndex&) = delete;

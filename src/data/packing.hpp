@@ -26,13 +26,14 @@ struct DocumentPiece {
   bool goes_on = false;
 };
 
-// Which of the pieces (by their lengths, 1 to `room`) go together: a list of their numbers for each sequence.
+// Groups pieces, given by their lengths (1 to `room`), into sequences: a list of the pieces' numbers for each
+// sequence.
 std::vector<std::vector<std::size_t>> best_fit_decreasing(std::span<const std::int64_t> lengths,
                                                           std::int64_t room);
 
 class PackedDocuments {
  public:
-  // Of documents [first, first + n).
+  // Packs documents [first, first + n).
   PackedDocuments(std::shared_ptr<const DocumentIndex> index, std::int64_t first, std::int64_t n,
                   std::int64_t seq_len);
   std::int64_t sequences() const { return ends_.empty() ? 0 : ends_.back(); }

@@ -41,8 +41,8 @@ struct TokenDescription {
 // for a description that is damaged or that the file contradicts.
 TokenDescription describe_tokens(const std::string& bin_path, DType otherwise);
 
-// Where the documents of a described token file of so many tokens begin; null where nothing beside it says
-// so. Throws Error(kUsage) for files that are damaged.
+// Where the documents of a token file with `tokens` tokens begin; null where no file beside it says so.
+// Throws Error(kUsage) for files that are damaged.
 std::shared_ptr<const DocumentIndex> open_documents(const std::string& bin_path, std::int64_t tokens);
 
 }  // namespace zg

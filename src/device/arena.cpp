@@ -233,7 +233,7 @@ class PagedMemory final : public HostMemory {
     }
   }
 
-  // Of addresses that count as used; they are empty then.
+  // Gives back addresses that count as used; they are empty then.
   void give_back(Lock& lock, Range range) {
     lock.unlock();
     chunks_.remove(range);  // first: whoever has registered a chunk would keep its pages

@@ -58,9 +58,10 @@ class StepExecutor::Pass {
 };
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
-// key has everything that issue() depends on. Never repeated are updates, which differ in every step, what is
-// several operations (in tiles), what drops other elements in every step, and what ranks do together, where
-// each call must meet the others': of a part of a model, all operations.
+// key has everything that issue() depends on. Some operations are never repeated: updates, which differ in
+// every step; units in tiles, whose call goes through several operations; what drops elements, since it drops
+// others in every step; and what ranks do together, since each call must meet the others' calls (in a part of
+// a model, all operations).
 void StepExecutor::issue_again(const StepOp& op) {
   if (dropout_of(op)) return issue(op);
   if (&stream_of(op) != compute_.get() || op.kind == OpKind::kUpdate || exchange_ != nullptr || op.in_tiles())

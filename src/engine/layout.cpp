@@ -151,7 +151,7 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
   // A gathered weight is dead when it has been used, so it need not be demoted.
   const bool brief_weight = is_sharded() && !sharding.keep_weights;
-  // Of the weight that is updated. One of which nothing is trained never changes.
+  // How many versions the weight that is updated has. A weight of which nothing is trained never changes.
   const auto here = static_cast<std::int32_t>(units.size()) - 1;
   const int kept = o.pins && trains(u, i) && needs_weight(*this, here) ? o.state_versions : 1;
   versions = is_sharded() ? 1 : kept;
@@ -246,7 +246,7 @@ TensorId Layout::activation_gradient_of(std::int32_t u, std::int32_t m) const {
   return activation_gradient[static_cast<std::size_t>(first + m % stretches_[chunk].gradients)];
 }
 
-// Of the tile that was added last.
+// Adds the state of the tile that was added last.
 void Layout::add_state(const std::string& name, Tier lowest) {
   UnitTensors& t = units.back();
   const Unit& unit = model->units()[static_cast<std::size_t>(t.unit)];
@@ -377,7 +377,7 @@ std::int64_t Layout::state_bytes() const {
   return sum;
 }
 
-// Of a unit in tiles, the first has all copies.
+// Where a unit is in tiles, its first tile has all copies.
 void Layout::find_copies(std::int32_t t) {
   for (const Param& p : model->units()[static_cast<std::size_t>(tile(t).unit)].params) {
     if (p.offset < tile(t).first || p.offset >= tile(t).first + tile(t).count) continue;

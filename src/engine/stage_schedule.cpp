@@ -229,7 +229,7 @@ class Stage {
 
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates) {
   ZG_ASSERT(shape.pipeline.stages > 1, "one stage has a schedule of its own");
-  // Of a stage with one unit in each of two chunks, the second next gather is of the same unit again.
+  // In a stage with one unit in each of two chunks, the second next gather is of the same unit again.
   ZG_ASSERT_LE(shape.step.gather_ahead, 1);
   return Stage(shape, pass).with_gathers_and_updates(updates);
 }

@@ -12,7 +12,7 @@ struct TrainedRun {
   bool counted = true;
 };
 
-// Those among the given elements.
+// The trained runs among the given elements.
 std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layout::Elements& among) {
   std::vector<TrainedRun> runs;
   const auto add = [&](std::int64_t first, std::int64_t end, bool counted) {
@@ -178,7 +178,7 @@ void StepExecutor::WeightOps::sum_copies() {
       all_reduce(all.col_range(sum.first - begin, sum.count));
       continue;
     }
-    // The whole parameter: what this part's copies have of it, then what all parts' have.
+    // Makes the whole parameter from what this part's copies have of it, and sums it over all parts.
     const Param& p = *sum.bands;
     const View whole = Workspace(layout_, engine_.workspace_.get()).copies(p.whole_count());
     const auto band_of = [&](const Band& band) {

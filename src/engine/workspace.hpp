@@ -69,7 +69,7 @@ class Workspace {
 
  private:
   static constexpr std::int64_t kTokenAlign = 256;  // kernels read several tokens at once
-  // Of all ranks together: enough for a link at full speed.
+  // Summed over all ranks: enough for a link at full speed.
   static constexpr std::int64_t kExchangeValues = std::int64_t{4} << 20;
 
   static std::int64_t micro_batch_bytes(const Layout& l) { return 2 * token_bytes(l) + document_bytes(l); }

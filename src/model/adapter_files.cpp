@@ -22,7 +22,8 @@ using nlohmann::ordered_json;
 constexpr const char* kConfigName = "adapter_config.json";
 constexpr const char* kWeightsName = "adapter_model.safetensors";
 
-// Of the names of parameters in PEFT's files, in which GPT-2's are whole again (Param::name).
+// The prefix of the names of parameters in PEFT's files, where GPT-2's fused matrices are whole again
+// (Param::name).
 std::string prefix_of(Arch arch) {
   return std::string("base_model.model.") + (arch == Arch::kGpt2 ? "transformer." : "");
 }

@@ -51,8 +51,8 @@ class AdapterList {
   std::size_t count_ = 0;
 };
 
-// Of forward for backward: each adapter's `low`, T [N, rank]. Of the first half of a backward for the second:
-// their gradients, alike.
+// What a forward saves for the backward: each adapter's `low`, T [N, rank]; and what the first half of a
+// backward saves for the second: the gradients of these, in the same form.
 struct AdapterSaved {
   std::array<View, 7> low{}, d_low{};
   AdapterSaved() = default;

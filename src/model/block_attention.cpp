@@ -21,7 +21,7 @@ std::int64_t kv_columns(const ModelConfig& c) {
   return 2 * c.kv_heads * c.head_size;
 }
 
-// Of what attention sees at once: with Ulysses whole sequences, and a share of the heads.
+// The shape of what attention computes at once: with Ulysses whole sequences, and a share of the heads.
 AttentionShape attention_shape(const ModelConfig& c, BatchShape shape, const AttentionRule& rule) {
   const std::int64_t share = is_ulysses(shape) ? shape.part.parts : 1;
   ZG_ASSERT(c.heads % share == 0 && c.kv_heads % share == 0, "{} and {} heads in {} shares", c.heads,
@@ -64,7 +64,7 @@ struct RingBlock {
       block.query_positions = stretch(block.query_positions.at(chunk));
     }
   }
-  // Of the first rows of all rows' documents those of the block's queries.
+  // The first rows of the documents of the block's queries.
   View documents(const View& x) const { return x ? x.col_range(first_query, block.query_rows()) : View(); }
   View queries(const View& x) const { return x.row_range(first_query, block.query_rows()); }
   View keys(const View& x) const { return x.row_range(0, block.key_rows()); }
@@ -91,7 +91,7 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
   call.ops.cast(call.stream, w.sums, saved.att);
 }
 
-// Of all rows here, and all heads.
+// The sinks' gradients, over all rows here and all heads.
 void sinks_backward(const Call& call, const SavedAttention& saved, const View& d_att) {
   if (!call.d_sinks) return;
   call.ops.attention_sinks_backward(call.stream, saved.att, saved.lse, d_att, attention_shape(call),
@@ -226,7 +226,7 @@ struct UlyssesViews {
     if (call.documents) documents = call.documents.col_range(rows, rows * call.shape.part.parts);
     sinks = share_of(call, call.sinks);
   }
-  // Of numbers of each head those of this rank's heads.
+  // This rank's share of `numbers`, which has one for each head.
   View share_of(const Call& call, const View& numbers) const {
     return numbers ? numbers.col_range(call.shape.part.part * shape.heads, shape.heads) : View();
   }

@@ -39,7 +39,7 @@ class BufferPlan {
   std::int64_t bytes_ = 0;
 };
 
-// Of what calls are told of documents the numbers of the rows here.
+// The first rows of the documents of the rows here, from what calls are told of documents.
 inline View documents_of_rows(const BatchShape& shape, const View& documents) {
   return documents ? documents.col_range(0, shape.rows()) : View();
 }
@@ -105,12 +105,13 @@ struct Call {
   std::int64_t whole_vocabulary = 0;
   PartExchange* exchange = nullptr;    // null: the model is whole
   ContextExchange* context = nullptr;  // null: sequences are whole
-  // Of a unit in tiles: all but the first, whose elements `weights` and `grads` are. null: the unit is whole.
+  // The tiles of a unit in tiles but for the first, whose elements are `weights` and `grads`. Null: the unit
+  // is whole.
   TileAccess* tiles = nullptr;
   View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
   const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
-  // Of a block: how its layer attends and turns heads, and where its documents begin, as calls of Model are
-  // told; null: sequences are one document each.
+  // In calls on a block: how its layer attends and rotates heads, and where its documents begin. Null
+  // documents: sequences are one document each.
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
   View documents = {};

@@ -281,7 +281,7 @@ struct Block {
         });
   }
 
-  // Of the last product of a branch, by the gradient dy of its output.
+  // The gradient of the weight of a branch's last product, from the gradient dy of its output.
   void weight_gradient(const Branch& b, const View& dy) const {
     if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
     call.linear_dw_db(dy, b.input, b.matrix, call.grad(b.bias), w.bias_partials);
@@ -399,7 +399,7 @@ class BlockBackward : Block {
     return call.all_rows(place, w.all_rows);
   }
 
-  // Of the adapters of a branch's last product.
+  // The gradients of the adapters of a branch's last product.
   void adapters_of_last(const Branch& b, const View& dy, const View& d_input) const {
     adapters.backward_input(b.adapters, dy, d_input);
     if (trains_adapters_) adapters.backward_weight(b.adapters, dy, b.input);

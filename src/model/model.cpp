@@ -48,7 +48,8 @@ void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(shape.first + shape.time * shape.part.parts, c.longest_sequence());
 }
 
-// Of a block with adapters, those of its second tile; of another block none.
+// Checks the adapters that a call is given: those of the second tile of a block that has adapters, none for
+// another block.
 void check_adapters(const Unit& unit, const View& view, DType dtype) {
   ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
   if (!view) return;

@@ -22,11 +22,11 @@ Tokens tokens_of(const ModelConfig& whole, const ModelPart& part);
 // several times.
 std::int64_t kv_head_of(const ModelConfig& whole, const ModelPart& part, std::int64_t i);
 
-// Which lines of a parameter a part holds.
+// The lines of a parameter that a part holds.
 std::vector<Band> all_lines(const ModelPart& part, std::int64_t lines);
 // An equal piece of each of `blocks` blocks of `lines` lines: of GPT-2's q, k and v.
 std::vector<Band> piece_of_lines(const ModelPart& part, std::int64_t lines, std::int64_t blocks = 1);
-// Those of the key and value heads.
+// The lines of the key and value heads that a part holds.
 std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part);
 
 }  // namespace zg::model

@@ -66,7 +66,7 @@ class UnitBuilder {
     p.summed = summed;
     add(std::move(p), name, std::move(bands), init, with_gap * in);
   }
-  // Of which a part holds columns.
+  // Adds a matrix of which a part holds columns.
   void matrix_by_columns(const std::string& name, std::int64_t out, std::int64_t in, Init init,
                          bool conv1d = false) {
     Param p;
@@ -152,7 +152,7 @@ class UnitBuilder {
     p.name = prefix_ + name;
     p.init = init;
     p.bands = std::move(bands);
-    // Of a head of keys and values that several parts have, the number is the head's.
+    // For a head of keys and values that several parts have, the number is the head's.
     if (p.summed && p.bands.size() == 1) {
       p.first_number = p.bands[0].whole_line / p.bands[0].lines * round_up(p.count(), kParamAlign);
     } else if (!p.is_whole()) {

@@ -58,7 +58,7 @@ class NormList {
   std::size_t count_ = 0;
 };
 
-// Of the blocks of all other families, of which the description says what they have.
+// The parameters of the blocks of all other families; the description says which of them a block has.
 struct DecoderParams {
   static constexpr std::size_t kNone = ~std::size_t{0};
   std::size_t norm1 = kNone, norm2 = kNone;  // in front of attention, and of the MLP

@@ -51,7 +51,7 @@ class NvmeCopies {
   // Reads a version. Throws Error(kUsage) when there is no such version, Error(kIo) when it cannot be read.
   void read(SegmentId segment, std::int64_t version, void* data) const;
   static Error no_version(const TensorTable& table, SegmentId segment, std::int64_t version);
-  // Of the writes that have ended, like the store's traffic.
+  // Counts writes that have ended, like the store's traffic.
   std::int64_t first_written_bytes() const { return first_written_; }
 
  private:

@@ -138,8 +138,8 @@ class Replayer final : private DryRunObserver {
     }
     return false;
   }
-  // For policies that decide by past uses, whose state is not known here: looks whether the second half of
-  // the rounds does the same over and over again.
+  // A policy that decides by past uses has state that cannot be compared here. For such policies this checks
+  // whether the second half of the rounds does the same over and over again.
   void find_repetition() {
     const std::size_t n = places_.size(), half = n / 2;
     const auto same = [&](std::size_t a, std::size_t b) {

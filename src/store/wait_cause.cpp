@@ -48,8 +48,8 @@ Awaited Search::by(const ActionNode& node) {
   return found;
 }
 
-// Of the earlier nodes that this one waits for, the cause is one that waits for the drives, since nothing is
-// slower; if there is none, the latest node is.
+// The cause among the earlier nodes that this one waits for: one that waits for the drives, since nothing is
+// slower; if there is none, the latest node.
 Awaited Search::before(const ActionNode& node, bool& blocked) {
   Awaited found;
   for (const ActionNode* n = node.before; n != nullptr && nodes_ > 0; n = n->before) {

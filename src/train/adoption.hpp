@@ -15,7 +15,8 @@
 namespace zg {
 
 struct Adoption {
-  // Of each drive, in this process's directory there; empty: all ranks of this process hold what others do.
+  // The file on each drive, in this process's directory there. Empty: all ranks of this process hold what
+  // others do.
   std::vector<std::string> files;
   std::vector<DriveRates> rates;          // as an earlier run has measured the drives; empty: not known
   std::vector<io::StoredPiece> places;    // of all versions

@@ -14,7 +14,7 @@ namespace zg {
 // budgets, tiers, drives, threads, ZeRO stages, outputs, evaluations.
 using BitKeys = std::vector<std::pair<std::string, std::string>>;
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data);
-// Those of them that the model has.
+// The keys that the model contributes.
 BitKeys model_bits(const ModelConfig& model);
 
 // The sizes of the model that they are of. Throws Error(kUsage) at `where` for a key that is missing or

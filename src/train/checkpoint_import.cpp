@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 using Shape = std::vector<std::int64_t>;
 
-// Of each parameter, by its name.
+// The shape of each parameter, by its name.
 std::map<std::string, Shape> shapes_of(const Checkpoint& like) {
   const Model model(model_of(like.manifest().bits, like.path()), DType::kF32, host_ops());
   std::map<std::string, Shape> shapes;

@@ -1,4 +1,4 @@
-// The way of a checkpoint's tensors into the state of a run, whatever parts and formats either has.
+// Brings a checkpoint's tensors into the state of a run, whatever parts and formats either has.
 #include <algorithm>
 #include <bit>
 #include <cstring>

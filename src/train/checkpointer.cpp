@@ -154,7 +154,7 @@ void Checkpointer::keep(int drive) {
       throw_io(one, "cannot be brought to the drive", error);
   };
   sync(directory);
-  // This run has made the directory of a process in that of the drive.
+  // This run has made the directory of a process inside the drive's directory, so that one is synced, too.
   if (directory.filename().string().rfind(kProcessDirectory, 0) == 0) sync(directory.parent_path());
   synced_names_.insert(name);
 }

@@ -50,7 +50,7 @@ std::string marker_of(const KeptFile& file, const std::string& directory_of_chec
   return directory_of_checkpoints + "/" + file.name;
 }
 
-// Whether the directory that a kept file names is there, and is the one.
+// Whether the directory of checkpoints that a kept file names still exists, and is the same directory.
 bool is_known(const KeptFile& file, const std::string& purpose) {
   std::error_code error;
   return !purpose.empty() && fs::is_regular_file(marker_of(file, purpose), error);

@@ -20,8 +20,8 @@ struct MemoryLimits {
   };
   std::vector<Node> nodes = {};
 
-  // Of the process's control group and those above it, the one that leaves least. Memory that the kernel
-  // would drop (cached files) does not count as used.
+  // The limit of the process's control group, or of the one above it that leaves least. Memory that the
+  // kernel would drop (cached files) does not count as used.
   struct Cgroup {
     std::string file = {};  // the file that holds the limit; empty: there is no limit
     std::int64_t limit = kNone, used = 0;

@@ -43,9 +43,9 @@ class OpSizes {
   virtual ~OpSizes() = default;
   // Sums over rows are made in this many fixed groups of rows, which are then added in order.
   virtual std::int64_t row_groups() const = 0;
-  // Of attention() and attention_backward(), the larger.
+  // Scratch bytes of attention() or of attention_backward(), whichever needs more.
   virtual std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const = 0;
-  // Of attention_block_backward().
+  // Scratch bytes of attention_block_backward().
   virtual std::int64_t attention_block_scratch_bytes(DType /*dtype*/, const AttentionBlock& /*block*/) const {
     return 0;
   }

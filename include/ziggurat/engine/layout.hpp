@@ -51,8 +51,8 @@ struct LayoutOptions {
   SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }
 };
 
-// Of the tensors of all units, a stage of a pipeline has those of its own. With a tied embedding the last one
-// also has the embedding's weight, which it is sent, and an accumulator for it.
+// A stage of a pipeline has the tensors of its own units only. With a tied embedding the last stage also has
+// the embedding's weight, which it is sent, and an accumulator for it.
 struct Layout {
   Layout(const Model& model, const LayoutOptions& options);
 
@@ -65,7 +65,7 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // element of the parameter; not 0 where its shard begins within it
   };
-  // Of a unit, or of one of its tiles.
+  // The tensors of a unit, or of one of its tiles.
   struct UnitTensors {
     std::int32_t unit = 0;
     std::int64_t first = 0, count = 0;  // elements of the unit
@@ -84,8 +84,8 @@ struct Layout {
   const Model* model;
   LayoutOptions options;
   TensorTable table;
-  // Of all tiles (Unit::tiles): those of unit u are [first_tile(u), first_tile(u + 1)). Where no unit is in
-  // tiles, a tile's number is the unit's.
+  // The tensors of all tiles (Unit::tiles): those of unit u are [first_tile(u), first_tile(u + 1)). Where no
+  // unit is in tiles, a tile's number is the unit's.
   std::vector<UnitTensors> units;
   // [layer][micro-batch]: the input of block `layer` (the last entry: of the head), and what the block's
   // backward needs besides. Empty where another stage has the block, unless this one makes its input. With
@@ -126,7 +126,7 @@ struct Layout {
     return first_tile(unit) + (param.adapter ? 1 : 0);
   }
   const UnitTensors& tile(std::int32_t t) const { return units[static_cast<std::size_t>(t)]; }
-  // Those of a unit that is not in tiles.
+  // The tensors of a unit that is not in tiles.
   const UnitTensors& unit(std::int32_t u) const { return tile(first_tile(u)); }
   const StateLayout& state() const { return state_; }
   std::int32_t state_segments(std::int32_t tile) const;

@@ -57,7 +57,7 @@ int live_activations(std::span<const PipelineStep> steps);
 // equally long.
 double bubble_formula(const PipelineShape& shape);
 
-// Of all stages.
+// One entry of the list that all stages share.
 struct PipelineEvent {
   enum class Kind : std::uint8_t {
     kStep,           // of `stage`

@@ -81,7 +81,7 @@ Schedule save_schedule(const ScheduleShape& shape);
 // (early). With separate updates it never does.
 Schedule train_schedule(const ScheduleShape& shape, bool updates);
 Schedule flush_schedule(const ScheduleShape& shape);  // the updates alone
-// shape.micro_batches is the number of micro-batches that go through the model side by side.
+// shape.micro_batches: how many micro-batches go through the model side by side.
 Schedule evaluate_schedule(const ScheduleShape& shape);
 
 // The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes

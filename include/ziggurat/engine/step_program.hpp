@@ -46,10 +46,10 @@ struct StepOp {
   bool first = false;        // the first to add to its accumulator, or the first segment of its tile
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
   std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-  // Which of Layout::units it works on. A forward or backward of a unit in tiles is an operation for each use
-  // of one of them but the first, which all have beside it, like the activations: `use` is one of
-  // Model::tile_uses(), and `goes_on` tells all from the first of them. Between two of them may be operations
-  // that gather the next tile, or finish a gradient.
+  // The index in Layout::units of what the operation works on. A unit in tiles has one forward (or backward)
+  // operation for each use of a tile; its first tile, like the activations, is an operand of all of them.
+  // `use` is one of Model::tile_uses(), and `goes_on` is true for all but the first of these operations.
+  // Operations that gather the next tile, or finish a gradient, may stand between two of them.
   std::int32_t tile = 0;
   TileUse use = {};
   bool goes_on = false;

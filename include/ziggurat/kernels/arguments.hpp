@@ -150,8 +150,9 @@ struct EmbeddingBackward {
   TablePart part = {};
 };
 
-// Of the backward of an AttentionBlock; heads lie side by side in the rows of q, o and d_o, keys of all heads
-// and then values in those of kv. Of lse row b * heads + h is of head h in sequence b.
+// Operands of the backward of an AttentionBlock. The heads lie side by side in the rows of q, o and d_o; in
+// the rows of kv lie the keys of all heads, and then the values. Row b * heads + h of lse is that of head h
+// in sequence b.
 template <class T>
 struct AttentionBlockBackward {
   Strided<const T> q, kv, o, d_o;
@@ -159,7 +160,7 @@ struct AttentionBlockBackward {
   Strided<Acc<T>> dq, dkv;  // +=
 };
 
-// Of the gradient of the heads' sinks: o and d_o have `time` rows of each sequence.
+// Operands of the gradient of the heads' sinks: o and d_o have `time` rows of each sequence.
 template <class T>
 struct AttentionSinksBackward {
   std::int64_t batch = 0, time = 0, heads = 0, head_size = 0;
@@ -179,7 +180,7 @@ struct CrossEntropy {
   double softcap = 0;  // logits count as softcap * tanh(logit / softcap); 0: as they are
 };
 
-// Of tokens first, first + 1, ..., of which logits [rows, cols] are.
+// Operands of softmax_part(): logits [rows, cols] are those of tokens first, first + 1, ...
 template <class T>
 struct SoftmaxPart {
   Strided<const Acc<T>> logits;

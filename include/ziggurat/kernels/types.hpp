@@ -17,7 +17,7 @@ struct RowPositions {
       : time(rows), early(first), late(second) {}
   std::int64_t time, early, late;
   constexpr std::int64_t of(std::int64_t row) const { return at(row % time); }
-  // Of a row of the first sequence.
+  // The position of row t of the first sequence.
   constexpr std::int64_t at(std::int64_t t) const { return t + (2 * t < time ? early : late); }
   // How many of a sequence's rows stand before a position.
   constexpr std::int64_t rows_before(std::int64_t position) const {
@@ -25,7 +25,7 @@ struct RowPositions {
     if (in_early < half) return in_early < 0 ? 0 : in_early;
     return in_late < half ? half : in_late < time ? in_late : time;
   }
-  // Behind the last position of so many rows.
+  // One more than the last position of that many rows.
   constexpr std::int64_t end(std::int64_t rows) const {
     return rows == 0 ? 0 : of((rows < time ? rows : time) - 1) + 1;
   }

@@ -19,7 +19,7 @@ struct VisibleKeys {
     const std::int64_t in_window = window == 0 ? 0 : query - window + 1;
     return in_document > in_window ? in_document : in_window;
   }
-  // Behind the last of `time` queries that attends to a key before `key_end`, which is above 0.
+  // One more than the last of `time` queries that attends to a key before `key_end`, which is above 0.
   constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t time) const {
     if (all() || key_end >= time) return time;
     std::int64_t attends = key_end - 1, beyond = time;  // a query attends to its own key
@@ -46,7 +46,8 @@ struct VisibleBlockKeys {
     const std::int64_t in_window = window == 0 ? 0 : queries.at(query) - window + 1;
     return keys.rows_before(in_document > in_window ? in_document : in_window);
   }
-  // Behind the last of `count` queries that attends to a key before `key_end`, as far as causality goes.
+  // One more than the last of `count` queries that attends to a key before `key_end`, as far as causality
+  // goes.
   constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t count) const {
     if (all()) return count;
     std::int64_t attends = -1, beyond = count;

@@ -24,7 +24,7 @@ std::string write_adapter_config(const Lora& lora, const std::string& base);
 // there may be no other tensor. Throws Error(kUsage). Owns the mapping.
 class AdapterWeights {
  public:
-  // model: that the adapters stand beside; whether it has a Lora of its own does not matter.
+  // model: the one that the adapters belong to. Its own Lora settings do not matter.
   AdapterWeights(const std::string& directory, const ModelConfig& model);
   const Lora& lora() const { return lora_; }
   // Writes elements [begin, end) of an adapter's parameter (Param::adapter) to fp32 `out` [end - begin].

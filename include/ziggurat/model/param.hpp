@@ -31,7 +31,8 @@ struct Band {
   std::int64_t line = 0;        // the first, as held
   std::int64_t whole_line = 0;  // the same line of the whole parameter
   std::int64_t lines = 0;
-  // Of lines that are held several times one holder counts: for the norm, and when the model is saved.
+  // Whether this part counts the lines for the norm, and saves them with the model. Where several parts hold
+  // the same lines, one of them does.
   bool counted = true;
 };
 

@@ -50,8 +50,8 @@ struct Roofs {
   // writes slow each other down depends on the drive (flash, bus and host may be shared or not), so this rate
   // is measured and not derived. 0: the ways take turns (half duplex).
   double nvme_mixed = 0, nvme_mixed_reads = 0.5;
-  // Of first writes, to blocks that were never written since they were reserved; a drive, or a virtual one's
-  // host, may have to allocate them first. 0: first writes are as fast as others.
+  // Bandwidth of first writes, to blocks that were never written since they were reserved: the drive, or a
+  // virtual drive's host, may have to allocate them first. 0: first writes are as fast as others.
   double nvme_first_write = 0;
 };
 

@@ -50,8 +50,8 @@ struct StepRecord {
   // By rank: how long the batch and the step took without the waits for other ranks.
   std::vector<double> own_seconds;
   int ranks() const { return static_cast<int>(own_seconds.size()); }
-  // Of a pipeline: by stage the longest of its ranks' own_seconds; the share of the step that stages waited
-  // for each other, and the same by formula.
+  // With a pipeline: for each stage the longest of its ranks' own_seconds; the share of the step in which
+  // stages waited for each other, and that share by formula.
   std::vector<double> stage_seconds;
   double bubble = 0, bubble_formula = 0;
 };
@@ -76,8 +76,8 @@ struct RunSummary {
   Roofs roofs;                       // at the end
   bool raised = false;               // a step was faster than its bound, so roofs were raised
   bool stopped = false;              // Options::stop has ended the run
-  // Of all processes, in bytes: the most that was taken of each tier and of resident memory, and the files of
-  // the NVMe tier.
+  // Bytes over all processes: the peak of each tier and of resident memory, and the size of the NVMe tier's
+  // files.
   std::int64_t peak_device = 0, peak_host = 0, peak_resident = 0, nvme_files = 0;
   Traffic measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
   // The same between the ranks. Summed over the steps: how long an axis was busy (mean of the ranks), and
@@ -148,8 +148,8 @@ class Trainer {
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
-  // Of all ranks together: budgets and how much of them the plan takes, the planned traffic of a step (after
-  // start() with the engine's own), bytes of the NVMe tier.
+  // Over all ranks: the budgets, the planned peaks, the planned traffic of a step (after start() with the
+  // engine's own), and the bytes of the NVMe tier.
   const Budgets& budgets() const { return totals_.budgets; }
   const Budgets& planned_peak() const { return totals_.peak; }
   const Traffic& planned_traffic() const { return totals_.per_step; }
@@ -157,7 +157,7 @@ class Trainer {
   std::int64_t nvme_bytes() const { return totals_.nvme; }
   int ranks() const { return plan().config.ranks(); }
   Processes& processes() { return processes_; }
-  // Those of this process, by number from 0; after start().
+  // The ranks of this process, numbered from 0; after start().
   int local_ranks() const { return static_cast<int>(plans_.size()); }
   Rank& rank(int local = 0) { return *ranks_[static_cast<std::size_t>(local)]; }
   UpdateRule rule() const { return rule(states_.front()); }  // of the next step

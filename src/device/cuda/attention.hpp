@@ -21,7 +21,7 @@ class Attention {
   Attention(AttentionKernel wanted, bool deterministic, std::unique_ptr<CudnnAttention> cudnn,
             std::string why);
 
-  // Of forward() and backward(), the larger.
+  // Scratch bytes of forward() or of backward(), whichever needs more.
   std::int64_t scratch_bytes(DType dtype, const AttentionShape& shape);
   // scratch: scratch_bytes(). first_keys: null unless shape.documents; sinks: null unless rule.sinks. Throw
   // Error(kDevice).

@@ -22,7 +22,7 @@ struct GraphReport {
   std::int64_t captures = 0, launches = 0;  // so far
 };
 
-// Of one device; used by one thread at a time.
+// The graphs of one device; used by one thread at a time.
 class Graphs {
  public:
   static constexpr std::size_t kMost = 4096;

@@ -125,7 +125,7 @@ void set_cuda_environment();
 // up those that share its work queue. connections: CUDA_DEVICE_MAX_CONNECTIONS, or null.
 std::string why_no_wait_values(bool lazy_kernels, const char* connections);
 
-// That check, on the numbers of driver_version() and runtime_version().
+// The same check, given the results of driver_version() and runtime_version().
 void check_versions(int driver, int runtime);
 // Throws Error(kDevice) if the device is too old for our kernels.
 void check_device(const DeviceInfo& info);

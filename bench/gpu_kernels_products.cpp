@@ -106,7 +106,7 @@ Case product_case(Device& device, DType t, const std::string& op, const std::str
 std::vector<Case> roof_cases(Device& device, const Options& options) {
   std::vector<Case> cases;
   Ops& ops = device.ops();
-  // Of memory: the best of what reads and writes most simply.
+  // The roof of memory: the fastest of what reads and writes in the simplest ways.
   const std::int64_t rows = options.tiny ? 256 : 64 * 1024, columns = 4096;
   const auto memory = [&](const char* op, DType t, std::function<Work(Takes&)> make) {
     cases.push_back({.section = "roofs",
@@ -126,7 +126,7 @@ std::vector<Case> roof_cases(Device& device, const Options& options) {
       return [=, &ops](Stream& s) { ops.cast(s, a, out); };
     });
   }
-  // Of products: squares.
+  // The roofs of products: square ones.
   for (const DType t : {DType::kBF16, DType::kF16, DType::kF32}) {
     for (const std::int64_t n :
          options.tiny ? std::vector<std::int64_t>{256} : std::vector<std::int64_t>{4096, 8192}) {

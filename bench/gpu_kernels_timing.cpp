@@ -15,7 +15,7 @@ constexpr std::int64_t kPattern = 16 * kMiB;
 // measured.
 constexpr std::int64_t kBeyondCaches = 256 * kMiB;
 constexpr int kMostSets = 8;
-// Of one timed run: what the launches and the wait at its end cost is a hundredth of it.
+// How long one timed run takes: the launches and the wait at its end then cost a hundredth of it.
 constexpr double kRun = 0.006;
 
 std::uint64_t next(std::uint64_t& state) {

@@ -15,14 +15,14 @@
 
 namespace zg::bench {
 
-// Of an even number of values, the mean of the two in the middle.
+// For an even number of values, the mean of the two in the middle.
 inline double median(std::vector<double> values) {
   ZG_ASSERT(!values.empty());
   std::sort(values.begin(), values.end());
   return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
 }
 
-// Of one field of several results.
+// The median of one field of several results.
 template <class T>
 double median(const std::vector<T>& all, double T::*field) {
   std::vector<double> values;

@@ -299,9 +299,9 @@ void verify(const Arrays& a) {
   }
 }
 
-// The loops spoil the numbers that they pass; every kernel run begins with what the last one left of them,
-// which costs the same: no operation here is slower for some numbers, subnormals aside, and bits that flip
-// at the lower end of 64 make none of what was normal.
+// The loops change the numbers that they pass over, and every run of a kernel begins with what the last one
+// left. That costs no time: no operation here is slower for some numbers than for others, subnormals aside,
+// and the loops flip only low bits of 64-bit words, which make no normal number subnormal.
 void measure(benchmark::State& state, const StateFormat& format, std::int64_t n) {
   const Arrays arrays(n, format);
   verify(arrays);

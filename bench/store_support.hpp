@@ -77,7 +77,7 @@ struct Bed {
   }
 };
 
-// Of a flag such as "64MiB", in whole pages. Throws Error(kUsage) that names the flag.
+// The bytes of a flag such as "64MiB", in whole pages. Throws Error(kUsage) that names the flag.
 inline std::int64_t bytes_of(const std::string& flag, const std::string& text) {
   const auto bytes = parse_bytes(text);
   if (!bytes || *bytes < 4096 || *bytes % 4096 != 0)

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kNormBackwardBlocks<T, k
 
     A means[kMeans] = {};  // of g n, and of g
     for_packs<T, kHeld>(team, cols, [&](int p, Index c) {
-      // Behind the row's end dy and w are 0.
+      // Beyond the row's end dy and w are 0.
       const Held<T> v = x.at(p, c), d = dy.at(p, c), w = load_part(args.w, c, cols, whole);
       A of_w[kCount], of_b[kCount];
       ZG_UNROLL

@@ -59,7 +59,7 @@ void print_direct_storage(Device& device, const std::vector<std::string>& paths)
   }
 }
 
-// Whose attention a run on the current GPU gets.
+// Which attention a run on the current GPU would use.
 void print_attention() {
   for (const bool deterministic : {true, false}) {
     std::printf("           with cuda.deterministic %s: %s\n", deterministic ? "true (the default)" : "false",

@@ -74,7 +74,7 @@ void Layout::split() {
     return;
   }
   const ModelConfig& c = model->config();
-  // Of a part of each layer, and of tokens that attend to those of whole sequences.
+  // The cost of a part of each layer, whose tokens attend to those of whole sequences.
   const double parts = options.parts.tensor;
   const auto attention =
       static_cast<double>(c.heads * c.head_size * options.micro_batch.time * options.parts.context) / parts;

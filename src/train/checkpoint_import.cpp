@@ -34,7 +34,7 @@ std::map<std::string, Shape> shapes_of(const Checkpoint& like) {
   return shapes;
 }
 
-// That of a parameter, or of a moment, whose name goes on behind the parameter's.
+// The shape of a parameter, or of a moment, whose name is the parameter's with a suffix.
 const Shape& shape_of(const std::map<std::string, Shape>& shapes, const std::string& tensor,
                       const Checkpoint& like) {
   auto found = shapes.find(tensor);

@@ -40,7 +40,8 @@ struct Checkpoint::State {
     CheckpointBox box;
     const Source* file = nullptr;
     const SafeTensors::Entry* entry = nullptr;
-    // Of codes in blocks of a part's elements: their scales, and the place of the first element in its block.
+    // For codes, which are in blocks of a part's elements: their scales, and the place of the first element
+    // in its block.
     const SafeTensors::Entry* scales = nullptr;
     std::int64_t phase = 0;
     const PinnedPiece* pinned = nullptr;  // the entry then has no data, but sizes

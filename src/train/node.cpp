@@ -173,7 +173,7 @@ std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io,
       if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
     }
   }
-  // Of each node what all GPUs have there.
+  // For each NUMA node, what all GPUs have there.
   std::vector<NodeShare> shares;
   for (const auto& of_device : place_on_numa_nodes(topology, devices, drives, budget).device_shares) {
     for (const NodeShare& share : of_device) {

@@ -45,10 +45,10 @@ struct PinnedPiece {
   std::string tensor, dtype;
   std::int64_t segment = 0, offset = 0;  // index; bytes
   CheckpointBox box;
-  // Of split masters, whose lower halves are these bytes: segment and offset of the upper ones, which are
+  // For split masters, whose lower halves these bytes are: segment and offset of the upper halves, which are
   // weights.
   std::int64_t high_segment = -1, high_offset = 0;
-  // Of codes: where their scales begin in the segment, and the place of the first element in its block.
+  // For codes: where their scales begin in the segment, and the place of the first element in its block.
   std::int64_t scales = -1, phase = 0;
   // Bytes of an element at `offset`.
   std::int64_t width() const;

@@ -14,7 +14,7 @@ Roofs measure_roofs(const RunConfig& config) {
                                         .tf32 = d.tf32,
                                         .pin = d.pin});
   Roofs roofs = measure_roofs(*device, config.dtype);
-  // Of all GPUs, which are taken to be alike and to have links of their own.
+  // Rates of all GPUs together, which are taken to be alike and to have links of their own.
   for (double* rate : {&roofs.flops, &roofs.host_to_device, &roofs.device_to_host}) *rate *= d.ranks;
   return roofs;
 }

@@ -36,7 +36,7 @@ std::set<std::string> keys_of(const json& object) {
   return keys;
 }
 
-// That docs/training.md has a row for each key of the record.
+// Checks that docs/training.md has a row for each key of the record.
 void expect_documented(const json& record) {
   const std::string page = test::read_file(std::string(ZG_SOURCE_DIR) + "/docs/training.md");
   const std::string table = page.substr(page.find("## log.jsonl"));
@@ -109,7 +109,8 @@ TEST_F(CliTest, TheLogHasOneCompleteRecordAStep) {
   EXPECT_EQ(log().back()["loss"], json::parse(lines_of(losses).back())["loss"]);
 }
 
-// Of several ranks the log, the report and the plan say what they exchange; counted as it was foretold.
+// With several ranks, log, report and plan say what the ranks exchange, and the counts are those of the
+// forecast.
 TEST_F(CliTest, RanksAreInTheLogTheReportAndThePlan) {
   const Strings ranks{"zero_optimization.stage=3", "train_micro_batch_size_per_gpu=1"};
   const Outcome o = train(ranks, {"--devices", "host:4", "--trace", "trace.json"});

@@ -20,7 +20,7 @@ struct World {
   std::vector<std::unique_ptr<Device>> devices;  // by rank; empty: operands are where the processor's are
   std::vector<std::unique_ptr<CommRank>> ranks;
 };
-// Of `size` ranks that are threads of this process.
+// A world of `size` ranks that are threads of this process.
 World make_world(int size, const CommOptions& options);
 std::vector<int> world_sizes();  // that there can be
 std::int64_t large_count();      // elements of an operand that takes several chunks

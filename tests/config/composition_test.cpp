@@ -105,7 +105,7 @@ TEST_F(Composition, EveryExclusionRefusesOrWarns) {
   EXPECT_GT(pairs, 25);
 }
 
-// Those that no file can bring about, and a run that a program made.
+// Combinations that no file can bring about, but a run that a program made can.
 TEST_F(Composition, RunsOfProgramsAreChecked) {
   RunConfig run = load_set({"zero_optimization.stage=3"});
   EXPECT_NO_THROW(check_composition(run));

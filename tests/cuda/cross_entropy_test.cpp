@@ -148,7 +148,7 @@ TYPED_TEST(CudaCrossEntropy, PartsTogetherMatchItsDefinition) {
   }
 }
 
-// Of large blocks; some rows fit shared memory, some do not. From an aligned address, and from others.
+// Rows for large blocks: some fit shared memory, some do not; at aligned addresses, and at others.
 TYPED_TEST(CudaCrossEntropy, LargeVocabularies) {
   using T = TypeParam;
   for (const std::int64_t cols : {8193, 50257, 70001}) {

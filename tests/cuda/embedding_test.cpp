@@ -12,7 +12,7 @@ class CudaEmbedding : public testing::Test {};
 TYPED_TEST_SUITE(CudaEmbedding, StorageTypes);
 
 using Ids = std::vector<std::int32_t>;
-// Behind the rows of three matrices: any of them alone may keep rows from being read in packs.
+// Gaps behind the rows of three matrices: any of them may keep rows from being read in packs.
 using Gaps = std::array<std::int64_t, 3>;
 const Gaps kGaps[] = {{0, 0, 0}, {3, 3, 3}, {8, 8, 8}, {1, 0, 0}, {0, 1, 0}, {0, 0, 1}};
 

@@ -253,7 +253,7 @@ TYPED_TEST(EpiloguesApart, GiveTheSameNumbers) {
   Layer<TypeParam>(counted(has_epilogue)).compare();
   Layer<TypeParam>(counted([](const Product& p) { return p.bias_gradient != nullptr; })).compare();
   const bool f32 = std::is_same_v<TypeParam, float>, f64 = std::is_same_v<TypeParam, double>;
-  // Of the five products four have what a library can lack, and two of these gelu.
+  // Four of the five products have an epilogue that a library can lack, and two of these have gelu.
   EXPECT_EQ(refused, f64 ? 0 : f32 ? 4 + 2 : 2 + 6 + 2);
 }
 

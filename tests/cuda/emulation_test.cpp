@@ -80,8 +80,8 @@ TEST(Emulation, AMissingBarrierShows) {
   EXPECT_EQ(results[1].size(), 1u);
 }
 
-// A value for all, from a warp in turn, `buffers` of them by turns and one barrier a turn: with one buffer, a
-// warp that is ahead writes what another has yet to read.
+// Each warp in turn writes a value for all, into `buffers` buffers by turns, with one barrier a turn. With
+// one buffer, a warp that is ahead overwrites what another has yet to read.
 void one_after_another(int* out, int buffers) {
   int* const shared = cuda::dynamic_shared<int>();
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -49,7 +49,7 @@ struct HeadNormCase {
                                     into.view(), dw.data(), scratch.view(), shape.weight});
     dy.fetch("dy"), dx.fetch("dx"), dw.fetch("dw"), scratch.fetch("scratch");
   }
-  // Of a sum over a head's elements: what a thread adds, and two sums over 32 lanes.
+  // Roundings of a sum over a head's elements: what a thread adds, and two sums over 32 lanes.
   double roundings() const { return 64 + static_cast<double>(shape.size) / 512 + 8 + 10; }
 };
 

@@ -28,7 +28,7 @@ TEST(Shuffle, IsAPermutation) {
   }
 }
 
-// Of many orders of seven numbers each number is about as often in each place.
+// Over many orders of seven numbers, each number is about equally often in each place.
 TEST(Shuffle, PutsNumbersAnywhere) {
   int counts[7][7] = {};
   for (std::uint64_t seed = 0; seed < 7000; ++seed) {

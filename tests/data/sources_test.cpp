@@ -92,7 +92,7 @@ TEST_F(SeveralFiles, BlendsAreDrawnByTheirWeights) {
   EXPECT_NEAR(hits[2], draws * 5 / 8, 6 * 44);
 }
 
-// Of n validation sequences each source has its share but for a few, and its windows come in order.
+// Each source has its share of the n validation sequences, but for a few, and its windows come in order.
 TEST_F(SeveralFiles, ValidationIsSharedOutEvenly) {
   const std::string a = tokens("a.bin", 0, 4001), b = tokens("b.bin", 10'000, 4001);
   const DataSet data = open(blend({{{a}, 1}, {{b}, 3}}, 4, 0.5));

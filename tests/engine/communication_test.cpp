@@ -228,8 +228,8 @@ TEST(Agreement, NamesTheRanksAndTheFirstThingThatDiffers) {
   EXPECT_EQ(text_of(many), "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (12 ranks)");
 }
 
-// Of two groups of two, each waits for what it needs: rank 1 for its group's other shard, ranks 2 and 3 for
-// whoever has not come to what all ranks exchange.
+// Two groups of two ranks. Each rank waits for what it needs: rank 1 for its group's other shard, ranks 2 and
+// 3 for whoever has not come to what all ranks exchange.
 TEST(Meetings, SayWhoIsWaitedForAndInWhat) {
   std::mutex mutex;
   std::vector<const StepExecutor*> engines(4);

@@ -46,7 +46,7 @@ struct Problem {
   std::int64_t columns() const { return q() + 2 * config.kv_heads * config.head_size; }
 };
 
-// Of all rows of whole sequences, in fp64.
+// The result for all rows of whole sequences, in fp64.
 struct Result {
   std::vector<double> att, d_qkv;
 };

@@ -1,5 +1,5 @@
-// Context parallelism: ranks with parts of the same sequences together are one rank that has them whole, and
-// nothing but their number changes a bit.
+// Context parallelism: ranks that have parts of the same sequences together compute what one rank computes
+// that has the sequences whole, and nothing but their number changes a bit.
 #include <fmt/core.h>
 
 #include "engine/ranks_run.hpp"

@@ -152,8 +152,8 @@ TEST(Frozen, CostsNoBytes) {
   }
 }
 
-// Of a whole unit that is frozen no gradient is computed or kept; and below all that is trained there is no
-// backward. What is trained is trained as if all were.
+// No gradient of a unit that is frozen as a whole is computed or kept, and below the lowest trained unit
+// there is no backward. The rest is trained as if everything were.
 TEST(Frozen, WholeUnitsHaveNoGradientsAndNoBackwardBelow) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
     for (const bool recompute : {true, false}) {

@@ -485,7 +485,7 @@ TEST(GridGroups, DivideTheWorld) {
   }
 }
 
-// Of stages, which have other operations than each other, all ranks compare what their parts exchange.
+// Stages have other operations than each other; even so all ranks compare what their parts exchange.
 TEST(GridAgreement, KnowsOfTheCallsOfEveryAxis) {
   const auto lines = [](int rank, bool sequence, ContextMethod method) {
     LayoutOptions o{.micro_batch = {2, 8}, .micro_batches = 4};

@@ -201,7 +201,7 @@ TEST(Lora, TrainsOnPartsOfSequences) {
   }
 }
 
-// Whose micro-batches have rows that up to four parts divide.
+// A setup whose micro-batches have a number of rows that up to four parts divide.
 TinySetup for_parts(const ModelConfig& model, DType dtype) {
   TinySetup s = adapted(model, dtype);
   s.layout.micro_batch = {2, 8};
@@ -336,7 +336,7 @@ TEST(Lora, StagesDoNothingForWhatIsFrozen) {
     TinySetup s;
     s.model = tiny_llama(), s.model.tied = true;
     s.layout.micro_batches = 4;
-    // Of six units the blocks 2 and 4 are trained, which of four stages the second and the last have.
+    // Blocks 2 and 4 of the six units are trained; the second and the last of four stages have them.
     const Model model(s.model, s.dtype, host_ops());
     for (std::size_t u = 0; u < model.units().size(); ++u)
       s.layout.groups.emplace_back(model.units()[u].params.size(), u == 2 || u == 4 ? 0 : kFrozen);

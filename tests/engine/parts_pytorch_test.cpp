@@ -132,7 +132,7 @@ std::string case_name(const testing::TestParamInfo<Case>& one) {
 }
 INSTANTIATE_TEST_SUITE_P(Models, PartsPyTorch, testing::ValuesIn(cases()), case_name);
 
-// Those that have parts and stages at once; products in fp64 take seconds.
+// The cases with parts and stages at once; products in fp64 take seconds.
 std::vector<Case> combined() {
   std::vector<Case> all = cases();
   std::erase_if(all, [](const Case& c) { return c.way.tensor == 1 || c.way.stages == 1; });

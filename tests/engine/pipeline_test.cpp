@@ -377,8 +377,8 @@ TEST(PipelineLayouts, HaveTensorsForTheirStageAlone) {
   EXPECT_EQ(layout(0, {kBreadthFirst}).first_layer, (std::vector<std::int32_t>{0, 2, 3, 4, 5}));
 }
 
-// Of weights at the host, with room at the device for those of one chunk: how often stages come back to a
-// chunk is what they fetch.
+// The weights lie at the host, and the device has room for those of one chunk: a stage fetches as often as it
+// comes back to a chunk.
 TEST(PipelineTiers, BreadthFirstFetchesWeightsLeast) {
   TinySetup setup = setup_of(true, false, DType::kF32);
   setup.model.layers = 8;

@@ -21,8 +21,8 @@ inline Batch pytorch_batch(std::int64_t step, std::int64_t m, std::int64_t time)
   return b;
 }
 
-// Of "gpt2" or "llama", with sequences of `time` tokens; through all three tiers, each at its smallest
-// budget.
+// The setup of "gpt2" or "llama", with sequences of `time` tokens, through all three tiers, each at its
+// smallest budget.
 inline TinySetup pytorch_setup(const std::string& model, std::int64_t time) {
   TinySetup s;
   if (model == "llama") {

@@ -43,8 +43,8 @@ inline std::vector<double> as_doubles(const std::vector<char>& bytes) {
   return values;
 }
 
-// Of a from b. Two runs in fp64 are compared by their weights, others by their masters, which are read as
-// floats.
+// The distance of a from b. Two runs in fp64 are compared by their weights, others by their masters, which
+// are read as floats.
 inline Distance distance(const RanksOutcome& a, const RanksOutcome& b) {
   Distance d;
   d.first_loss = std::abs(a.losses[0] / b.losses[0] - 1);

@@ -278,7 +278,8 @@ inline TinySetup with_sgd(TinySetup s) {
   return s;
 }
 
-// That a run in fp64 is another one to roundoff: 1e-11 of each figure, and of each tensor's largest element.
+// Expects a run in fp64 to be another one to roundoff: 1e-11 of each figure, and of each tensor's largest
+// element.
 inline void expect_near_in_fp64(const RanksOutcome& now, const RanksOutcome& one) {
   const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
     ASSERT_EQ(a.size(), b.size());

@@ -66,7 +66,7 @@ struct TinySetup {
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
   std::function<void(std::int64_t step, UpdateRule& rule)> rule = {};
-  // Of an element of the whole parameter; empty: reference_element.
+  // The initial value of an element of the whole parameter; empty: reference_element.
   std::function<double(const Param& p, std::int64_t element)> initial = {};
   std::uint64_t seed = 0;      // of stochastic rounding
   std::string directory = {};  // of the drives; empty: one for this run alone
@@ -339,8 +339,8 @@ class TinyRun {
   // The engine goes on as if so many steps had been done and applied.
   void go_on_from(std::int64_t steps) { steps_ = updates_ = steps; }
 
-  // Of a unit's or tile's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; of all its
-  // elements, as they are kept. Empty: there are none. When settled.
+  // A part of a unit's or tile's state: 0 the masters, 1 and 2 the moments, 3 and 4 their scales; all of its
+  // elements, as they are kept. Empty: there is no such part. Call it when the store has settled.
   std::vector<char> state_part(std::size_t unit, int which) {
     std::vector<char> part;
     std::vector<char> all = content(layout_.units[unit].state);

@@ -30,7 +30,7 @@ TEST(LatencyHistogram, PercentilesAreNearTheSortedSamples) {
   std::vector<double> samples;
   double sum = 0;
   for (std::uint64_t i = 0; i < 20000; ++i) {
-    // Of all magnitudes, to hours.
+    // Times of all magnitudes, up to hours.
     const auto ns = static_cast<std::int64_t>(random.below(2 * i, 1u << 20) << random.below(2 * i + 1, 24));
     all.add(ns);
     halves[i % 2].add(ns);
@@ -330,7 +330,7 @@ TEST(Bench, VerifiesOnFilesAndLeavesNothing) {
   EXPECT_TRUE(directory.is_empty());
 }
 
-// Of the one nameless file that this process has open below the directory.
+// The path of the one unnamed file that this process has open below the directory.
 std::string nameless_file_in(const TempDir& directory) {
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code gone;

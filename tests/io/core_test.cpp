@@ -259,7 +259,7 @@ TEST_F(CoreDeathTest, ADriveThatIsNotThereIsABug) {
   EXPECT_DEATH(open(1)->submit({.drive = 1, .data = memory_.data(), .bytes = kPage}), "drive 1 of 1");
 }
 
-// Of what waits, the demand goes before the rest of a long write-back, block by block.
+// Among waiting transfers, the demand goes before the rest of a long write-back, block by block.
 TEST_F(CoreTest, ADemandDoesNotWaitBehindWriteBack) {
   const auto engine = open(1);
   Transfer back = transfer(Op::kWrite, 20);  // 10 blocks
@@ -366,7 +366,7 @@ TEST_F(CoreTest, WhatIsDoneDoesNotWaitForATurn) {
   EXPECT_EQ(report.in_flight, 0);
 }
 
-// Of those that wait for one page, the first goes first; and one that was made more urgent stays so.
+// Among writers that wait for one page, the first goes first; and one that was made more urgent stays so.
 TEST_F(CoreTest, WritersOfOnePageTakeTurnsInOrder) {
   const auto engine = open(8);
   std::vector<Ticket> tickets;

@@ -68,7 +68,7 @@ TEST_F(SmallDisk, FullOfOtherThings) {
   EXPECT_EQ(names(), std::vector<std::string>{"other"});
 }
 
-// Of a directory that takes new files and lets none go (chattr +a).
+// In a directory that takes new files and lets none go (chattr +a).
 TEST_F(DriveFileTest, ALeftoverThatCannotBeRemovedIsNamed) {
   write_file(in(kSomeTier), "leftover");
   const OwnedFd directory(open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -167,7 +167,7 @@ TEST_F(FaultQueueTest, RulesOfEveryKind) {
   EXPECT_EQ(write(), kBytes);
   EXPECT_LT(write(), kBytes);
   EXPECT_EQ(write(), kBytes);
-  // Of the reads none is torn, and none is counted.
+  // No read is torn, and none is counted.
   open({.rules = {{.fault = Fault::kTorn, .count = 1}}});
   EXPECT_EQ(read(kPage, kBytes), kPage);
   buffer_.fill(0, kBytes, 2);

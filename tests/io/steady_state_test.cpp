@@ -1,7 +1,7 @@
-// That engines and volumes allocate nothing in their steady state, on every back end.
+// Engines and volumes allocate nothing in their steady state, on every back end.
 //
-// How many transfers are under way at once depends on time, so the most there can be is brought about first:
-// a completion holds up the drive's I/O thread until all have been submitted.
+// How many transfers are in flight at once depends on timing. So the test first brings about as many as there
+// can be: a completion holds up the drive's I/O thread until all have been submitted.
 #include <array>
 #include <atomic>
 

@@ -107,8 +107,9 @@ class GuardedMemory {
   std::int64_t bytes_ = 0;
 };
 
-// That a completion comes exactly once: a tag is armed when its transfer begins, and taken when it completes.
-// A tag is never used twice, so a second completion is seen even when what it belongs to has gone on.
+// Checks that a completion comes exactly once: a tag is armed when its transfer begins, and taken when it
+// completes. A tag is never used twice, so a second completion is noticed even after its transfer's owner has
+// gone on.
 class Once {
  public:
   void arm(std::uint64_t tag) { tag_.store(tag, std::memory_order_relaxed); }

@@ -325,7 +325,7 @@ TEST(Probe, SaysWhatWorks) {
     if (probe.backend >= Backend::kThreads) {
       EXPECT_TRUE(probe.works) << probe.reason;
     }
-    // Of two that work the better one is first, and either before what does not.
+    // The better one of two back ends that work comes first, and both come before one that does not work.
     if (i > 0) {
       EXPECT_LT(std::pair(!probes[i - 1].works, probes[i - 1].backend),
                 std::pair(!probe.works, probe.backend));

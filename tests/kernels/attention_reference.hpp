@@ -66,7 +66,7 @@ struct AttentionReference {
   double terms = 0, tiny = 0;
 
  private:
-  // Of the sequence whose first row is `sequence`.
+  // Whether a query sees a key, in the sequence whose first row is `sequence`.
   bool sees(std::int64_t sequence, std::int64_t query, std::int64_t key) const {
     if (shape.rule.window > 0 && !(query - shape.rule.window < key)) return false;
     return first_keys.empty() || key >= first_keys[static_cast<std::size_t>(sequence + query)];
@@ -108,7 +108,8 @@ struct AttentionReference {
     for (double& s : p) s /= sum;
     const double log_sum = max + std::log(sum);
     lse[static_cast<std::size_t>((b * shape.heads + h) * shape.time + i)] = log_sum;
-    // Of two scores (the maximum's, or the stored lse's), of lse, of some exponentials and of their sum.
+    // The errors of two scores (the maximum's, or the stored lse's), of lse, of some exponentials and of
+    // their sum.
     worst = std::max(worst, 2 * error + 4 * std::abs(log_sum) + 8 + static_cast<double>(i + 1));
     // The slope of a cap, 1 - t^2 with t's error of at most error / cap, and three roundings.
     if (cap != 0)

@@ -10,8 +10,9 @@
 
 namespace zg::test {
 
-// Of each row of `batch` sequences the first row of its document. Each sequence is cut into documents of
-// these lengths, over and over, the b-th from the b-th length on; the last one ends with the sequence.
+// For each row of `batch` sequences the first row of its document. A sequence is cut into documents of these
+// lengths, over and over; sequence b begins with length number b, and the last document ends with the
+// sequence.
 inline std::vector<std::int32_t> first_keys_of(std::int64_t batch, std::int64_t time,
                                                const std::vector<std::int64_t>& lengths) {
   std::vector<std::int32_t> first;
@@ -177,7 +178,7 @@ void expect_derivative(Kernels kernels, const RuleCase& x) {
   };
   for (std::int64_t r = 0; r < run.qkv.rows(); ++r) {
     for (std::int64_t c = 0; c < run.qkv.cols(); ++c)
-      // Of a sum of order 10 rounding costs 1e-9, and the step some 1e-10 times a third derivative.
+      // Rounding a sum of order 10 costs 1e-9, and the step some 1e-10 times a third derivative.
       ASSERT_NEAR(run.dqkv.get(r, c), slope(other.qkv.at(r, c), value), 1e-7) << r << ", " << c;
   }
   for (std::int64_t h = 0; h < run.sinks.cols(); ++h)

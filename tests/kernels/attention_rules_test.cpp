@@ -176,7 +176,7 @@ TEST(VisibleKeys, AreStretchesOfTiles) {
   }
 }
 
-// Of two stretches of a sequence, against every pair of a query and a key.
+// Blocks of two stretches of a sequence, against every pair of a query and a key.
 TEST(VisibleBlockKeys, AreThoseOfTheirPositions) {
   auto random = generator(6);
   const auto below = [&](std::uint64_t n) { return static_cast<std::int64_t>(random() % n); };

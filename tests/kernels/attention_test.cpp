@@ -150,7 +150,7 @@ TEST(Attention, BackwardIsTheDerivative) {
   };
   for (std::int64_t r = 0; r < y.qkv.rows(); ++r) {
     for (std::int64_t c = 0; c < y.qkv.cols(); ++c)
-      // Of a sum of order 10 rounding costs 1e-9, and the step some 1e-10 times a third derivative.
+      // Rounding a sum of order 10 costs 1e-9, and the step some 1e-10 times a third derivative.
       ASSERT_NEAR(x.dqkv.get(r, c), slope(y.qkv.at(r, c), value), 1e-7) << r << ", " << c;
   }
 }

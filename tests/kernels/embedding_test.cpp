@@ -78,7 +78,7 @@ TYPED_TEST(Embedding, BackwardAddsInTokenOrder) {
   });
 }
 
-// Of each row the first row of its document; of two sequences of 9.
+// For each row the first row of its document, in two sequences of 9.
 const std::int32_t kFirstKeys[18] = {0, 0, 0, 3, 4, 4, 4, 4, 4, 0, 1, 1, 1, 1, 1, 1, 7, 7};
 
 TYPED_TEST(Embedding, PositionsRestartInDocuments) {

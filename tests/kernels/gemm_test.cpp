@@ -222,8 +222,8 @@ TEST(Gemm, Fp16ScratchDoesNotGrowWithTheSizes) {
       x.run();
       return allocated_bytes() - start;
     };
-    // Of one whole tile: what is widened, and no more than as much again of oneDNN's, with the code that it
-    // makes.
+    // One whole tile: the memory of what is widened, and at most as much again of oneDNN's, with the code
+    // that it makes.
     EXPECT_LE(growth(256, 512, 512), 2 * host::kWidenedBytes + 1024 * 1024);
     // All of these operands would be 41 MB of fp32; code for the smaller tiles at the ends is made.
     EXPECT_LE(growth(500, 600, 9000), 1024 * 1024);

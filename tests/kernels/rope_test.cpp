@@ -18,13 +18,14 @@ RopeTable scaled_table(double theta, std::int64_t pairs, double amplitude) {
   return table;
 }
 
-// Of a row's place in its sequence, or with `first_keys` in its document. Columns that do not turn stay.
+// Rotates by a row's position in its sequence, or with `first_keys` in its document. Columns that do not turn
+// stay.
 template <class T>
 void compare_rope(std::int64_t head_size, const RopeTable& table, std::vector<std::int32_t> first_keys = {}) {
   SCOPED_TRACE(testing::Message() << table.pairs << " pairs of heads of " << head_size);
   const std::int64_t time = 37, rows = 2 * time, heads = 3, pairs = table.pairs;
   const std::int32_t* const first = first_keys.empty() ? nullptr : first_keys.data();
-  // Of sine and cosine, of two products and a sum, and of the stored result.
+  // Roundings of sine and cosine, of two products and a sum, and of the stored result.
   const double roundings = 3 * unit_roundoff<Acc<T>>() + unit_roundoff<T>();
   Matrix<T> x(rows, heads * head_size + 4, kGap);  // the last four columns are not rope's
   auto random = generator();

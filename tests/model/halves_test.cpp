@@ -108,7 +108,7 @@ TEST(BackwardInHalves, KeepsLittleMoreThanIsSaved) {
     const BatchShape shape{2, 64};
     const auto more = [&](auto bytes) { return bytes(Backward::kInHalves) - bytes(Backward::kWhole); };
     const std::int64_t width = (c.width + 255) / 256 * 256;
-    // Of every option the sinks of the heads are summed as norms are.
+    // With every option, the sinks of the heads are summed as norms are.
     const auto norms_of = [](Kind k) { return k == Kind::kLlama ? 2 : k == Kind::kEveryOption ? 7 : 4; };
     EXPECT_EQ(more([&](Backward how) { return model.saved_bytes(shape, how); }), norms_of(kind) * width * 4);
     EXPECT_EQ(more([&](Backward how) { return model.block_workspace_bytes(shape, how); }),

@@ -46,7 +46,7 @@ struct LoraFamilies : testing::TestWithParam<const char*> {
     const double bound = tolerance * std::max(1.0, expected[0]);
     for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_NEAR(mine[i], expected[i], bound) << i;
   }
-  // Of A and B alone.
+  // The elements of A and B alone.
   template <class ViewOf>
   void expect_digests(const std::vector<Unit>& units, const std::string& prefix, double scale,
                       double tolerance, const ViewOf& view_of) const {

@@ -421,8 +421,8 @@ struct SomeSizes final : OpSizes {
   const std::int64_t groups_, logits_;
 };
 
-// Of GPT-2: 50304 columns of 6 bytes, so that 2 GiB hold 7104 rows. Where products want to be large, no chunk
-// is a small rest.
+// GPT-2 has 50304 columns of 6 bytes, so 2 GiB hold 7104 rows. Where products want to be large, no chunk is a
+// small rest.
 TEST(Head, ChunksOfAGpuAreEquallyLarge) {
   const ModelConfig c;
   const SomeSizes host(false, 1, std::int64_t{2} << 30), gpu(true, 1, std::int64_t{2} << 30);

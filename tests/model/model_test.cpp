@@ -105,7 +105,8 @@ class Zeroes : public NaiveOps {
     stretches.push_back({(static_cast<char*>(x.data) - base) / static_cast<std::int64_t>(size_of(x.dtype)),
                          x.cols, x.rows, x.rows > 1 ? x.ld : 0});
   }
-  // Of one unit, where the parameters of these names are added to and all others are overwritten.
+  // The ranges of one unit, in which the parameters of these names are added to and all others are
+  // overwritten.
   std::vector<std::array<std::int64_t, 4>> of(const Unit& unit, const std::set<std::string>& added) {
     std::uint32_t overwritten = 0;
     for (std::size_t i = 0; i < unit.params.size(); ++i)

@@ -166,8 +166,8 @@ TEST(PartsOfNaiveOps, AgreeWithTheWhole) {
   }
 }
 
-// Of lines that several parts have, one counts; the numbers of an update's random bits are alike for copies
-// and differ otherwise; all parts' units are equally large.
+// Where several parts have the same lines, one of them counts them. The numbers of an update's random bits
+// are equal for copies and differ otherwise. All parts' units are equally large.
 TEST(Parts, HoldEveryElementAndCountItOnce) {
   for (const Case& c : cases()) {
     for (const int parts : {1, 2, 4}) {
@@ -268,7 +268,7 @@ TEST(PartExchange, BackwardsAreTheAdjoints) {
       for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
       return sum;
     };
-    // Of the rows' pieces x: all rows, of which every part goes on with its own gradient y.
+    // Pieces x of the rows are gathered into all rows, with which every part goes on with its own gradient y.
     std::vector<double> x = vector("x", kPiece), y = vector("y", kParts * kPiece), ax(y.size()),
                         aty(x.size());
     exchange.all_gather(s, view(x), view(ax));

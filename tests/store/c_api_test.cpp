@@ -176,7 +176,7 @@ TEST_F(CApi, StructsCarryTheirSize) {
   EXPECT_EQ(out.statistics.size, sizeof(zg_statistics) + 8);
   EXPECT_EQ(out.later, 0);    // unknown to us
   EXPECT_EQ(out.beyond, -1);  // not the caller's struct
-  // Of a caller that was compiled before waits were told apart.
+  // A caller that was compiled before waits were told apart.
   out.statistics.size = offsetof(zg_statistics, waited_for_reads);
   out.statistics.waited_for_reads = -1;
   ASSERT_OK(zg_get_statistics(store_, &out.statistics));

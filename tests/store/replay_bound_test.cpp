@@ -151,7 +151,7 @@ TEST(NvmeBound, IsNoMoreThanTheBestOfAllDecisionsAndReachesItForReadsOfEqualSegm
     EXPECT_LE(bound.read * 24, search.least(24, 1, 0) + table.total_charge(Tier::kHost));
     EXPECT_LE(bound.write * 24, search.least(24, 0, 1) + table.total_charge(Tier::kHost));
   }
-  // That it says something: most often the writes are the best possible, too.
+  // The bound is tight: most often the writes are the fewest possible, too.
   EXPECT_GE(tight_writes * 10, equals * 6);
 }
 

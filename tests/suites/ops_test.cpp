@@ -402,8 +402,7 @@ TYPED_TEST(DeviceOps, AttentionBlocks) {
   }
 }
 
-// Of rows of two stretches, with a window, documents and sinks; the second block's keys are behind the
-// queries.
+// Rows of two stretches, with a window, documents and sinks; the second block's keys come after its queries.
 TYPED_TEST(DeviceOps, AttentionBlocksByARule) {
   AttentionBlock own{.batch = 2, .queries = 6, .keys = 6, .query_step = 6, .key_step = 6};
   own.heads = 4, own.kv_heads = 2, own.head_size = 8, own.causal = true;

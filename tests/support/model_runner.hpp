@@ -140,7 +140,7 @@ class ModelRunner {
   const std::vector<Unit>& units() const { return model_.units(); }
   View weights(std::size_t unit) const { return flat(weights_, unit, model_.dtype()); }
   View grads(std::size_t unit) const { return flat(grads_, unit, model_.accumulator_dtype()); }
-  // Of a block with adapters or in tiles: its first tile. The adapters; null: there are none.
+  // The first tile of a block with adapters or in tiles. The adapters; null: there are none.
   View own(std::size_t unit) const { return first_tile(weights(unit), unit); }
   View own_grads(std::size_t unit) const { return first_tile(grads(unit), unit); }
   View adapters(std::size_t unit) const { return second_tile(weights(unit), unit); }

@@ -430,7 +430,7 @@ class NaiveOps : public Ops {
     const double s = product * (rule.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_size)) : rule.scale);
     return rule.softcap == 0 ? s : rule.softcap * std::tanh(s / rule.softcap);
   }
-  // Of a score by the product that it is made of.
+  // The derivative of a score with respect to the product that it is made of.
   static double slope_of(const AttentionRule& rule, std::int64_t head_size, double score) {
     const double scale = rule.scale == 0 ? 1 / std::sqrt(static_cast<double>(head_size)) : rule.scale;
     return rule.softcap == 0 ? scale : scale * (1 - square(score / rule.softcap));

@@ -11,7 +11,7 @@ inline std::uint64_t test_seed(std::uint64_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 0) : otherwise;
 }
 
-// How many inputs by chance a test makes: ZG_TEST_INPUTS, where that is set.
+// How many random inputs a test makes: ZG_TEST_INPUTS, where that is set.
 inline std::uint64_t inputs_asked(std::uint64_t usual) {
   const char* asked = std::getenv("ZG_TEST_INPUTS");
   return asked == nullptr ? usual : std::strtoull(asked, nullptr, 10);

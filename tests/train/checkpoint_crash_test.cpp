@@ -66,7 +66,7 @@ class CrashModel : public CheckpointFixture {
       committed.push_back(end < ops.size() && is_parent_sync(ops[end]) ? end : i);
     }
     for (std::size_t crash = 0; crash <= ops.size(); ++crash) {
-      // Of writes to the drives with nothing in between, any part may have happened in any case.
+      // Any subset of the writes to drives that have no sync between them may have happened.
       const auto writes = [&](std::size_t i) {
         return i < ops.size() && ops[i].kind == Op::Kind::kDriveWrite;
       };

@@ -147,7 +147,7 @@ TEST_F(CheckpointFiles, WhatIsUnfinishedIsNone) {
 
 // ---- commits that fail
 
-// Fails the operation of this number, from 1, or any by chance.
+// Fails the operation with this number, from 1, or random ones.
 class FaultyFiles final : public Files {
  public:
   enum class Fault { kNone, kNoSpace, kIo, kShort, kWrong };
@@ -306,7 +306,8 @@ TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
   watch.before = [&](std::int64_t step) {
     if (step > 1) check(step - 1);
     if (testing::Test::HasFailure()) throw Error(Errc::kInterrupted, "", "failed");
-    // Of two in a row that are damaged unnoticed, the second would take the valid one before them along.
+    // Of two checkpoints in a row that are damaged unnoticed, the second would remove the valid one before
+    // them.
     std::vector<Fault> ways{Fault::kNoSpace, Fault::kIo, Fault::kShort};
     if (step > 2 && valid) ways.push_back(Fault::kWrong);
     files.arm(random, step == 1 ? 0 : 0.06, ways);

@@ -14,7 +14,7 @@ namespace {
 
 class CheckpointInputs : public CheckpointFixture {};
 
-// A text that differs from the given one by chance: by some changes, cut off, or with the end of another one.
+// A random mutation of the given text: some changes, cut off, or with the end of another text.
 std::string mutated(std::string text, const std::string& other, std::mt19937_64& random) {
   static const Strings kTokens{"null",
                                "-1",
@@ -203,8 +203,8 @@ TEST_F(PinnedInputs, PlacesByChanceAreTakenOrRefused) {
   EXPECT_LT(taken, inputs * 2 / 3);
 }
 
-// The same as files of a checkpoint whose manifest has their hashes, a hundredth as many: what is taken names
-// other places, and reading them ends in values or in one error.
+// The same for files of a checkpoint whose manifest has their hashes, a hundredth as many. What is accepted
+// names other places, and reading from them gives values or one error.
 TEST_F(PinnedInputs, FilesByChanceAreReadOrRefused) {
   const std::int64_t inputs = as_asked("ZG_TEST_INPUTS", 20'000) / 100;
   const std::uint64_t seed = test::test_seed(10);

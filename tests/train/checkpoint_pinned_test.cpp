@@ -354,7 +354,7 @@ class Failing final : public Files {
   enum class What { kNothing, kRename, kSyncDrive, kCreate, kSyncDirectory, kLastSync };
   What what = What::kNothing;
   int rename(const std::string& from, const std::string& to) override {
-    // Of a checkpoint that gets its name.
+    // The rename that gives a checkpoint its name.
     const bool commits = to.find(".part-") == to.npos && to.find("-step-") != to.npos;
     named_ = named_ || commits;
     return what == What::kRename && commits ? EIO : Files::rename(from, to);

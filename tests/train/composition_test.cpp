@@ -14,8 +14,8 @@ using Pair = std::array<std::size_t, 4>;  // axis, choice, and another axis, cho
 
 class ComposedRuns : public RunTest {
  protected:
-  // Those that some run has. A few others are excluded by what both of them need, e.g. groups of ranks with
-  // gpudirect_storage, which is for one GPU: `implied` counts them.
+  // The pairs that some run has. A few others are excluded by what both of them need, e.g. groups of ranks
+  // with gpudirect_storage, which is for one GPU: `implied` counts them.
   static std::set<Pair> possible_pairs(int& implied) {
     std::set<Pair> pairs;
     const std::vector<Axis>& axes = composition_axes();

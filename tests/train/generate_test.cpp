@@ -112,7 +112,7 @@ TEST_F(GenerateTest, MemoryForLessThanTwoLayersIsRefused) {
   EXPECT_TRUE(has(error, "needs at least"));
 }
 
-// Behind the longest sequence the last tokens count, as if the text began with them.
+// Beyond the longest sequence the last tokens count, as if the text began with them.
 TEST_F(GenerateTest, GoesOnBehindTheLongestSequence) {
   Generator generator(dir_.path());
   const std::int64_t longest = config_.longest_sequence();

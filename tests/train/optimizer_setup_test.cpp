@@ -100,7 +100,7 @@ class Groups : public OptimizerSetup {
   std::vector<std::vector<int>> groups(const std::string& list) const {
     return parameter_groups(optimizer(R"({"type": "AdamW", "param_groups": )" + list + "}"), model_);
   }
-  // Of the parameter with this name.
+  // The group of the parameter with this name.
   int group_of(const std::vector<std::vector<int>>& groups, const std::string& name) const {
     EXPECT_EQ(groups.size(), model_.units().size());
     for (std::size_t u = 0; u < groups.size(); ++u) {

@@ -129,8 +129,8 @@ TEST_F(TileRuns, TheSmallestBudgetsAreThoseOfTiles) {
   EXPECT_GT(plan(of_whole.device - 4096, host).tile_bytes(), 0);
 }
 
-// Of two stages one has room for whole layers, and the other, which has three of the four, has not: both are
-// in tiles, within the budgets, and with the bits of tiles that everything has room for.
+// One of two stages has room for whole layers; the other, which has three of the four layers, has not. Both
+// are in tiles, within the budgets, and with the bits of tiles that everything has room for.
 TEST_F(TileRuns, AllStagesAreInTilesWhereOneNeedsThem) {
   const Strings stages{"devices=host:2", "parallel.pipeline=2", "parallel.stage_layers=[1,3]",
                        "model.n_layer=4"};

@@ -28,8 +28,8 @@ struct CudaOptions {
 // old; Error(kMemory) if less device memory is free than the budget.
 std::unique_ptr<Device> make_cuda_device(const CudaOptions& options);
 
-// Whose attention the current GPU gets with these options, and the reason where "auto" is not cuDNN's. Throws
-// Error(kDevice) as make_cuda_device() does for an attention that is not there.
+// Which attention the current GPU uses with these options (cuDNN's or ours), and the reason where "auto" is
+// not cuDNN's. Throws Error(kDevice) as make_cuda_device() does for an attention that is not there.
 std::string describe_attention(const CudaOptions& options);
 
 struct GpuInfo {

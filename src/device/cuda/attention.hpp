@@ -32,7 +32,7 @@ class Attention {
   void backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
                 std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
                 std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys);
-  // Whose attention it is, and the reason where kAuto is not cuDNN's.
+  // Which attention it is, and the reason where kAuto is not cuDNN's.
   std::string describe() const;
 
  private:

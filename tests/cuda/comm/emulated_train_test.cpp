@@ -15,7 +15,7 @@
 namespace zg {
 namespace {
 
-// Of the run under way; a new one when nobody uses the last one any more.
+// The runtime of the run under way; a new one is made when nobody uses the last one any more.
 std::weak_ptr<test::FakeRuntime> g_runtime;
 std::weak_ptr<test::FakeNccl> g_nccl;
 constexpr int kGpus = 4;

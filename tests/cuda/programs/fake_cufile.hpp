@@ -7,8 +7,8 @@ struct FakeCuFile {
   // The next call of its kind fails: cuFile's error, or an errno for a transfer.
   int fail_open, fail_file, fail_transfer, fail_memory;
   long most_bytes;  // of one transfer; 0: any
-  // Of device memory: a transfer of memory that is not registered fails if it passes the end of one; 0: it
-  // may.
+  // The granule of device memory: a transfer of memory that is not registered fails if it passes the end of a
+  // granule. 0: it may pass.
   long granule;
   int gather;        // a transfer waits until so many are running, for 10 seconds at most
   int nvfs_major;    // 0: not loaded

@@ -104,8 +104,8 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
 
 std::string plan_report(const Trainer& trainer) {
   const RunPlan& plan = trainer.plan();
-  const Traffic t = trainer.planned_traffic();
-  const Budgets& peak = trainer.planned_peak();
+  const Traffic t = trainer.totals().per_step;
+  const Budgets& peak = trainer.totals().peak;
   std::string text = fmt::format(
       "{}\nit fits: peak device {}, host {}\nbytes per step: nvme read {}, nvme write {}, host->device {}, "
       "device->host {}",
@@ -119,9 +119,9 @@ std::string plan_report(const Trainer& trainer) {
     text += "\nbytes per step from rank to rank:";
     for (int i = 0; i < kCommAxes; ++i) {
       const auto axis = static_cast<CommAxis>(i);
-      if (!is_of_sharding(axis) && trainer.planned_comm()[axis].calls == 0) continue;
+      if (!is_of_sharding(axis) && trainer.totals().comm[axis].calls == 0) continue;
       text += fmt::format("{} {} {}", i == 0 ? "" : ",", name_of(axis),
-                          format_bytes(trainer.planned_comm()[axis].sent));
+                          format_bytes(trainer.totals().comm[axis].sent));
     }
   }
   text += "\n";
@@ -140,8 +140,8 @@ std::string plan_report(const Trainer& trainer) {
 std::string final_report(const RunSummary& r, Trainer& trainer) {
   const Roofs& roofs = r.roofs;
   const RunPlan& plan = trainer.plan();
-  const Traffic planned = trainer.planned_traffic();
-  const Budgets budgets = trainer.budgets();
+  const Traffic planned = trainer.totals().per_step;
+  const Budgets budgets = trainer.totals().budgets;
   const Bound bound = bound_of(roofs, plan.flops_per_step(), planned);
   io::Engine* io = trainer.node().io();
   std::string t = fmt::format("\n{} steps in {}, median step {}, {:.0f} tokens/s\n", r.steps,
@@ -149,7 +149,7 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8}\n", "tier", "peak", "budget", "used");
   t += budget_row("device", r.peak_device, budgets.device);
   t += budget_row("host", r.peak_host, budgets.host);
-  const std::int64_t nvme = trainer.nvme_bytes();
+  const std::int64_t nvme = trainer.totals().nvme;
   if (io != nullptr && nvme > 0) t += budget_row("nvme", nvme, r.nvme_files);
   const int processes = trainer.processes().count();
   t += budget_row(processes == 1 ? "process (resident)" : "processes (resident)", r.peak_resident,

@@ -229,7 +229,7 @@ class Trainer::Loop {
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
     record.roofs = summary_.roofs = t_.roofs_;
-    record.peak_nvme = t_.nvme_bytes();
+    record.peak_nvme = t_.totals().nvme;
     record.skipped = summary_.skipped = state_.skipped;
     if (state_.scaler) summary_.loss_scale = state_.scaler->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
@@ -405,7 +405,7 @@ std::vector<double> Trainer::measure_here() {
     return rates;
   }
   io::Engine& io = *node_->io();
-  const Traffic planned = planned_traffic();
+  const Traffic planned = totals_.per_step;
   const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
   // A step that only reads, or only writes, has no mixture.
   roofs_.nvme_mixed_reads =

@@ -34,8 +34,8 @@ class OptimizerRuns : public RunTest {
       out.losses.push_back(trainer.train_step(step, then).loss);
     }
     trainer.rank().engine().flush();
-    EXPECT_EQ(trainer.updates(), config.steps);
-    EXPECT_EQ(trainer.skipped(), 0);
+    EXPECT_EQ(trainer.state().updates, config.steps);
+    EXPECT_EQ(trainer.state().skipped, 0);
     out.description = trainer.describe();
     out.device_updates = trainer.plan().layout->options.device_updates;
     return out;

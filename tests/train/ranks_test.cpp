@@ -98,7 +98,7 @@ TEST_F(RanksOfARun, ExchangeWhatThePlanForetold) {
   const RunSummary summary = trainer.run({&records});
   ASSERT_EQ(records.all.size(), 4u);
   for (const StepRecord& r : records.all) {
-    EXPECT_EQ(r.result.comm, trainer.planned_comm());
+    EXPECT_EQ(r.result.comm, trainer.totals().comm);
     EXPECT_EQ(r.ranks(), 4);
     EXPECT_NEAR(r.result.stall, r.result.stall_for.total(), 1e-12);
     EXPECT_GT(r.loader_seconds, 0);
@@ -106,7 +106,7 @@ TEST_F(RanksOfARun, ExchangeWhatThePlanForetold) {
   }
   for (int i = 0; i < kCommAxes; ++i) {
     const auto axis = static_cast<CommAxis>(i);
-    const CommTraffic& t = trainer.planned_comm()[axis];
+    const CommTraffic& t = trainer.totals().comm[axis];
     EXPECT_EQ(t.sent > 0, is_of_sharding(axis)) << name_of(axis);
     EXPECT_EQ(t.sent, t.received);
   }

@@ -148,24 +148,27 @@ class Trainer {
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
   Node& node() { return *node_; }                // once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
-  // Over all ranks: the budgets, the planned peaks, the planned traffic of a step (after start() with the
-  // engine's own), and the bytes of the NVMe tier.
-  const Budgets& budgets() const { return totals_.budgets; }
-  const Budgets& planned_peak() const { return totals_.peak; }
-  const Traffic& planned_traffic() const { return totals_.per_step; }
-  const CommTraffics& planned_comm() const { return totals_.comm; }
-  std::int64_t nvme_bytes() const { return totals_.nvme; }
+  // Sums over all ranks.
+  struct Totals {
+    Budgets budgets, peak;  // peak: how much of the budgets the plan takes
+    Traffic per_step;       // as planned; after start() with the engine's own
+    CommTraffics comm;      // in a step, as planned
+    std::int64_t nvme = 0;  // bytes of the NVMe tier
+  };
+  const Totals& totals() const { return totals_; }
   int ranks() const { return plan().config.ranks(); }
   Processes& processes() { return processes_; }
   // The ranks of this process, numbered from 0; after start().
   int local_ranks() const { return static_cast<int>(plans_.size()); }
   Rank& rank(int local = 0) { return *ranks_[static_cast<std::size_t>(local)]; }
   UpdateRule rule() const { return rule(states_.front()); }  // of the next step
-  // Steps not skipped; the last update may be deferred. Steps whose gradients overflowed (fp16).
-  std::int64_t updates() const { return states_.front().updates; }
-  std::int64_t skipped() const { return states_.front().skipped; }
-  // The loss scale of the next step, and how it adapts to overflows. Empty without fp16.
-  const std::optional<LossScaler>& loss_scaler() const { return states_.front().scaler; }
+  // What each rank knows of the steps so far. It is the same for all.
+  struct StepState {
+    std::optional<LossScaler> scaler;       // of the next step's loss, with fp16
+    std::int64_t updates = 0, skipped = 0;  // the last update may be deferred; skipped: gradients overflowed
+    double loader_seconds = 0;              // this rank's wait for the batch of the last step
+  };
+  const StepState& state() const { return states_.front(); }
   // Steps that were done before this run: those of the checkpoint that it goes on from.
   std::int64_t first_step() const;
   const Checkpoint* resumed_from() const;  // null: the run begins with its first step
@@ -175,18 +178,6 @@ class Trainer {
  private:
   class Loop;
   class Saver;
-  // What each rank knows of the steps so far. It is the same for all.
-  struct StepState {
-    std::optional<LossScaler> scaler;
-    std::int64_t updates = 0, skipped = 0;
-    double loader_seconds = 0;  // this rank's wait for the batch of the last step
-  };
-  struct Totals {
-    Budgets budgets, peak;
-    Traffic per_step;
-    CommTraffics comm;  // in a step
-    std::int64_t nvme = 0;
-  };
   // Runs work(local rank) on a thread of each. The exception of the rank that failed first is thrown here.
   void on_ranks(const std::function<void(int rank)>& work);
   void read_data(const RunConfig& config, ModelConfig& model);

@@ -244,7 +244,8 @@ StepExecutor::Meeting StepExecutor::meeting(CommAxis axis) const {
   Meeting meeting = position_->meeting(axis, layout_.layers());
   const StepOp* const op = position_->met(axis);
   if (axis == CommAxis::kStages && op != nullptr)
-    meeting.from = members_of(layout_.options.place(), axis)[static_cast<std::size_t>(calls_of(layout_, *op).front().from)];
+    meeting.from = members_of(layout_.options.place(),
+                              axis)[static_cast<std::size_t>(calls_of(layout_, *op).front().from)];
   return meeting;
 }
 bool StepExecutor::waiting() const {

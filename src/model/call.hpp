@@ -116,8 +116,8 @@ struct Call {
   const RopeTable* rope = nullptr;
   View documents = {};
   View sinks = {},
-       d_sinks = {};  // of a block's heads, and their gradient; null: it has none, or none is wanted
-  View past = {};     // Model::block_next(); null: sequences begin here
+       d_sinks = {};           // of a block's heads, and their gradient; null: it has none, or none is wanted
+  View past = {};              // Model::block_next(); null: sequences begin here
   AdapterViews adapters = {};  // of a block's second tile
 
   bool is_part() const { return part.parts > 1; }

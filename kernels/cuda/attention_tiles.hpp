@@ -256,8 +256,7 @@ struct FirstKeys {
       }
     }
   }
-  // The first keys of the warp's first and last query. Recomputed in each iteration, because registers are
-  // few.
+  // The first keys of the warp's first and last query. Recomputed in each turn: registers are few.
   __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, of[0][0], 0); }
   __device__ __forceinline__ int most() const { return __shfl_sync(0xffffffffu, of[kM - 1][1], 31); }
 };

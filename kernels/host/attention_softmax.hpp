@@ -36,9 +36,8 @@ HWY_INLINE hn::Mask<Float> visible(const TileMask& mask, std::int64_t c, std::in
                         hn::And(hn::Lt(hn::Set(d, key - 1), query), hn::Lt(first, hn::Set(d, key + 1))));
 }
 
-// How keys [0, keys) of a tile are seen by queries [c, c + lanes): keys before `begin` by none of them, up to
-// `clear` by some, up to `clear_end` by all, and up to `end` by some. `end` is rounded up to what products
-// will read.
+// Which keys [0, keys) of a tile queries [c, c + lanes) see: before `begin` none does, up to `clear` some, up
+// to `clear_end` all, and up to `end` some. `end` is rounded up to what products will read.
 struct KeyRanges {
   std::int64_t begin = 0, clear = 0, clear_end, end;
   HWY_INLINE KeyRanges(const TileMask& mask, std::int64_t c, std::int64_t keys) {

@@ -26,8 +26,7 @@ struct DocumentPiece {
   bool goes_on = false;
 };
 
-// Groups pieces, given by their lengths (1 to `room`), into sequences: a list of the pieces' numbers for each
-// sequence.
+// Groups pieces, given by their lengths (1 to `room`), into sequences: for each a list of pieces' numbers.
 std::vector<std::vector<std::size_t>> best_fit_decreasing(std::span<const std::int64_t> lengths,
                                                           std::int64_t room);
 

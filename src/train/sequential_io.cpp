@@ -35,7 +35,8 @@ ReadAhead::ReadAhead(std::vector<FileRange> ranges, std::int64_t chunk) : ranges
     }
   }
   for (std::size_t i = 0; i < std::min(kBuffers, jobs_.size()); ++i) buffers_.emplace_back(most + 2 * kPage);
-  for (int i = 0; i < kThreads && !jobs_.empty(); ++i) threads_.emplace_back([this] { read_jobs(); });
+  for (int i = 0; i < kThreads && !jobs_.empty(); ++i)
+    threads_.emplace_back("zg-file-read", [this] { read_jobs(); });
 }
 
 ReadAhead::~ReadAhead() {
@@ -44,7 +45,7 @@ ReadAhead::~ReadAhead() {
     stop_ = true;
   }
   wake_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (NamedThread& thread : threads_) thread.join();
   for (const auto& [fd, direct] : direct_) {
     if (direct >= 0) (void)::close(direct);
   }
@@ -123,7 +124,7 @@ void SequentialWriter::stop() {
     stop_ = true;
   }
   wake_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (NamedThread& thread : threads_) thread.join();
   threads_.clear();
 }
 
@@ -141,7 +142,7 @@ void SequentialWriter::hand_over() {
   if (threads_.empty()) {
     file_.set_direct(true);
     for (std::size_t i = 1; i < kBuffers; ++i) free_.push_back({Buffer(chunk_)});
-    for (int i = 0; i < kThreads; ++i) threads_.emplace_back([this] { write_chunks(); });
+    for (int i = 0; i < kThreads; ++i) threads_.emplace_back("zg-file-write", [this] { write_chunks(); });
   }
   const std::int64_t end = current_.offset + current_.bytes;
   std::unique_lock lock(mutex_);

@@ -12,11 +12,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "train/files.hpp"
 #include "ziggurat/base/buffer.hpp"
+#include "ziggurat/base/thread.hpp"
 
 namespace zg {
 
@@ -64,7 +64,7 @@ class ReadAhead {
   std::condition_variable wake_;
   std::size_t started_ = 0, taken_ = 0;  // jobs; the caller may still use the last one that it took
   bool stop_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<NamedThread> threads_;
 };
 
 // Writes a new file. One thread calls; errors are Error(kIo), of the first write that failed.
@@ -101,7 +101,7 @@ class SequentialWriter {
   int writing_ = 0;
   bool stop_ = false;
   std::exception_ptr failed_;
-  std::vector<std::thread> threads_;  // from the first full chunk on
+  std::vector<NamedThread> threads_;  // from the first full chunk on
 };
 
 }  // namespace zg

@@ -2,7 +2,7 @@
 // that has the sequences whole, and nothing but their number changes a bit.
 #include <fmt/core.h>
 
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 
 namespace zg::test {
 namespace {
@@ -53,32 +53,6 @@ std::vector<RanksWay> ways() {
   return all;
 }
 
-// The largest difference of an element, relative to the largest element of its tensor.
-template <class T>
-double distance(const T* a, const T* b, std::size_t n) {
-  double scale = 0, far = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    scale = std::max(scale, std::abs(static_cast<double>(b[i])));
-    far = std::max(far, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return scale > 0 ? far / scale : far;
-}
-void expect_near(const std::vector<double>& a, const std::vector<double>& b, double relative) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], relative * std::abs(b[i])) << i;
-}
-
-// Weights in fp64.
-void expect_near_weights(const RanksOutcome& a, const RanksOutcome& b, double relative) {
-  for (const auto& [name, bytes] : b.weights) {
-    ASSERT_EQ(a.weights.at(name).size(), bytes.size()) << name;
-    EXPECT_LE(distance(reinterpret_cast<const double*>(a.weights.at(name).data()),
-                       reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)),
-              relative)
-        << name;
-  }
-}
-
 // A step of SGD with rate 1 is the gradient, of whatever size; AdamW's is not, so it comes with clipping,
 // whose norm must be that of all ranks.
 TEST(ContextParallel, InFp64IsOneRank) {
@@ -92,10 +66,10 @@ TEST(ContextParallel, InFp64IsOneRank) {
         if (!sgd && way.ranks == way.context) continue;
         SCOPED_TRACE(text_of(way) + (llama ? ", llama" : ", gpt2") + (sgd ? ", sgd" : ", adamw"));
         const RanksOutcome many = train_on_ranks(setup, way, 2);
-        expect_near(many.losses, one.losses, 1e-11);
-        expect_near(many.norms, one.norms, 1e-11);
-        expect_near(many.evals, one.evals, 1e-11);
-        expect_near_weights(many, one, 1e-11);
+        expect_near(many.losses, one.losses, 1e-11, "losses");
+        expect_near(many.norms, one.norms, 1e-11, "norms");
+        expect_near(many.evals, one.evals, 1e-11, "evals");
+        expect_near(as_doubles(many.weights), as_doubles(one.weights), 1e-11);
         if (HasFailure()) return;
       }
     }
@@ -111,10 +85,10 @@ TEST(ContextParallel, InFp32IsOneRank) {
       SCOPED_TRACE(text_of(way) + (llama ? ", llama" : ", gpt2"));
       const RanksOutcome many = train_on_ranks(setup, way, 2, Look::kInside);
       EXPECT_NEAR(many.losses[0], one.losses[0], 1e-6 * one.losses[0]);
-      expect_near(many.losses, one.losses, 1.8e-5);  // AdamW magnifies; see ranks_matrix_test.cpp
-      expect_near(many.norms, one.norms, 8e-5);
+      expect_near(many.losses, one.losses, 1.8e-5, "losses");  // AdamW magnifies; see ranks_matrix_test.cpp
+      expect_near(many.norms, one.norms, 8e-5, "norms");
       for (const auto& [name, values] : one.first_gradients)
-        EXPECT_LE(distance(many.first_gradients.at(name).data(), values.data(), values.size()), 1e-5) << name;
+        EXPECT_LE(relative_to_largest(many.first_gradients.at(name), values), 1e-5) << name;
       for (const auto& [name, weights] : one.first_weights)
         EXPECT_TRUE(same_bits(weights, many.first_weights.at(name)));
       if (HasFailure()) return;
@@ -131,8 +105,8 @@ TEST(ContextParallel, ARingTakesAnyHeads) {
   for (const int context : {2, 3, 4}) {
     SCOPED_TRACE(context);
     const RanksOutcome many = train_on_ranks(setup, in_parts(context, context, false, context), 2);
-    expect_near(many.losses, one.losses, 1e-11);
-    expect_near_weights(many, one, 1e-11);
+    expect_near(many.losses, one.losses, 1e-11, "losses");
+    expect_near(as_doubles(many.weights), as_doubles(one.weights), 1e-11);
   }
 }
 

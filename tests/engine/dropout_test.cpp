@@ -1,7 +1,7 @@
 // Dropout in whole runs: what a sequence loses depends on its number in the step's batch, wherever it is
 // computed and with whichever others, and nothing is lost outside of training. GridMatrix has it beside all
 // other axes.
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 #include "ziggurat/base/parallel.hpp"
 
 namespace zg::test {
@@ -34,24 +34,6 @@ TinySetup setup_of(std::int64_t sequences, DType dtype = DType::kF64) {
   return with_sgd(s);
 }
 
-// With a learning rate of 1 weights show the gradients of the steps before.
-void expect_near(const RanksOutcome& a, const RanksOutcome& b) {
-  constexpr double kRoundoff = 1e-11;  // fp64: only the order of sums differs
-  ASSERT_EQ(a.losses.size(), b.losses.size());
-  for (std::size_t i = 0; i < a.losses.size(); ++i) {
-    EXPECT_NEAR(a.losses[i], b.losses[i], kRoundoff * b.losses[i]);
-    EXPECT_NEAR(a.norms[i], b.norms[i], kRoundoff * b.norms[i]);
-  }
-  for (const auto& [name, bytes] : b.weights) {
-    const auto *x = reinterpret_cast<const double*>(a.weights.at(name).data()),
-               *y = reinterpret_cast<const double*>(bytes.data());
-    double far = 0, scale = 0;
-    for (std::size_t i = 0; i < bytes.size() / sizeof(double); ++i)
-      far = std::max(far, std::abs(x[i] - y[i])), scale = std::max(scale, std::abs(y[i]));
-    EXPECT_LE(far, kRoundoff * scale) << name;
-  }
-}
-
 TEST(Dropout, IsTheSameForEverySizeOfMicroBatches) {
   TinySetup all_together = setup_of(kSequences);
   const RanksOutcome one = train_on_ranks(all_together, {}, 3);
@@ -74,14 +56,14 @@ TEST(Dropout, IsTheSameForEverySizeOfMicroBatches) {
         if (sequences * ranks > kSequences) continue;
         SCOPED_TRACE(testing::Message()
                      << sequences << " sequences, " << ranks << " ranks, " << shards << " shards");
-        expect_near(train_on_ranks(s, {ranks, shards}, 3), one);
+        expect_near_in_fp64(train_on_ranks(s, {ranks, shards}, 3), one);
         if (testing::Test::HasFailure()) return;
       }
     }
     RanksWay grid{2, 2, false, 2, true};
     grid.context = 2, grid.stages = 2;
     SCOPED_TRACE(testing::Message() << sequences << " sequences, tensor 2, context 2, stages 2");
-    expect_near(train_on_ranks(s, grid, 3), one);
+    expect_near_in_fp64(train_on_ranks(s, grid, 3), one);
   }
 }
 

@@ -2,7 +2,7 @@
 // rounding, and stages have its bits.
 #include <fmt/core.h>
 
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 #include "support/families.hpp"
 
 namespace zg::test {
@@ -19,32 +19,6 @@ TinySetup setup_of(const char* family, bool documents) {
   return s;
 }
 
-// The largest difference of two lists of numbers, relative to the largest number.
-double far_from(const double* a, const double* b, std::size_t n) {
-  double scale = 0, far = 0;
-  for (std::size_t i = 0; i < n; ++i)
-    scale = std::max(scale, std::abs(b[i])), far = std::max(far, std::abs(a[i] - b[i]));
-  return scale > 0 ? far / scale : far;
-}
-double far_from(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() ? far_from(a.data(), b.data(), a.size()) : INFINITY;
-}
-
-void expect_near(const RanksOutcome& many, const RanksOutcome& one) {
-  EXPECT_LE(far_from(many.losses, one.losses), 1e-11);
-  EXPECT_LE(far_from(many.norms, one.norms), 1e-11);
-  EXPECT_LE(far_from(many.evals, one.evals), 1e-11);
-  ASSERT_EQ(many.weights.size(), one.weights.size());
-  for (const auto& [name, bytes] : one.weights) {
-    const std::vector<char>& other = many.weights.at(name);
-    ASSERT_EQ(other.size(), bytes.size()) << name;
-    EXPECT_LE(far_from(reinterpret_cast<const double*>(other.data()),
-                       reinterpret_cast<const double*>(bytes.data()), bytes.size() / sizeof(double)),
-              1e-11)
-        << name;
-  }
-}
-
 struct FamiliesInParts : testing::TestWithParam<const char*> {
   // A step of SGD with rate 1 is the gradient.
   void expect_one_rank(bool documents, std::initializer_list<std::pair<int, ContextMethod>> ways) {
@@ -56,7 +30,7 @@ struct FamiliesInParts : testing::TestWithParam<const char*> {
         way.context = context, way.method = method;
         SCOPED_TRACE(fmt::format("documents {}, context {}, {}, ZeRO {}", documents, context,
                                  method == ContextMethod::kRing ? "ring" : "ulysses", zero ? 3 : 0));
-        expect_near(train_on_ranks(setup, way, 2), one);
+        expect_near_in_fp64(train_on_ranks(setup, way, 2), one);
       }
     }
   }
@@ -84,7 +58,7 @@ TEST(DocumentsInParts, OfLearnedPositions) {
   for (const ContextMethod method : {ContextMethod::kRing, ContextMethod::kUlysses}) {
     RanksWay way{2, 1};
     way.context = 2, way.method = method;
-    expect_near(train_on_ranks(setup, way, 2), one);
+    expect_near_in_fp64(train_on_ranks(setup, way, 2), one);
   }
 }
 
@@ -108,7 +82,7 @@ TEST(DocumentsInParts, OfMicroBatches) {
   const RanksOutcome one = train_on_ranks(whole, {}, 2);
   RanksOutcome two = train_on_ranks(halves, {}, 2);
   two.evals = one.evals;  // of other batches
-  expect_near(two, one);
+  expect_near_in_fp64(two, one);
 }
 
 struct FamiliesInStages : testing::TestWithParam<const char*> {};

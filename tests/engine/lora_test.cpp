@@ -1,6 +1,6 @@
 // Adapters beside a frozen model: where anything lies changes no bit, the model is streamed and never
 // written, and nothing is computed or kept for what is not trained.
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 
 namespace zg::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 
 namespace zg::test {
 namespace {

@@ -2,6 +2,12 @@
 #pragma once
 #include <fmt/core.h>
 
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "engine/ranks_run.hpp"
 
 namespace zg::test {
@@ -37,10 +43,30 @@ double relative_to_largest(const std::vector<T>& a, const std::vector<T>& b) {
   }
   return scale > 0 ? far / scale : far;
 }
+// Each figure, relative to itself.
+inline void expect_near(const std::vector<double>& a, const std::vector<double>& b, double most,
+                        const char* what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  EXPECT_LE(relative(a, b), most) << what;
+}
+// Each tensor's elements, relative to its largest one.
+template <class T>
+void expect_near(const std::map<std::string, std::vector<T>>& a,
+                 const std::map<std::string, std::vector<T>>& b, double most) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, values] : b) EXPECT_LE(relative_to_largest(a.at(name), values), most) << name;
+}
 inline std::vector<double> as_doubles(const std::vector<char>& bytes) {
   std::vector<double> values(bytes.size() / sizeof(double));
   std::memcpy(values.data(), bytes.data(), values.size() * sizeof(double));
   return values;
+}
+
+inline std::map<std::string, std::vector<double>> as_doubles(
+    const std::map<std::string, std::vector<char>>& tensors) {
+  std::map<std::string, std::vector<double>> all;
+  for (const auto& [name, bytes] : tensors) all[name] = as_doubles(bytes);
+  return all;
 }
 
 // The distance of a from b. Two runs in fp64 are compared by their weights, others by their masters, which
@@ -69,6 +95,14 @@ inline Distance distance(const RanksOutcome& a, const RanksOutcome& b) {
 constexpr double kRoundoff = 1e-11;
 inline Distance allowed_in_f64() {
   return {kRoundoff, kRoundoff, kRoundoff, kRoundoff, 1e-6, kRoundoff, ""};
+}
+
+// Expects a run in fp64 to be another one to roundoff.
+inline void expect_near_in_fp64(const RanksOutcome& now, const RanksOutcome& one) {
+  expect_near(now.losses, one.losses, kRoundoff, "losses");
+  expect_near(now.norms, one.norms, kRoundoff, "norms");
+  expect_near(now.evals, one.evals, kRoundoff, "evaluations");
+  expect_near(as_doubles(now.weights), as_doubles(one.weights), kRoundoff);
 }
 
 // In fp32, where steps magnify what the order of sums has changed: the more so the further a step goes, and

@@ -278,25 +278,4 @@ inline TinySetup with_sgd(TinySetup s) {
   return s;
 }
 
-// Expects a run in fp64 to be another one to roundoff: 1e-11 of each figure, and of each tensor's largest
-// element.
-inline void expect_near_in_fp64(const RanksOutcome& now, const RanksOutcome& one) {
-  const auto near = [](const std::vector<double>& a, const std::vector<double>& b) {
-    ASSERT_EQ(a.size(), b.size());
-    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-11 * std::abs(b[i]));
-  };
-  near(now.losses, one.losses), near(now.norms, one.norms), near(now.evals, one.evals);
-  ASSERT_EQ(now.weights.size(), one.weights.size());
-  for (const auto& [name, bytes] : one.weights) {
-    const auto n = bytes.size() / sizeof(double);
-    std::vector<double> x(n), y(n);
-    std::memcpy(x.data(), now.weights.at(name).data(), bytes.size());
-    std::memcpy(y.data(), bytes.data(), bytes.size());
-    double far = 0, scale = 0;
-    for (std::size_t i = 0; i < n; ++i)
-      far = std::max(far, std::abs(x[i] - y[i])), scale = std::max(scale, std::abs(y[i]));
-    EXPECT_LE(far, 1e-11 * scale) << name;
-  }
-}
-
 }  // namespace zg::test

@@ -2,7 +2,7 @@
 // with every way to shard, every placement, and the bytes that are foretold.
 #include <mutex>
 
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 
 namespace zg::test {
 namespace {
@@ -53,39 +53,6 @@ struct Split {
 };
 constexpr Split kSplits[] = {{2, false}, {2, true}, {4, false}, {4, true}};
 
-template <class T>
-double far_from(const T* a, const T* b, std::size_t n) {
-  double scale = 0, far = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    scale = std::max(scale, std::abs(static_cast<double>(b[i])));
-    far = std::max(far, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return scale > 0 ? far / scale : far;
-}
-void expect_near(const std::vector<double>& a, const std::vector<double>& b, double relative,
-                 const char* what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i)
-    EXPECT_NEAR(a[i], b[i], relative * std::abs(b[i])) << what << " " << i;
-}
-template <class T>
-void expect_near(const std::map<std::string, std::vector<T>>& a,
-                 const std::map<std::string, std::vector<T>>& b, double relative) {
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& [name, values] : b) {
-    ASSERT_EQ(a.at(name).size(), values.size()) << name;
-    EXPECT_LE(far_from(a.at(name).data(), values.data(), values.size()), relative) << name;
-  }
-}
-std::map<std::string, std::vector<double>> doubles(const std::map<std::string, std::vector<char>>& bytes) {
-  std::map<std::string, std::vector<double>> all;
-  for (const auto& [name, b] : bytes) {
-    all[name].resize(b.size() / sizeof(double));
-    std::memcpy(all[name].data(), b.data(), b.size());
-  }
-  return all;
-}
-
 class TensorParts : public testing::TestWithParam<Case> {};
 
 TEST_P(TensorParts, InFp64AreOneRankToRoundoff) {
@@ -101,7 +68,7 @@ TEST_P(TensorParts, InFp64AreOneRankToRoundoff) {
       expect_near(many.losses, one.losses, 1e-11, "loss");
       expect_near(many.norms, one.norms, 1e-11, "norm");
       expect_near(many.evals, one.evals, 1e-11, "evaluation");
-      expect_near(doubles(many.weights), doubles(one.weights), 1e-11);
+      expect_near(as_doubles(many.weights), as_doubles(one.weights), 1e-11);
       if (HasFailure()) return;
     }
   }
@@ -223,7 +190,7 @@ TEST(TensorPartsFrozen, ParametersStayAsTheyAre) {
   const RanksOutcome many = train_on_ranks(s, {1, 1, false, 2, true}, 2, Look::kInside);
   expect_near(many.losses, one.losses, 1e-11, "loss");
   expect_near(many.norms, one.norms, 1e-11, "norm");
-  expect_near(doubles(many.weights), doubles(one.weights), 1e-11);
+  expect_near(as_doubles(many.weights), as_doubles(one.weights), 1e-11);
   EXPECT_TRUE(same_bits(many.weights.at("h.1.ln_2.weight"), one.first_weights.at("h.1.ln_2.weight")));
 }
 

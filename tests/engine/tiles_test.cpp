@@ -2,7 +2,7 @@
 // size of tiles, placement or sharding changes a bit.
 #include <fmt/core.h>
 
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 #include "ziggurat/base/parallel.hpp"
 
 namespace zg::test {
@@ -28,29 +28,6 @@ TinySetup setup_of(bool llama, DType dtype, Blocks blocks = Blocks::kInTiles) {
 
 RanksOutcome train(const TinySetup& setup, const RanksWay& way = {}) {
   return train_on_ranks(setup, way, 3);
-}
-
-void expect_near(const std::vector<double>& a, const std::vector<double>& b, double relative) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], relative * std::abs(b[i])) << i;
-}
-
-// In fp64: relative to the largest element of each parameter.
-void expect_near(const RanksOutcome& a, const RanksOutcome& b, double relative) {
-  expect_near(a.losses, b.losses, relative);
-  expect_near(a.norms, b.norms, relative);
-  expect_near(a.evals, b.evals, relative);
-  ASSERT_EQ(a.weights.size(), b.weights.size());
-  for (const auto& [name, bytes] : b.weights) {
-    const std::size_t n = bytes.size() / sizeof(double);
-    ASSERT_EQ(a.weights.at(name).size(), bytes.size()) << name;
-    const auto *x = reinterpret_cast<const double*>(a.weights.at(name).data()),
-               *y = reinterpret_cast<const double*>(bytes.data());
-    double scale = 0, far = 0;
-    for (std::size_t i = 0; i < n; ++i)
-      scale = std::max(scale, std::abs(y[i])), far = std::max(far, std::abs(x[i] - y[i]));
-    EXPECT_LE(far, relative * scale) << name;
-  }
 }
 
 TEST(Tiles, CoverEachUnit) {
@@ -84,7 +61,7 @@ TEST(Tiles, InFp64AreWholeLayers) {
       TinySetup tiles = setup_of(llama, DType::kF64), whole = setup_of(llama, DType::kF64, Blocks::kWhole);
       if (sgd) tiles.model.dropout = whole.model.dropout = {.embedding = 0.1, .residual = 0.2};
       if (sgd) tiles = with_sgd(tiles), whole = with_sgd(whole);
-      expect_near(train(tiles), train(whole), 1e-11);
+      expect_near_in_fp64(train(tiles), train(whole));
     }
   }
 }
@@ -95,7 +72,7 @@ TEST(Tiles, InFp64LayersOfOtherFamiliesAreWholeLayers) {
   for (const ModelConfig& model : {with_every_option(llama), with_norms_after(llama)}) {
     SCOPED_TRACE(title_of(model.arch));
     tiles.model = whole.model = model;
-    expect_near(train(tiles), train(whole), 1e-11);
+    expect_near_in_fp64(train(tiles), train(whole));
   }
 }
 
@@ -204,7 +181,7 @@ TEST(Tiles, AreSharded) {
     fp64.dtype = DType::kF64;
     TinySetup whole = fp64;
     whole.blocks = Blocks::kWhole;
-    expect_near(train(fp64, way), train(whole), 1e-11);
+    expect_near_in_fp64(train(fp64, way), train(whole));
     small.layout.weight_bits = 8;
     EXPECT_NEAR(train(small, way).losses[2], plain.losses[2], 0.05);
   }
@@ -220,9 +197,9 @@ TEST(Tiles, GoWithPartsOfSequences) {
     RanksWay way{2, 2, false};
     way.context = 2, way.method = method;
     const RanksOutcome one = train(whole, {});
-    expect_near(train(tiles, way), one, 1e-11);
+    expect_near_in_fp64(train(tiles, way), one);
     tiles.room = Room::kSmallest;
-    expect_near(train(tiles, way), one, 1e-11);
+    expect_near_in_fp64(train(tiles, way), one);
   }
 }
 
@@ -243,11 +220,11 @@ TEST(Tiles, GoWithPartsOfLayers) {
     for (const int tensor : {2, 4}) {
       for (const bool sequence : {false, true}) {
         SCOPED_TRACE(fmt::format("{}, {} parts, sequence {}", llama ? "llama" : "gpt2", tensor, sequence));
-        expect_near(train(tiles, in_parts(tensor, sequence)), one, 1e-11);
+        expect_near_in_fp64(train(tiles, in_parts(tensor, sequence)), one);
       }
     }
     tiles.model = whole.model = with_every_option(tiles.model);
-    if (llama) expect_near(train(tiles, in_parts(2, true)), train(whole), 1e-11);
+    if (llama) expect_near_in_fp64(train(tiles, in_parts(2, true)), train(whole));
   }
 }
 
@@ -314,7 +291,7 @@ TEST(Tiles, GoWithAllAxes) {
   whole.blocks = Blocks::kWhole;
   RanksWay way = in_stages(2, 2, false, 2, {PipelineSchedule::kZeroBubble});
   way.tensor = 2, way.sequence = true;
-  expect_near(train(tiles, way), train(whole), 1e-11);
+  expect_near_in_fp64(train(tiles, way), train(whole));
   TinySetup small = tiles;
   small.room = Room::kSmallest, small.layout.drives = 1;
   expect_same(train(small, way), train(tiles, in_parts(2, true, 2)));
@@ -343,7 +320,7 @@ TEST(Tiles, ALayerOfFourTimesTheDeviceTrains) {
       s.room = Room::kGiven, s.budgets = {device, least->host};
       const RanksOutcome tiles = train(s);  // within the budgets, and with the bytes of the forecast
       s.blocks = Blocks::kWhole, s.room = Room::kEverything;
-      expect_near(tiles, train(s), 1e-11);
+      expect_near_in_fp64(tiles, train(s));
     }
   }
 }

@@ -33,8 +33,7 @@ class Processes {
 
   int count() const { return count_; }
   int number() const { return number_; }  // of this process, from 0
-  // How many of the processes are on this machine, and the number of the first of them, which names the
-  // machine.
+  // The processes on this machine; and the number of the first of them, which names the machine.
   int count_here() const { return count_here_; }
   int number_here() const { return number_here_; }
   int machine() const { return machine_; }

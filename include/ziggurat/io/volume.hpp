@@ -174,8 +174,7 @@ class Volume {
   // The slot that a write should take: of those that are not pinned, one without contents, or else the one
   // with the lowest version; -1: all are pinned.
   virtual int slot_to_write(ExtentId extent) const = 0;
-  // Pins the slot, which has contents: nobody may write or invalidate it until it was unpinned as often as
-  // pinned.
+  // Pins the slot, which has contents: it may not be written or invalidated until it is unpinned as often.
   virtual void pin(ExtentId extent, int slot) = 0;
   virtual void unpin(ExtentId extent, int slot) = 0;
   // Where the slot's contents lie, with their checksums (0 without VolumeOptions::verify). No write of the

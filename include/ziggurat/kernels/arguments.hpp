@@ -150,9 +150,8 @@ struct EmbeddingBackward {
   TablePart part = {};
 };
 
-// Operands of the backward of an AttentionBlock. The heads lie side by side in the rows of q, o and d_o; in
-// the rows of kv lie the keys of all heads, and then the values. Row b * heads + h of lse is that of head h
-// in sequence b.
+// Operands of the backward of an AttentionBlock. Rows of q, o and d_o have the heads side by side, rows of kv
+// the keys of all heads and then the values; row b * heads + h of lse is that of head h in sequence b.
 template <class T>
 struct AttentionBlockBackward {
   Strided<const T> q, kv, o, d_o;

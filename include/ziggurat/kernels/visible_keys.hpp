@@ -46,8 +46,7 @@ struct VisibleBlockKeys {
     const std::int64_t in_window = window == 0 ? 0 : queries.at(query) - window + 1;
     return keys.rows_before(in_document > in_window ? in_document : in_window);
   }
-  // One more than the last of `count` queries that attends to a key before `key_end`, as far as causality
-  // goes.
+  // The same of `count` queries of the block, as far as causality goes.
   constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t count) const {
     if (all()) return count;
     std::int64_t attends = -1, beyond = count;

@@ -10,9 +10,8 @@ struct AttentionHeads {
   std::int64_t queries = 0, keys = 0;  // keys: of keys and values
 };
 
-// The heads of each of `parts` parts, which divides the model's heads (validate_parts): an equal share of the
-// query heads, and one head of keys and values for each run of them that shares one. All runs are equally
-// long.
+// The heads of each of `parts` parts (see validate_parts()): an equal share of the query heads, and a head of
+// keys and values for each run of query heads that shares one. All runs are equally long.
 AttentionHeads heads_of_part(const ModelConfig& config, int parts);
 
 }  // namespace zg

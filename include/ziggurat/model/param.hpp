@@ -31,8 +31,7 @@ struct Band {
   std::int64_t line = 0;        // the first, as held
   std::int64_t whole_line = 0;  // the same line of the whole parameter
   std::int64_t lines = 0;
-  // Whether this part counts the lines for the norm, and saves them with the model. Where several parts hold
-  // the same lines, one of them does.
+  // Whether this part counts the lines for the norm and saves them; one of several that hold them does.
   bool counted = true;
 };
 

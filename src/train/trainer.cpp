@@ -388,7 +388,7 @@ std::vector<double> Trainer::measure() {
       sum_of_processes({roofs_.flops, roofs_.host_to_device, roofs_.device_to_host, roofs_.nvme_read,
                         roofs_.nvme_write, roofs_.nvme_mixed, roofs_.nvme_first_write});
   roofs_ = {sum[0], sum[1], sum[2], sum[3], sum[4], sum[5], roofs_.nvme_mixed_reads, sum[6]};
-  tell_first_writes(roofs_, nvme_bytes());
+  tell_first_writes(roofs_, totals_.nvme);
   return shares;
 }
 
@@ -396,7 +396,7 @@ std::vector<double> Trainer::measure() {
 std::vector<double> Trainer::measure_here() {
   const RunConfig& config = plan().config;
   roofs_ = measure_roofs(config);
-  if (!has_drives() || nvme_bytes() == 0) return {};
+  if (!has_drives() || totals_.nvme == 0) return {};
   if (config.aio.backend == io::Backend::kRam) {
     const std::vector<double> rates = programmed_rates(config.tiers.nvme, config.tiers.ram);
     roofs_.nvme_read = roofs_.nvme_write = std::accumulate(rates.begin(), rates.end(), 0.0);

@@ -2,6 +2,8 @@
 # Shared by the scripts: where the tree is, and the packages it needs. Sourced, not run.
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# ccache then takes paths below the tree as relative ones, so that clones in other folders share what one has compiled.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$top} CCACHE_NOHASHDIR=1
 
 say() { printf '%s\n' "$*" >&2; }
 die() {

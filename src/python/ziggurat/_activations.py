@@ -6,6 +6,8 @@ import weakref
 import torch
 
 from . import _staging
+from ._errors import UsageError
+from ._store import Store, bytes_of
 
 
 class _Slots:
@@ -74,15 +76,14 @@ class _Activation:
             use(torch.from_dlpack(lease)[: self.nbytes])
 
 
-@contextlib.contextmanager
-def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda t: False):
+class offload_activations(contextlib.ContextDecorator):
     """What autograd saves for the backward pass of the block's forward goes to the store, and comes back in time.
 
         with zt.offload_activations(store):
             loss = model(batch)
         loss.backward()
 
-    min_bytes  smaller tensors stay where they are
+    min_bytes  smaller tensors stay where they are; bytes, or a text such as "1MiB"
     lowest     "nvme", or "host"
     skip       tensors for which it returns True stay where they are
     Weights stay too, as do tensors of other classes than torch.Tensor (DTensors), and what is saved several times is
@@ -90,34 +91,55 @@ def offload_activations(store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda 
     budget holds at least the largest two tensors. It must not be the store of an optimizer whose updates overlap.
     From a GPU they come through pinned memory, by a stream and a thread of their own. There a tensor that is modified in
     place while it is on its way is an error of the backward pass, as it is without offloading.
-    """
-    # The slots outlive the block: the next forward pass takes them again.
-    pools = store.__dict__.setdefault("_activation_slots", {})
-    slots, known, order = pools.setdefault(lowest, _Slots(store, lowest)), {}, []
 
-    def pack(t):
+    One object may serve all steps, one block after the other, and be a decorator of a function that is a forward pass.
+    """
+
+    def __init__(self, store, *, min_bytes=1 << 20, lowest="nvme", skip=lambda t: False):
+        if not isinstance(store, Store):
+            raise UsageError(f"is a {type(store).__name__}", "store", "give a ziggurat.Store")
+        # The slots outlive the block: the next forward pass takes them again.
+        pools = store.__dict__.setdefault("_activation_slots", {})
+        self._slots = pools.setdefault(lowest, _Slots(store, lowest))
+        self._min_bytes, self._skip, self._entered = bytes_of(min_bytes, "min_bytes"), skip, []
+
+    def __enter__(self):
+        hooks = torch.autograd.graph.saved_tensors_hooks(*self._hooks())
+        hooks.__enter__()
+        self._entered.append(hooks)
+
+    def __exit__(self, *error):
+        self._entered.pop().__exit__(*error)
+
+    def _stays(self, t):
         base = t if t._base is None else t._base
         weight = isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad)
         plain = type(t) is torch.Tensor and t.layout == torch.strided
-        if weight or not plain or t.numel() * t.element_size() < min_bytes or skip(t):
-            return t
-        storage = t.untyped_storage()
-        key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
-        saved, alive = known.get(key, (None, None))
-        found = saved() if saved is not None and not alive.expired() else None
-        if found is None:
-            found = _Activation(slots, t, len(order))
-            known[key] = (weakref.ref(found), torch.multiprocessing.reductions.StorageWeakRef(storage))
-            order.append(weakref.ref(found))
-        return found
+        return weight or not plain or t.numel() * t.element_size() < self._min_bytes or self._skip(t)
 
-    def unpack(saved):
-        if not isinstance(saved, _Activation):
-            return saved
-        for earlier in order[max(0, saved.order - 2) : saved.order]:  # the backward pass goes the other way, mostly
-            if (ahead := earlier()) is not None:
-                ahead.prefetch()
-        return saved.fetch()
+    def _hooks(self):
+        """For one block: what autograd calls with a tensor that it saves, and when it needs that again."""
+        known, order = {}, []
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+        def pack(t):
+            if self._stays(t):
+                return t
+            storage = t.untyped_storage()
+            key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
+            saved, alive = known.get(key, (None, None))
+            found = saved() if saved is not None and not alive.expired() else None
+            if found is None:
+                found = _Activation(self._slots, t, len(order))
+                known[key] = (weakref.ref(found), torch.multiprocessing.reductions.StorageWeakRef(storage))
+                order.append(weakref.ref(found))
+            return found
+
+        def unpack(saved):
+            if not isinstance(saved, _Activation):
+                return saved
+            for earlier in order[max(0, saved.order - 2) : saved.order]:  # mostly the backward pass goes the other way
+                if (ahead := earlier()) is not None:
+                    ahead.prefetch()
+            return saved.fetch()
+
+        return pack, unpack

@@ -41,6 +41,18 @@ def _shape(shape):
     return (int(shape),) if not hasattr(shape, "__iter__") else tuple(int(n) for n in shape)
 
 
+def _bytes(values):
+    """The bytes of an array of NumPy's or torch's, or of a buffer."""
+    if hasattr(values, "detach"):
+        import torch
+
+        return memoryview(values.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    if hasattr(values, "dtype"):  # not all of NumPy's types can be seen as a buffer
+        return memoryview(values.reshape(-1).view("u1"))
+    view = memoryview(values)
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
 class Tensor:
     """A tensor of a store, cut into segments that move one by one.
 
@@ -82,9 +94,15 @@ class Tensor:
             self._store._core.discard(self._number, i)
 
     def write(self, values):
-        """Sets all of the content from an array of the tensor's dtype (NumPy's, torch's, or any buffer)."""
-        source = memoryview(values.detach().cpu().contiguous().numpy() if hasattr(values, "detach") else values)
-        source = source.cast("B") if source.c_contiguous else memoryview(source.tobytes())
+        """Sets all of the content from an array of the tensor's dtype (NumPy's, torch's), or from a buffer of bytes.
+
+        For bfloat16, which NumPy has not, an array of its bits (uint16) is taken too.
+        """
+        given = dtype_name(values.dtype) if hasattr(values, "dtype") else "u8"
+        if given not in (self.dtype, "u8", "u16" if self.dtype == "bf16" else ""):
+            raise UsageError(f"are {values.dtype}", f'values of "{self.name}"',
+                             f"expected {self.dtype}: convert them first, or give their bytes")  # fmt: skip
+        source = _bytes(values)
         if source.nbytes != self.nbytes:
             raise UsageError(f"has {source.nbytes} bytes", f'values of "{self.name}"', f"expected {self.nbytes}")
         at = 0
@@ -179,6 +197,8 @@ class Store:
         return self._tensors[name]
 
     def __getitem__(self, name):
+        if name not in self._tensors:
+            raise KeyError(f"the store has no tensor {name!r}")
         return self._tensors[name]
 
     def __contains__(self, name):

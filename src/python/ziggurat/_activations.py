@@ -1,5 +1,6 @@
 """Saved tensors of a torch model in a store, from the forward pass until the backward pass needs them."""
 import contextlib
+import ctypes
 import threading
 import weakref
 
@@ -10,6 +11,27 @@ from ._errors import UsageError
 from ._store import Store, bytes_of
 
 
+class _Heap:
+    """Gives memory that tensors have left back to the system, while tensors come and go.
+
+    glibc takes blocks of up to 32 MiB from its heap, and keeps what is freed before others that live: without this the
+    memory of offloaded tensors would stay the process's. A threshold for mmap() (mallopt) would do too, but for all
+    blocks of the process and for ever, and each block would have its pages made anew.
+    """
+
+    _EVERY = 64 << 20  # bytes of tensors that came or went
+
+    def __init__(self):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none, and need none
+        self._trim, self._bytes = trim, 0
+
+    def passed(self, nbytes):
+        self._bytes += nbytes
+        if self._trim is not None and self._bytes >= self._EVERY:
+            self._bytes = 0
+            self._trim(ctypes.c_size_t(0))  # without the GIL
+
+
 class _Slots:
     """Tensors of a store that hold one activation each, kept for the next of the same size."""
 
@@ -17,6 +39,7 @@ class _Slots:
         self._store, self._lowest, self._free, self._made, self._departures = store, lowest, {}, 0, {}
         # One thread at a time is inside the store, which add() needs alone. A finalizer may run inside take().
         self.lock = store.__dict__.setdefault("_activation_lock", threading.RLock())
+        self.heap = _Heap()
 
     def take(self, nbytes):
         size = -(-nbytes // 4096) * 4096
@@ -50,6 +73,7 @@ class _Activation:
         if t.device.type == "cpu":
             self._job = None
             self._keep(t.detach())
+            slots.heap.passed(self.nbytes)
         else:  # the job holds this object, and so the slot
             self._job = slots.departures(t.device).send(t, self._keep)
 
@@ -66,6 +90,7 @@ class _Activation:
     def fetch(self):
         out = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         if self._job is None:
+            self.slots.heap.passed(self.nbytes)
             self._read(lambda stored: out.copy_(stored.view(self.dtype).view(self.shape)))
             return out
         self._job.result()  # what failed on the way to the store is raised here, in the backward pass
@@ -89,8 +114,8 @@ class offload_activations(contextlib.ContextDecorator):
     Weights stay too, as do tensors of other classes than torch.Tensor (DTensors), and what is saved several times is
     stored once. Gradients have the same bits as without. The store must stay open until the graph is gone, and its host
     budget holds at least the largest two tensors. It must not be the store of an optimizer whose updates overlap.
-    From a GPU they come through pinned memory, by a stream and a thread of their own. There a tensor that is modified in
-    place while it is on its way is an error of the backward pass, as it is without offloading.
+    From a GPU they come through pinned memory, by a stream and a thread of their own. A tensor that is then modified
+    in place while it is on its way is an error of the backward pass, as it is without offloading.
 
     One object may serve all steps, one block after the other, and be a decorator of a function that is a forward pass.
     """
@@ -137,7 +162,7 @@ class offload_activations(contextlib.ContextDecorator):
         def unpack(saved):
             if not isinstance(saved, _Activation):
                 return saved
-            for earlier in order[max(0, saved.order - 2) : saved.order]:  # mostly the backward pass goes the other way
+            for earlier in order[max(0, saved.order - 2) : saved.order]:  # mostly backward goes the other way
                 if (ahead := earlier()) is not None:
                     ahead.prefetch()
             return saved.fetch()

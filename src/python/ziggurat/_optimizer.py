@@ -72,7 +72,7 @@ class StoredOptimizer(Optimizer):
         self._own_store = store is None
         if not self._own_store and (host_bytes is not None or drives):
             raise UsageError("is given beside store, whose budgets hold", "drives" if drives else "host_bytes",
-                             "give either a Store, or host_bytes and drives for one of the optimizer's own")  # fmt: skip
+                             "give a Store, or host_bytes and drives for one of the optimizer's own")  # fmt: skip
         if self._own_store and host_bytes is None:
             if drives:
                 raise UsageError("is not given", "host_bytes", "say how much host memory the state may take")
@@ -221,8 +221,8 @@ class StoredOptimizer(Optimizer):
 
     def _warn_of_forwards_that_did_not_wait(self):
         if self._overlap == "forward" and self._jobs and not self._attached:
-            warnings.warn('overlap="forward" without attach(model) or flush() before the forward pass: it may have read '
-                          "parameters that were being updated; call optimizer.attach(model) once", stacklevel=4)  # fmt: skip
+            warnings.warn('overlap="forward" without attach(model) or flush() before the forward pass: it may have '
+                          "read parameters that were being updated; call optimizer.attach(model) once", stacklevel=5)  # fmt: skip
 
     def _step_at_once(self, trained, factor):
         near, far = _split(trained)

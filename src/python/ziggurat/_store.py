@@ -24,7 +24,18 @@ def bytes_of(size, what="size"):
             raise UsageError(f'"{size}" is no size', what, 'expected bytes, or a text such as "64MiB"')
         unit = 1024 ** "KMGT".find(found[2]) * 1024 if found[3] and found[2] else _UNITS[found[2]]
         return int(float(found[1]) * unit)
+    if not hasattr(size, "__index__") and not (isinstance(size, float) and math.isfinite(size)):
+        raise UsageError(f"{size!r} is no size", what, 'expected bytes, or a text such as "64MiB"')
     return int(size)
+
+
+def _drives(drives):
+    """(path, bytes) of each drive, from {path: size} or pairs."""
+    path = (str, os.PathLike)
+    pairs = [drives] if isinstance(drives, path) else list(drives.items() if hasattr(drives, "items") else drives)
+    if any(isinstance(pair, path) for pair in pairs):
+        raise UsageError(f"{drives!r} has no size", "drives", 'expected {path: size}, as {"/mnt/nvme0": "64GiB"}')
+    return [(os.fspath(path), bytes_of(size, f"drives: {path}")) for path, size in pairs]
 
 
 def dtype_name(dtype):
@@ -169,13 +180,10 @@ class Store:
     def __init__(self, *, host_bytes, drives=(), device_bytes=0, policy="next-use", queue_depth=None, backend="auto",
                  block_size=1 << 20, verify=True, read_ahead=None, write_ahead=True,
                  protect_reads=False):  # fmt: skip
-        pairs = list(drives.items() if hasattr(drives, "items") else drives)
         self._core = _core.Store.open(
-            bytes_of(host_bytes, "host_bytes"),
-            [(os.fspath(path), bytes_of(size, f"drives: {path}")) for path, size in pairs],
-            bytes_of(device_bytes, "device_bytes"), policy, queue_depth or 0, backend, backend != "auto",
-            bytes_of(block_size, "block_size"), bytes_of(read_ahead or 0, "read_ahead"), verify, write_ahead,
-            protect_reads,
+            bytes_of(host_bytes, "host_bytes"), _drives(drives), bytes_of(device_bytes, "device_bytes"), policy,
+            queue_depth or 0, backend, backend != "auto", bytes_of(block_size, "block_size"),
+            bytes_of(read_ahead or 0, "read_ahead"), verify, write_ahead, protect_reads,
         )  # fmt: skip
         self._tensors = {}
 

@@ -4,8 +4,9 @@ save_on_cpu beside it: gradients, peak memory, time.
 
     python bench/python_activations.py [--batch 2] [--length 512] [--host 256MiB] --nvme DIR
 
-Needs the package (docs/python.md), torch and transformers. Each way runs in a process of its own. `saved` is what was
-resident at most while a step ran, above what was before it. On a CPU save_on_cpu has nothing to move.
+Needs the package (docs/python.md), torch and transformers. Each way runs in a process of its own, in turns. The peak is
+what was resident at most from the second step on, above what was resident when the model and its gradients had been
+made: memory that the allocator keeps from one step to the next counts. On a CPU save_on_cpu has nothing to move.
 """
 import argparse
 import hashlib
@@ -36,6 +37,9 @@ def measure(way, a):
     config = transformers.GPT2Config(n_layer=a.layers, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
     model = transformers.GPT2LMHeadModel(config).train()
     ids = torch.randint(0, config.vocab_size, (a.batch, a.length))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    before = field("VmRSS")
     store = zg.Store(host_bytes=a.host, drives={a.nvme: "16GiB"}) if way == "offloaded" else None
     times, held = [], 0
     for step in range(a.steps + 1):
@@ -43,7 +47,6 @@ def measure(way, a):
         if step == 1:
             with open("/proc/self/clear_refs", "w") as f:
                 f.write("5")  # the peak begins anew
-            before = field("VmRSS")
         begin = time.perf_counter()
         if way == "plain":
             loss = model(input_ids=ids, labels=ids).loss

@@ -326,9 +326,11 @@ HWY_INLINE void store_streaming(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
   }
 }
 
-// Writes the weights of a block from its masters (kFull).
+// Writes the weights of a block from its masters (kFull), unless they are their own masters: then there is nothing to
+// write, and a non-temporal store of what has just been written would cost the line's way to memory twice.
 HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const double* master) {
-  std::memcpy(static_cast<double*>(a.weight) + begin, master, kQuantBlock * sizeof(double));
+  double* const weight = static_cast<double*>(a.weight) + begin;
+  if (weight != master) std::memcpy(weight, master, kQuantBlock * sizeof(double));
 }
 HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const float* master) {
   const hn::ScalableTag<float> d;
@@ -337,6 +339,7 @@ HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const fl
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   if (a.weight_type == DType::kF32) {
     float* const weight = static_cast<float*>(a.weight) + begin;
+    if (weight == master) return;
     for (std::int64_t i = 0; i < kQuantBlock; i += lanes)
       store_streaming(d, hn::LoadU(d, master + i), weight + i);
   } else if (a.weight_type == DType::kBF16) {

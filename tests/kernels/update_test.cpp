@@ -63,6 +63,28 @@ TEST_P(Update, SameBitsForAnyNumberOfThreadsAndCutIntoCalls) {
   EXPECT_TRUE(actual == expected);
 }
 
+// A parameter in the type of its master may be its own master: both are the same memory.
+TEST_P(Update, AWeightThatIsItsOwnMaster) {
+  const Case& c = GetParam();
+  if (c.format.master != MasterFormat::kFull || c.weight != c.format.full) return;
+  for (const std::size_t n : {1u, 255u, 256u, 600u, 65536u + 256u * 3 + 17u}) {
+    for (const std::size_t offset : {0u, 1u}) {
+      State begin(c, n, offset);
+      begin.fill(n, c.params);
+      State expected = begin;
+      reference(expected, c, c.params);
+      for_each_target([&] {
+        State actual = begin;
+        host::UpdateArrays arrays = actual.arrays();
+        arrays.weight = arrays.master;
+        host::update(static_cast<std::int64_t>(n), arrays, c.format, c.params);
+        *actual.memory().at(1) = *expected.memory().at(1);  // the other weight is in nobody's use
+        ASSERT_TRUE(actual == expected) << "n " << n << ", offset " << offset;
+      });
+    }
+  }
+}
+
 // Infinities and NaN go where the formulae take them, and nowhere else. Which NaN a whole moment holds is
 // left to the machine.
 TEST_P(Update, InfinitiesAndNan) {

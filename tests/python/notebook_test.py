@@ -12,6 +12,8 @@ import matplotlib  # noqa: E402
 
 matplotlib.use("Agg")
 
+from ziggurat import UsageError  # noqa: E402
+
 NOTEBOOK = pathlib.Path(__file__).resolve().parents[2] / "tools/examples/run_log.ipynb"
 
 
@@ -39,6 +41,11 @@ class Notebook(InFolder):
         panels = [axis.get_ylabel() for axis in figure.axes]
         self.assertEqual(panels, ["loss", "tokens_per_s", "MB per step", "ms waited", "ms"])
         self.assertGreater(os.path.getsize(os.path.join(self.folder, "run.png")), 10_000)
+        one = figure.axes[0]
+        one.clear()
+        self.assertIs(log.plot("loss", axes=one), figure)
+        with self.assertRaisesRegex(UsageError, "axes"):
+            log.plot("loss", "lr", axes=one)
         losses = figure.axes[0].lines[0].get_ydata().tolist()
         self.assertEqual(losses, log["loss"])
         times = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[4].lines}

@@ -63,6 +63,24 @@ class Contents(OnDrive):
         with store.add("b", "bfloat16", 8).acquire(mode="overwrite") as lease:
             self.assertEqual(lease.numpy().itemsize, 2)
 
+    def test_arrays_of_other_types_are_not_taken_for_its_own(self):
+        store = self.store()
+        t = store.add("t", "float32", 8)
+        for values in (np.arange(8, dtype=np.int32), np.arange(4.0)):  # of as many bytes
+            with self.assertRaises(zg.UsageError) as caught:
+                t.write(values)
+            self.assertIn(str(values.dtype), caught.exception.message)
+        t.write(np.arange(8, dtype=np.float32).reshape(2, 4).T)  # not contiguous
+        self.assertEqual(t.read().tolist(), [0, 4, 1, 5, 2, 6, 3, 7])
+        t.write(t.read().tobytes())
+        self.assertEqual(t.read().tolist(), [0, 4, 1, 5, 2, 6, 3, 7])
+        b = store.add("b", "bfloat16", 4)
+        b.write(np.array([0x3F80, 0, 0x4000, 0xBF80], dtype=np.uint16))
+        with b.acquire() as lease:
+            self.assertEqual(bytes(memoryview(lease)), bytes.fromhex("803f 0000 0040 80bf"))
+        with self.assertRaisesRegex(KeyError, "no tensor .c."):
+            store["c"]
+
     def test_leases_of_several_segments_at_once(self):
         store = self.store()
         t = store.add("t", "u8", 2 * MIB, segment_bytes=MIB)
@@ -253,6 +271,9 @@ class Errors(OnDrive):
             (lambda: store.add("big", "u8", 1 << 30), zg.IoError, ""),
             (lambda: zg.Store(host_bytes=0), zg.UsageError, "host_bytes"),
             (lambda: zg.Store(host_bytes="12 parsec"), zg.UsageError, "host_bytes"),
+            (lambda: zg.Store(host_bytes=None), zg.UsageError, "host_bytes"),
+            (lambda: zg.Store(host_bytes=MIB, drives=self.folder), zg.UsageError, "drives"),
+            (lambda: zg.Store(host_bytes=MIB, drives=[self.folder]), zg.UsageError, "drives"),
             (lambda: zg.Store(host_bytes=MIB, drives={"/nowhere": MIB}), zg.UsageError, "/nowhere"),
             (lambda: zg.Store(host_bytes=1 << 55), zg.MemoryLimitError, ""),
             (lambda: zg.io_bench(self.folder, op="erase"), zg.UsageError, "op"),
@@ -478,6 +499,8 @@ class Measures(OnDrive):
         self.assertTrue(np.isnan(log.array("val_loss")[0]))
         with self.assertRaises(zg.UsageError):
             log["lss"]
+        with self.assertRaisesRegex(zg.UsageError, "has not ended a step"):
+            zg.Log([])["loss"]
         path = log.to_tensorboard()
         self.assertEqual(os.path.dirname(path), self.folder)
         with open(path, "rb") as f:

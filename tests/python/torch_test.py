@@ -318,6 +318,8 @@ class Interface(Case):
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
     def test_what_cannot_be_is_refused(self):
+        store = zg.Store(host_bytes="1MiB")
+        self.addCleanup(store.close)
         p = parameters(torch.float32)
         for options, place in (
             ({"overlap": "backward", "max_grad_norm": 1.0}, "max_grad_norm"),
@@ -327,6 +329,8 @@ class Interface(Case):
             ({"lr": -1}, "lr"),
             ({"betas": (0.9, 1.0)}, "betas"),
             ({"drives": {"/tmp": "1GiB"}, "host_bytes": None}, "host_bytes"),
+            ({"store": store, "host_bytes": "1MiB"}, "host_bytes"),
+            ({"store": store, "drives": {"/tmp": "1GiB"}}, "drives"),
         ):
             with self.assertRaises(zg.UsageError) as caught:
                 zt.AdamW(p, **options)
@@ -378,6 +382,22 @@ class Interface(Case):
             with self.assertRaises(RuntimeError):
                 loss.backward()  # needs values that the step has overwritten
 
+    def test_forwards_that_do_not_wait_are_told(self):
+        model = torch.nn.Linear(50, 7)
+        optimizer = self.make(model.parameters(), overlap="forward")
+        for told in (False, True):  # only a second forward pass can meet an update
+            model(torch.ones(3, 50)).square().mean().backward()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.step()
+            self.assertEqual([w.filename for w in caught], [__file__] * told)
+        optimizer.attach(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                model(torch.ones(3, 50)).square().mean().backward()
+                optimizer.step()
+
     def test_a_store_of_ones_own_with_two_optimizers(self):
         with zg.Store(host_bytes="8MiB", drives={self.folder: "16MiB"}) as store:
             a, b = parameters(torch.float32), parameters(torch.float32)
@@ -408,6 +428,17 @@ class Interface(Case):
         stop.set()
         thread.join()
         self.assertGreater(len(ticks), 2)
+
+    def test_a_store_takes_tensors_of_torch(self):
+        with zg.Store(host_bytes="8MiB") as store:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+                values = (torch.randn(30, 20) * 9).to(dtype)
+                t = store.add(str(dtype), dtype, (20, 30))
+                t.write(values.t())  # not contiguous
+                with t.acquire() as lease:
+                    self.assertTrue(torch.equal(lease.torch((20, 30)), values.t()))
+            with self.assertRaises(zg.UsageError):
+                t.write(values.float())
 
     def test_a_forked_loader_beside_it(self):
         params, optimizer = self.run_steps(1, nvme=True)
@@ -578,6 +609,27 @@ class Activations(Case):
             del y
             made.append(len(list(store)))
         self.assertEqual(made, made[:1] * 3)
+
+    def test_one_object_serves_all_steps_and_decorates(self):
+        store = zg.Store(host_bytes="32MiB")
+        expected = self.gradients(None)
+        offload = zt.offload_activations(store, min_bytes="1KiB")
+        for _ in range(2):
+            self.assert_same(expected, self.gradients(offload))
+        made = len(list(store))
+        self.assertGreater(made, 0)
+        store = zg.Store(host_bytes="32MiB")
+        self.assert_same(expected, zt.offload_activations(store, min_bytes="1KiB")(self.gradients)(None))
+        self.assertEqual(len(list(store)), made)
+
+    def test_what_it_cannot_take(self):
+        for arguments, options, place in (
+            (("store",), {}, "store"),
+            ((zg.Store(host_bytes="1MiB"),), {"min_bytes": "much"}, "min_bytes"),
+        ):
+            with self.assertRaises(zg.UsageError) as caught:
+                zt.offload_activations(*arguments, **options)
+            self.assertEqual(caught.exception.place, place)
 
     def test_what_is_skipped_stays(self):
         store = zg.Store(host_bytes="32MiB")

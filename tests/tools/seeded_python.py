@@ -28,7 +28,7 @@ BUGS = (
      "        self._saved = None\n        scale, found_inf", "        scale, found_inf",
      "files_test.py", "Files.test_state_dict_names_the_checkpoint_above_its_limit"),
     ("weights are offloaded as if they were activations", ACTIVATIONS,
-     "if weight or not plain", "if not plain",
+     "return weight or not plain", "return not plain",
      "torch_test.py", "Activations.test_weights_stay_and_duplicates_are_stored_once"),
     ("a tensor that was changed since is taken for the stored one", ACTIVATIONS,
      "t.stride(), t.dtype, t._version)", "t.stride(), t.dtype)",

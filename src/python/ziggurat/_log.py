@@ -33,7 +33,8 @@ class Log:
 
     def __getitem__(self, name):
         if name not in self.columns:
-            raise UsageError("is no column", name, "there are " + ", ".join(self.columns))
+            there = "there are " + ", ".join(self.columns) if self.columns else "the run has not ended a step yet"
+            raise UsageError("is no column", name, there)
         return [s.get(name) for s in self._flat]
 
     def array(self, name):
@@ -82,6 +83,7 @@ class Log:
         names  columns, and "links": bytes of each link in a step, beside the step's time and the least that it could
                take (its bound, by the measured speed of what it needs most); "stalls": waiting, by cause.
                Default: loss, tokens_per_s, links, stalls
+        axes   of matplotlib, to draw into: one, or as many as there are names
         """
         import matplotlib.pyplot as plt
 
@@ -89,6 +91,9 @@ class Log:
         if axes is None:
             _, axes = plt.subplots(len(names), sharex=True, squeeze=False, figsize=(7, 2.2 * len(names)))
             axes = axes[:, 0]
+        axes = list(axes) if hasattr(axes, "__iter__") else [axes]
+        if len(axes) != len(names):
+            raise UsageError(f"are {len(axes)}", "axes", f"{len(names)} are drawn: {', '.join(names)}")
         for name, axis in zip(names, axes):
             draw = {"links": self._plot_links, "stalls": self._plot_stalls}.get(name)
             if draw is not None:

@@ -3,6 +3,7 @@ import concurrent.futures
 import logging
 import math
 import os
+import warnings
 import weakref
 
 import torch
@@ -69,6 +70,9 @@ class StoredOptimizer(Optimizer):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise UsageError(f"is {max_grad_norm}", "max_grad_norm", "a number above 0, or None")
         self._own_store = store is None
+        if not self._own_store and (host_bytes is not None or drives):
+            raise UsageError("is given beside store, whose budgets hold", "drives" if drives else "host_bytes",
+                             "give a Store, or host_bytes and drives for one of the optimizer's own")  # fmt: skip
         if self._own_store and host_bytes is None:
             if drives:
                 raise UsageError("is not given", "host_bytes", "say how much host memory the state may take")
@@ -84,6 +88,7 @@ class StoredOptimizer(Optimizer):
         self._jobs, self._backwards, self._norm, self._process = {}, {}, None, os.getpid()
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "ziggurat-optimizer")  # no thread before its first job
         self._staged = {}  # by device
+        self._attached = False  # to a model, whose modules wait for what they read
         super().__init__(params, defaults)
 
     def _moment_names(self, group):
@@ -188,6 +193,7 @@ class StoredOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._warn_of_forwards_that_did_not_wait()
         self.flush()
         self._saved = None
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -212,6 +218,11 @@ class StoredOptimizer(Optimizer):
         else:
             self._begin(trained, factor)
         return loss
+
+    def _warn_of_forwards_that_did_not_wait(self):
+        if self._overlap == "forward" and self._jobs and not self._attached:
+            warnings.warn('overlap="forward" without attach(model) or flush() before the forward pass: it may have '
+                          "read parameters that were being updated; call optimizer.attach(model) once", stacklevel=5)  # fmt: skip
 
     def _step_at_once(self, trained, factor):
         near, far = _split(trained)
@@ -303,6 +314,7 @@ class StoredOptimizer(Optimizer):
                 for p in m.parameters(recurse=False):
                     self._finish(p)
 
+        self._attached = True
         hooks = [m.register_forward_pre_hook(before, prepend=True) for m in model.modules()]
         hooks += [m.register_state_dict_pre_hook(lambda *_: self.flush()) for m in model.modules()]
         # What is loaded must not be overwritten by an update that began before.

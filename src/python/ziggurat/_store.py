@@ -24,7 +24,18 @@ def bytes_of(size, what="size"):
             raise UsageError(f'"{size}" is no size', what, 'expected bytes, or a text such as "64MiB"')
         unit = 1024 ** "KMGT".find(found[2]) * 1024 if found[3] and found[2] else _UNITS[found[2]]
         return int(float(found[1]) * unit)
+    if not hasattr(size, "__index__") and not (isinstance(size, float) and math.isfinite(size)):
+        raise UsageError(f"{size!r} is no size", what, 'expected bytes, or a text such as "64MiB"')
     return int(size)
+
+
+def _drives(drives):
+    """(path, bytes) of each drive, from {path: size} or pairs."""
+    path = (str, os.PathLike)
+    pairs = [drives] if isinstance(drives, path) else list(drives.items() if hasattr(drives, "items") else drives)
+    if any(isinstance(pair, path) for pair in pairs):
+        raise UsageError(f"{drives!r} has no size", "drives", 'expected {path: size}, as {"/mnt/nvme0": "64GiB"}')
+    return [(os.fspath(path), bytes_of(size, f"drives: {path}")) for path, size in pairs]
 
 
 def dtype_name(dtype):
@@ -39,6 +50,18 @@ def dtype_name(dtype):
 
 def _shape(shape):
     return (int(shape),) if not hasattr(shape, "__iter__") else tuple(int(n) for n in shape)
+
+
+def _bytes(values):
+    """The bytes of an array of NumPy's or torch's, or of a buffer."""
+    if hasattr(values, "detach"):
+        import torch
+
+        return memoryview(values.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    if hasattr(values, "dtype"):  # not all of NumPy's types can be seen as a buffer
+        return memoryview(values.reshape(-1).view("u1"))
+    view = memoryview(values)
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
 class Tensor:
@@ -82,9 +105,15 @@ class Tensor:
             self._store._core.discard(self._number, i)
 
     def write(self, values):
-        """Sets all of the content from an array of the tensor's dtype (NumPy's, torch's, or any buffer)."""
-        source = memoryview(values.detach().cpu().contiguous().numpy() if hasattr(values, "detach") else values)
-        source = source.cast("B") if source.c_contiguous else memoryview(source.tobytes())
+        """Sets all of the content from an array of the tensor's dtype (NumPy's, torch's), or from a buffer of bytes.
+
+        For bfloat16, which NumPy has not, an array of its bits (uint16) is taken too.
+        """
+        given = dtype_name(values.dtype) if hasattr(values, "dtype") else "u8"
+        if given not in (self.dtype, "u8", "u16" if self.dtype == "bf16" else ""):
+            raise UsageError(f"are {values.dtype}", f'values of "{self.name}"',
+                             f"expected {self.dtype}: convert them first, or give their bytes")  # fmt: skip
+        source = _bytes(values)
         if source.nbytes != self.nbytes:
             raise UsageError(f"has {source.nbytes} bytes", f'values of "{self.name}"', f"expected {self.nbytes}")
         at = 0
@@ -151,13 +180,10 @@ class Store:
     def __init__(self, *, host_bytes, drives=(), device_bytes=0, policy="next-use", queue_depth=None, backend="auto",
                  block_size=1 << 20, verify=True, read_ahead=None, write_ahead=True,
                  protect_reads=False):  # fmt: skip
-        pairs = list(drives.items() if hasattr(drives, "items") else drives)
         self._core = _core.Store.open(
-            bytes_of(host_bytes, "host_bytes"),
-            [(os.fspath(path), bytes_of(size, f"drives: {path}")) for path, size in pairs],
-            bytes_of(device_bytes, "device_bytes"), policy, queue_depth or 0, backend, backend != "auto",
-            bytes_of(block_size, "block_size"), bytes_of(read_ahead or 0, "read_ahead"), verify, write_ahead,
-            protect_reads,
+            bytes_of(host_bytes, "host_bytes"), _drives(drives), bytes_of(device_bytes, "device_bytes"), policy,
+            queue_depth or 0, backend, backend != "auto", bytes_of(block_size, "block_size"),
+            bytes_of(read_ahead or 0, "read_ahead"), verify, write_ahead, protect_reads,
         )  # fmt: skip
         self._tensors = {}
 
@@ -179,6 +205,8 @@ class Store:
         return self._tensors[name]
 
     def __getitem__(self, name):
+        if name not in self._tensors:
+            raise KeyError(f"the store has no tensor {name!r}")
         return self._tensors[name]
 
     def __contains__(self, name):

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ContextDecorator
 from typing import Any, Literal
 
 import torch
@@ -82,7 +82,14 @@ class SGD(_StoredOptimizer):
         **options: Any,
     ) -> None: ...
 
-def offload_activations(
-    store: Store, *, min_bytes: int = ..., lowest: Literal["nvme", "host"] = "nvme",
-    skip: Callable[[torch.Tensor], bool] = ...,
-) -> AbstractContextManager[None]: ...
+class offload_activations(ContextDecorator):
+    def __init__(
+        self,
+        store: Store,
+        *,
+        min_bytes: _Size = ...,
+        lowest: Literal["nvme", "host"] = "nvme",
+        skip: Callable[[torch.Tensor], bool] = ...,
+    ) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...

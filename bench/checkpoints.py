@@ -4,6 +4,7 @@ torch.distributed.checkpoint writing the same state to the same drive.
 
     cmake --preset release && ninja -C build ziggurat
     bench/checkpoints.py [--drive DIR] [--steps 41] [--rounds 3] [--torch-python PYTHON] [--out bench/results/NAME.json]
+    bench/checkpoints.py --steps-only [--add EARLIER.json]... [--out bench/results/NAME.json]
 
 The runs have an NVMe tier on the drive, and device and host budgets (--budget) of a quarter of GPT-2 124M's state, so
 that most of it lies there: checkpoints pin it. With --budget 0 there is no tier, and they copy it.
@@ -12,8 +13,10 @@ Of each way: seconds in which the training stands still for a checkpoint, bytes 
 more host memory the process takes at its peak; of the runs also the space that their drive's files take at most, and
 whether all bytes were those of the formula. The mean of a step has in it what the checkpoints of these steps cost: the
 standstill of each, and slower steps beside a commit. Export is one of the newest checkpoint, to the same drive, beside
-what io-bench reads and writes there at once. PyTorch's processes hold the state as tensors of their own, one for each
-parameter and moment, and sync what they have written, as the checkpoints here are.
+what io-bench reads and writes there at once, in turns. --steps-only leaves out exports and PyTorch; --add takes over
+the rounds of an earlier call with the same settings, where a machine is free for a few rounds at a time. PyTorch's
+processes hold the state as tensors of their own, one for each parameter and moment, and sync what they have written, as
+the checkpoints here are.
 """
 import argparse
 import contextlib
@@ -118,18 +121,30 @@ def per_step(args, run):
 
 
 def export(args, out):
-    """Bytes per second of an export of the newest checkpoint, and of a copy as io-bench measures it: read and written."""
+    """Bytes per second of an export of the newest checkpoint; of io-bench before and after it, which reads and writes
+    at once; and of dd, which copies what was exported into a new file past the page cache."""
+    def io_bench():
+        words = ["io-bench", "--path", str(out.parent), "--op", "mixed", "--seconds", "3", "--json"]
+        said = subprocess.run([args.program, *words], check=True, capture_output=True, text=True).stdout
+        return json.loads(said)["write"]["bytes_per_second"]
+
     state = json.loads(subprocess.run([args.program, "checkpoint", "list", str(out), "--json"], check=True,
                                       capture_output=True, text=True).stdout)["checkpoints"][0]
     copy = out.parent / "copy"
+    before = io_bench()
     begin = time.perf_counter()
     subprocess.run([args.program, "checkpoint", "export", state["path"], str(copy)], check=True, capture_output=True)
     seconds = time.perf_counter() - begin
     size = bytes_in(copy)
+    largest = max(copy.rglob("*.safetensors"), key=bytes_in)
+    begin = time.perf_counter()
+    subprocess.run(["dd", f"if={largest}", f"of={copy}/again", "bs=8M", "iflag=direct", "oflag=direct", "conv=fsync"],
+                   check=True, capture_output=True)
+    dd = bytes_in(largest) / (time.perf_counter() - begin)
     shutil.rmtree(copy)
-    measured = subprocess.run([args.program, "io-bench", "--path", str(out.parent), "--op", "mixed", "--seconds", "3",
-                               "--json"], check=True, capture_output=True, text=True).stdout
-    return {"bytes": size, "seconds": seconds, "bytes_per_second": size / seconds, "io_bench": json.loads(measured)}
+    io = statistics.mean([before, io_bench()])
+    return {"bytes": size, "seconds": seconds, "bytes_per_second": size / seconds, "io_bench_copies": io,
+            "dd_copies": dd, "of_io_bench": size / seconds / io}
 
 
 def sizes_of(args, out):
@@ -166,25 +181,36 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the runs, e.g. tiers.host")
     parser.add_argument("--torch-python", default=sys.executable)
+    parser.add_argument("--steps-only", action="store_true", help="no exports, and nothing of PyTorch")
+    parser.add_argument("--add", action="append", default=[], metavar="JSON", help="rounds of an earlier call")
     parser.add_argument("--out")
     args = parser.parse_args()
     os.makedirs(args.drive, exist_ok=True)
     runs, theirs = {"none": [], "every": []}, {}
     exports = []
+    for earlier in map(json.loads, map(pathlib.Path.read_text, map(pathlib.Path, args.add))):
+        for way, all_ in runs.items():
+            all_ += earlier["runs"][way]
+        exports += earlier["exports"]
+    first = len(runs["none"])
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=args.drive) as folder:
         work = pathlib.Path(folder)
         (work / "text.txt").write_text("".join(chr(32 + (i * i + i // 7) % 90) for i in range(200_000)))
-        for i in range(args.rounds):
+        for i in range(first, first + args.rounds):
             # Who comes first changes, too.
             for way in list(runs)[::1 if i % 2 == 0 else -1]:
                 out = work / way
                 shutil.rmtree(out, ignore_errors=True)
                 shutil.rmtree(work / f"drive-{way}", ignore_errors=True)
                 runs[way].append(train(args, out, args.every if way == "every" else 0))
+            pair = [per_step(args, runs[way][-1]) for way in ("none", "every")]
+            print(f"round {i + 1}/{first + args.rounds}: {pair[0]:.3f} s a step without checkpoints, "
+                  f"{100 * (pair[1] / pair[0] - 1):+.1f}% with", flush=True)
+            if args.steps_only:
+                continue
             exports.append(export(args, work / "every"))
             for way, what in others(args, work, sizes_of(args, work / "every")):
                 theirs.setdefault(way, []).append(what)
-            print(f"round {i + 1}/{args.rounds}", flush=True)
     mean = {way: statistics.median(per_step(args, r) for r in all_) for way, all_ in runs.items()}
     stalls = [s for r in runs["every"] for s in r["stalls"]]
     share = mean["every"] / mean["none"] - 1
@@ -208,7 +234,10 @@ def main():
     print(f"files on the drive: {every[0]['drive_peak'] / 1e6:.1f} MB at most, {runs['none'][0]['drive_peak'] / 1e6:.1f} MB "
           f"without checkpoints; bytes moved: {sum(r['exact'] for r in every)} counters exact, "
           f"{sum(r['differs'] for r in every)} differ from the formula")
-    print(f"export: {statistics.median(e['bytes_per_second'] for e in exports) / 1e9:.2f} GB/s")
+    if exports:
+        print(f"export: {statistics.median(e['bytes_per_second'] for e in exports) / 1e9:.2f} GB/s, "
+              f"{statistics.median(e['of_io_bench'] for e in exports):.2f} of what io-bench copies; dd "
+              f"{statistics.median(e['dd_copies'] for e in exports) / 1e9:.2f} GB/s")
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump(provenance(ROOT) | {"benchmark": "checkpoints", "load": os.getloadavg(), "runs": runs, "aim": AIM,

@@ -113,6 +113,10 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
     kinds.push_back({"stages",
                      {"devices=host:4", "train_batch_size=8", "train_micro_batch_size_per_gpu=1",
                       "parallel.pipeline=2", "zero_optimization.stage=1"}});
+    kinds.push_back(
+        {"ranks on drives", drives + Strings{"devices=host:4", "train_batch_size=8", "tiers.host=1600KiB",
+                                             "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3",
+                                             "checkpoint.state=pin"}});
   }
   for (const Kind& kind : kinds) {
     SCOPED_TRACE(kind.name);

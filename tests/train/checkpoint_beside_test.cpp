@@ -138,21 +138,32 @@ TEST_F(Beside, AnEvaluationWaits) {
   EXPECT_EQ(waited, 1);
 }
 
-// A run that fails behind a step leaves the checkpoint that was begun before.
+// A run that fails behind a step leaves the checkpoint that was begun before: it is there when run() has
+// ended.
 TEST_F(Beside, WhatWasBegunIsCommittedThoughTheRunFails) {
   for (const Strings& settings : {Strings{}, two_ranks_}) {
     const std::string name = settings.empty() ? "one" : "two";
     SlowCommit files;
     Position position;
     position.fails_at = 3;
-    files.before = [&](int) { EXPECT_TRUE(position.ends(3, 60)); };
+    std::atomic<bool> ends{false};
+    files.before = [&](int) {
+      EXPECT_TRUE(position.ends(3, 60));
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // longer than the run takes to end
+      ends = true;
+    };
+    std::vector<CheckpointEntry> all;
     {
       Trainer trainer(config(name, settings + on_drive("drive of " + name)), {.files = &files});
       trainer.start();
       EXPECT_THROW((void)trainer.run({&position}), Error);
+      all = list_checkpoints(directory_ + "/" + name + "/checkpoints");
+      // Where the run did not wait for its commit, the trainer must not go before that has ended.
+      for (int looks = 0; !ends && looks < 6000; ++looks)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (all.empty()) std::this_thread::sleep_for(std::chrono::seconds(2));
     }
-    const auto all = list_checkpoints(directory_ + "/" + name + "/checkpoints");
-    ASSERT_EQ(all.size(), 1u);
+    ASSERT_EQ(all.size(), 1u) << "the run has ended before its commit";
     EXPECT_EQ(all.front().step, 2);
     Checkpoint(all.front().path).verify();
   }
@@ -195,7 +206,7 @@ TEST_F(Beside, ACommitThreadThatThrowsEndsTheRun) {
   for (const Strings& settings : {Strings{}, two_ranks_, stages}) {
     SCOPED_TRACE(testing::PrintToString(settings));
     const std::string name = fmt::format("out{}", number++);
-    const Strings all = settings + on_drive("drive of " + name);
+    const Strings all = settings + on_drive("drive of " + name) + Strings{"parallel.timeout_seconds=90"};
     const Outcome whole = run("whole " + name, settings + on_drive("drive of whole " + name));
     SlowCommit files;
     files.before = [](int step) {

@@ -30,6 +30,7 @@ using Tensors = std::map<std::string, std::vector<char>>;
 inline Tensors tensors_in(const std::string& path) {
   const Checkpoint checkpoint(path);
   checkpoint.verify();
+  checkpoint.expect(checkpoint.tensors());  // all pieces, and codes with their scales
   const std::map<std::string, std::int64_t> widths{
       {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"U8", 1}};
   Tensors all;

@@ -17,6 +17,7 @@
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/store/dry_run.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -36,6 +37,13 @@ constexpr const char* kHelp = R"(What it prints, one row a cell:
             was in flight at its ends counts where it ended, so a short window may come out above 1
   best      the fixed depth (aio.queue_depth=N, aio.adaptive_depth=false) with the highest eta
   ratio     eta of the default / eta of the best fixed depth; 1: nothing was left to tune
+  halves    the seconds that the two halves of a step need / step s. Each half (up to the head, and from it on)
+            needs the longer of its NVMe bytes at the drives' speed and of its compute as it was measured on this
+            processor. Near 1 beside a low eta: the processor binds one of the halves. Read-ahead moves some bytes
+            from one half to the other, so 1 is no exact limit
+  any       the same with the fewest NVMe bytes before the head that any decisions could reach: what the half
+            reads that was there before it, and what it writes that is needed after it, less all memory. The
+            second half counts its compute alone. No policy makes a step shorter than this
 Columns without another name are of the default: what the configuration gives when "aio" names nothing but
 the back end. Where stall is small the processor is what bounds the step, and eta says nothing of the drives.
 
@@ -112,11 +120,24 @@ struct Setting {
   }
 };
 
+// NVMe bytes of a step as its plan decides them: those before the head, and those from it on.
+struct Halves {
+  double read[2] = {0, 0}, written[2] = {0, 0};
+  double least_read = 0, least_written = 0;  // before the head, whatever is decided
+  double needed(int half, bool duplex) const {
+    return duplex ? std::max(read[half], written[half]) : read[half] + written[half];
+  }
+};
+
 // Steps of one run, between two looks at the clock.
 struct Window {
   double seconds = 0, step = 0, stall = 0, io = 0, eta = 0;
+  // Seconds that the halves of a step need, and with any decisions; and their share of `step`.
+  double halves = 0, any = 0, of_halves = 0, of_any = 0;
   double read_bytes = 0, write_bytes = 0, offered_bytes = 0;
   zg::StallTimes causes;
+  zg::Phases phases;  // of a step
+  Halves bytes;
 };
 
 class TemporaryDirectory {
@@ -233,6 +254,96 @@ Window window_of(const zg::RunConfig& config, const zg::io::LinkCounters& before
   return w;
 }
 
+class HalvesOfStep final : public zg::DryRunObserver {
+ public:
+  HalvesOfStep(const zg::TensorTable& table, const zg::StepProgram& program)
+      : table_(table), program_(program) {}
+  std::optional<zg::NoRoom> before(std::int32_t op) override {
+    if (program_.ops[static_cast<std::size_t>(op)].kind == zg::OpKind::kHead) half_ = 1;
+    return std::nullopt;
+  }
+  void after(std::int32_t, std::span<const zg::Action> moves) override {
+    for (const zg::Action& move : moves) {
+      if (move.kind != zg::Action::Kind::kCopy) continue;
+      const auto bytes = static_cast<double>(table_.segment(move.segment).charge);
+      if (move.from == zg::Tier::kNvme) halves.read[half_] += bytes;
+      if (move.tier == zg::Tier::kNvme) halves.written[half_] += bytes;
+    }
+  }
+  Halves halves;
+
+ private:
+  const zg::TensorTable& table_;
+  const zg::StepProgram& program_;
+  int half_ = 0;
+};
+
+// What must be read and written before the head, at least, where `memory` bytes are above NVMe: they can hold
+// so much of what the half reads when it begins, and of what it has written when it ends.
+void find_least(const zg::TensorTable& table, const zg::StepProgram& step, std::int64_t memory,
+                Halves& halves) {
+  std::vector<zg::AccessStep> first(static_cast<std::size_t>(table.segment_count()), {.segment = -1}),
+      last = first, after = first;
+  std::vector<bool> written(first.size());
+  bool second_half = false;
+  for (std::int32_t op = 0; op < step.program.op_count(); ++op) {
+    second_half = second_half || step.ops[static_cast<std::size_t>(op)].kind == zg::OpKind::kHead;
+    for (const zg::AccessStep& a : step.program.op(op)) {
+      const auto id = static_cast<std::size_t>(a.segment);
+      zg::AccessStep& begin = second_half ? after[id] : first[id];
+      if (begin.segment < 0) begin = a;
+      if (second_half) continue;
+      last[id] = a;
+      if (a.access != zg::Access::kRead) written[id] = true;
+    }
+  }
+  for (std::size_t id = 0; id < first.size(); ++id) {
+    const zg::Segment& segment = table.segment(static_cast<zg::SegmentId>(id));
+    if (first[id].segment < 0 || segment.lowest != zg::Tier::kNvme) continue;
+    const auto bytes = static_cast<double>(segment.charge);
+    if (first[id].access != zg::Access::kOverwrite) halves.least_read += bytes;
+    const zg::AccessStep& next = after[id].segment >= 0 ? after[id] : first[id];
+    if (written[id] && !last[id].last && next.access != zg::Access::kOverwrite) halves.least_written += bytes;
+  }
+  halves.least_read = std::max(0.0, halves.least_read - static_cast<double>(memory));
+  halves.least_written = std::max(0.0, halves.least_written - static_cast<double>(memory));
+}
+
+// Of a step in the steady state, which a few steps reach.
+Halves halves_of(const zg::RunPlan& plan) {
+  const zg::TensorTable& table = plan.layout->table;
+  const zg::StepPrograms& programs = *plan.programs;
+  zg::Residency residency(table, plan.resident);
+  std::vector<zg::Action> ignored;
+  const auto fits = [](const std::optional<zg::NoRoom>& failure) {
+    if (failure) throw zg::Error(zg::Errc::kMemory, "plan", "finds no room in its own budgets", "report it");
+  };
+  fits(dry_run(residency, programs.initialize.program));
+  residency.demote_all(ignored);
+  fits(dry_run(residency, programs.first.program));
+  Halves halves;
+  for (int step = 0; step < 4; ++step) {
+    HalvesOfStep counted(table, programs.step);
+    fits(dry_run(residency, programs.step.program, &counted));
+    halves = counted.halves;
+  }
+  find_least(table, programs.step, plan.budgets.device + plan.budgets.host, halves);
+  return halves;
+}
+
+// Sets the seconds that the halves of a step need where the drives give `rate`. The updates run beside the
+// half in which they are.
+void find_seconds(Window& w, bool duplex, double rate, zg::UpdateTiming timing) {
+  const bool deferred = timing == zg::UpdateTiming::kDeferred, early = timing == zg::UpdateTiming::kEarly;
+  const double forward = std::max(w.phases.forward, deferred ? w.phases.optimizer : 0);
+  const double backward = std::max(w.phases.backward, early ? w.phases.optimizer : 0);
+  w.halves = std::max(w.bytes.needed(0, duplex) / rate, forward) +
+             std::max(w.bytes.needed(1, duplex) / rate, backward);
+  const double read = w.bytes.least_read, written = w.bytes.least_written;
+  w.any = std::max((duplex ? std::max(read, written) : read + written) / rate, forward) + backward;
+  w.of_halves = w.halves / w.step, w.of_any = w.any / w.step;
+}
+
 // A run of its own. No pause at the end of the window: the next step would already be fetched.
 Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   zg::ConfigSource source{{o.directory + "/drive_bound.json"}, overrides_of(o, cell, setting)};
@@ -248,10 +359,14 @@ Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   const auto from = Clock::now();
   double stall = 0;
   zg::StallTimes causes;
+  zg::Phases phases;
   while (step < o.warmup + o.steps) {
     const zg::StepResult r = trainer.train_step(step++, zg::Then::kTrain);
     stall += r.stall;
     causes += r.stall_for;
+    phases.forward += r.phases.forward / static_cast<double>(o.steps);
+    phases.backward += r.phases.backward / static_cast<double>(o.steps);
+    phases.optimizer += r.phases.optimizer / static_cast<double>(o.steps);
   }
   const auto to = Clock::now();
   Window w = window_of(config, before, moved_by(*trainer.node().io()), from, to);
@@ -260,6 +375,10 @@ Window measure(const Options& o, const Cell& cell, const Setting& setting) {
   w.step = w.seconds / steps;
   w.stall = stall / w.seconds;
   w.causes = causes;
+  w.phases = phases;
+  w.bytes = halves_of(trainer.plan());
+  find_seconds(w, drives_of(config).front().duplex, w.offered_bytes / w.seconds,
+               trainer.plan().programs->timing);
   return w;
 }
 
@@ -271,7 +390,14 @@ ordered_json json_of(const std::vector<Window>& windows) {
                     {"read_bytes", w.read_bytes},
                     {"write_bytes", w.write_bytes},
                     {"offered_bytes", w.offered_bytes},
-                    {"stall_share", w.stall}});
+                    {"stall_share", w.stall},
+                    {"forward_s", w.phases.forward},
+                    {"backward_s", w.phases.backward},
+                    {"optimizer_s", w.phases.optimizer},
+                    {"halves_s", w.halves},
+                    {"of_halves", w.of_halves},
+                    {"any_policy_s", w.any},
+                    {"of_any_policy", w.of_any}});
     for (std::size_t i = 0; i < w.causes.seconds.size(); ++i)
       each.back()["stall_s"][zg::name_of(static_cast<zg::StallCause>(i))] = w.causes.seconds[i];
   }
@@ -279,12 +405,19 @@ ordered_json json_of(const std::vector<Window>& windows) {
           {"io_s_per_step", median(windows, &Window::io)},
           {"step_s", median(windows, &Window::step)},
           {"stall_share", median(windows, &Window::stall)},
+          {"of_halves", median(windows, &Window::of_halves)},
+          {"of_any_policy", median(windows, &Window::of_any)},
+          {"half_bytes",
+           {{"read", windows.front().bytes.read},
+            {"written", windows.front().bytes.written},
+            {"least_read", windows.front().bytes.least_read},
+            {"least_written", windows.front().bytes.least_written}}},
           {"rounds", each}};
 }
 
 void print_header() {
-  std::printf("%-8s %8s %5s | %7s %7s %6s | %11s %8s %10s %6s\n", "scenario", "host MiB", "clip", "io s",
-              "step s", "stall", "eta default", "eta best", "best depth", "ratio");
+  std::printf("%-8s %8s %5s | %7s %7s %6s | %11s %8s %10s %6s | %6s %6s\n", "scenario", "host MiB", "clip",
+              "io s", "step s", "stall", "eta default", "eta best", "best depth", "ratio", "halves", "any");
 }
 
 // Every setting once a round. The row is printed, and all of it returned.
@@ -303,11 +436,13 @@ ordered_json run_cell(const Options& o, const Cell& cell, const std::vector<Sett
     if (best == 0 || median(windows[i], &Window::eta) > median(windows[best], &Window::eta)) best = i;
   }
   const double eta = median(windows[0], &Window::eta), best_eta = median(windows[best], &Window::eta);
-  std::printf("%-8s %8lld %5s | %7.3f %7.3f %5.1f%% | %11.3f %8.3f %10s %6.3f\n", cell.scenario->name.c_str(),
-              static_cast<long long>(cell.host), cell.clip.c_str(), median(windows[0], &Window::io),
-              median(windows[0], &Window::step), 100 * median(windows[0], &Window::stall), eta, best_eta,
+  std::printf("%-8s %8lld %5s | %7.3f %7.3f %5.1f%% | %11.3f %8.3f %10s %6.3f | %6.3f %6.3f\n",
+              cell.scenario->name.c_str(), static_cast<long long>(cell.host), cell.clip.c_str(),
+              median(windows[0], &Window::io), median(windows[0], &Window::step),
+              100 * median(windows[0], &Window::stall), eta, best_eta,
               best == 0 ? "-" : std::to_string(settings[best].depth).c_str(),
-              best_eta > 0 ? eta / best_eta : 0);
+              best_eta > 0 ? eta / best_eta : 0, median(windows[0], &Window::of_halves),
+              median(windows[0], &Window::of_any));
   std::fflush(stdout);
   ordered_json j = {{"scenario", cell.scenario->name},
                     {"host_mib", cell.host},

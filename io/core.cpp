@@ -6,13 +6,30 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/io/depth.hpp"
 #include "ziggurat/io/volume.hpp"
 
 namespace zg::io {
 
-int default_queue_depth(std::int64_t block_size) {
+namespace {
+
+int depth_of(std::int64_t bytes, std::int64_t block_size) {
   constexpr std::int64_t kLeast = 4, kMost = 256;
-  return static_cast<int>(std::clamp(kBytesInFlight / std::max<std::int64_t>(1, block_size), kLeast, kMost));
+  return static_cast<int>(std::clamp(bytes / std::max<std::int64_t>(1, block_size), kLeast, kMost));
+}
+
+}  // namespace
+
+int default_queue_depth(std::int64_t block_size) {
+  return depth_of(kMostBytesInFlight, block_size);
+}
+
+std::int64_t bytes_in_flight(std::int64_t memory, std::int64_t drives) {
+  return std::clamp(memory / 4 / std::max<std::int64_t>(1, drives), kBytesInFlight, kMostBytesInFlight);
+}
+
+int queue_depth_within(std::int64_t memory, std::int64_t drives, std::int64_t block_size) {
+  return depth_of(bytes_in_flight(memory, drives), block_size);
 }
 
 EngineOptions with_depth(EngineOptions o) {

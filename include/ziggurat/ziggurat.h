@@ -120,7 +120,7 @@ typedef struct zg_store_config {
   const int64_t* drive_bytes;
   int32_t drive_count;
   int32_t backend;           /* zg_backend */
-  int32_t queue_depth;       /* blocks in flight on a drive; 0: as many as make 32 MiB */
+  int32_t queue_depth;       /* blocks in flight on a drive; 0: 32 to 64 MiB of them, by host_bytes */
   uint32_t flags;            /* zg_store_flags */
   int64_t block_size;        /* bytes of one request to the kernel, a multiple of 4096; 0: 1 MiB */
   const char* policy;        /* of eviction: "next-use" (NULL), "lru", "clock" */

@@ -318,7 +318,7 @@ void add_options(CLI::App& c, Flags& f) {
       ->capture_default_str()
       ->check(byte_size(4096));
   c.add_option("--queue-depth", f.queue_depth,
-               "Requests in flight per path (default: as many as are 32 MiB, at least 4 and at most 256)")
+               "Requests in flight per path (default: as many as are 64 MiB, at least 4 and at most 256)")
       ->check(whole_number(1, 4096));
   c.add_option("--size", f.size,
                "Of each file (default: 4GiB, or half of what is free, or 65536 blocks, whichever is least)")
@@ -361,7 +361,7 @@ constexpr const char* kFooter = R"(Examples:
 What to choose:
   A drive is only busy while it has requests: block size times queue depth is what is under way. Small
   blocks cost CPU for each; large ones and a deep queue reach the drive's bandwidth, and beyond that only
-  add latency, since each waits for those before it. 32 MiB under way (the default: 32 blocks of 1MiB) suit
+  add latency, since each waits for those before it. 64 MiB under way (the default: 64 blocks of 1MiB) suit
   many NVMe drives, and some take more; io-tune searches for the best.
 How to read the result:
   latency is from submission to completion; with a full queue p50 is about depth x block size / throughput.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "config/sections.hpp"
+#include "ziggurat/io/depth.hpp"
 #include "ziggurat/io/engine.hpp"
 
 namespace zg::config {
@@ -48,9 +49,12 @@ const Keys& aio_keys() {
        IntSpec{.fallback = io::default_queue_depth(d.block_size),
                .min = 1,
                .max = 4096,
-               .autos = Auto::kTakesFallback},
+               .autos = Auto::kOwnMeaning},
        "Requests in flight on a drive.",
-       fmt::format("as many blocks as are {} MiB, at least 4 and at most 256", io::kBytesInFlight >> 20)},
+       fmt::format(
+           "as many blocks as are a quarter of `tiers.host` over the drives, {} to {} MiB for each, but "
+           "at least 4 and at most 256",
+           io::kBytesInFlight >> 20, io::kMostBytesInFlight >> 20)},
       {"adaptive_depth", &A::adaptive_depth, BoolSpec{},
        "From `queue_depth` on, each queue looks for the shallowest depth that loses little bandwidth. For "
        "those to whom latency counts for more than the last percents of bandwidth."},
@@ -226,10 +230,12 @@ void read_aio(Section& root, RunConfig& run) {
   using io::Backend;
   aio->read_into(out);
   out.require = out.backend != Backend::kAuto;
-  // Without the key the depth stays 0, "not stated": the engine then finds one that is within the cap of
+  // Without the key the depth stays 0, "not stated": the plan then finds one that is within the cap of
   // `adaptive_depth`.
-  if (aio->has("queue_depth")) {
-    out.queue_depth = static_cast<int>(aio->integer("queue_depth", io::default_queue_depth(out.block_size)));
+  if (aio->is_auto("queue_depth")) {
+    aio->notice("queue_depth", "\"auto\": the plan finds it");
+  } else if (aio->has("queue_depth")) {
+    out.queue_depth = static_cast<int>(aio->integer("queue_depth"));
   }
   IntSpec cap = aio->spec_of<IntSpec>("max_queue_depth");
   cap.fallback = std::max<std::int64_t>(cap.fallback, out.queue_depth);

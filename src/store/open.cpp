@@ -1,10 +1,12 @@
 #include "ziggurat/store/open.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <utility>
 
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/io/depth.hpp"
 
 namespace zg {
 namespace {
@@ -68,6 +70,11 @@ std::unique_ptr<OpenStore> open_store(const StoreConfig& config) {
   if (!config.drives.empty()) {
     io::EngineOptions aio = config.aio;
     if (aio.trace == nullptr) aio.trace = config.trace;
+    if (aio.queue_depth == 0) {
+      const auto drives = static_cast<std::int64_t>(config.drives.size());
+      aio.queue_depth = io::queue_depth_within(config.host_bytes, drives, aio.block_size);
+      if (aio.adapt_depth) aio.queue_depth = std::min(aio.queue_depth, aio.max_queue_depth);
+    }
     opened->io_ = io::make_engine(aio, config.drives);
   }
   options.device = opened->device_.get();

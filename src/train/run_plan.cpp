@@ -11,6 +11,7 @@
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/config/composition.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
+#include "ziggurat/io/depth.hpp"
 #include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/store/store.hpp"
@@ -294,12 +295,18 @@ class Planner {
       };
       return {of(budgets.device), of(budgets.host), budgets.direct};
     }
+    return read_ahead_of(
+        layout().table, programs, budgets,
+        {2 * TensorStore::kCopiesInFlight, queue_depth(budgets.host) * config_.aio.block_size * drives()});
+  }
+
+  std::int64_t drives() const { return static_cast<std::int64_t>(config_.tiers.nvme.size()); }
+  // Blocks in flight on a drive, where each rank has `host` bytes of host memory.
+  int queue_depth(std::int64_t host) const {
     const AioConfig& aio = config_.aio;
-    const std::int64_t depth =
-        aio.queue_depth > 0 ? aio.queue_depth : io::default_queue_depth(aio.block_size);
-    const auto drives = static_cast<std::int64_t>(config_.tiers.nvme.size());
-    return read_ahead_of(layout().table, programs, budgets,
-                         {2 * TensorStore::kCopiesInFlight, depth * aio.block_size * drives});
+    if (aio.queue_depth > 0) return aio.queue_depth;
+    const int depth = io::queue_depth_within(host * config_.device.ranks, drives(), aio.block_size);
+    return aio.adaptive_depth ? std::min(depth, aio.max_queue_depth) : depth;
   }
 
   // The number of units that are updated on the device, where their state then is: all, if the user wants the
@@ -414,6 +421,7 @@ class Planner {
                          hardware_.gpu && hardware_.gpu->direct};
     const Budgets all = everything();
     const Budgets ahead = read_ahead(inside, *plan_.programs);
+    plan_.queue_depth = queue_depth(inside.host);
     // Less room for read-ahead where the budgets are too small.
     for (std::int64_t part = 1; part <= 32; part *= 2) {
       // A tier that holds everything needs no room for moves.

@@ -191,13 +191,12 @@ TEST_F(ConfigTest, DeepSpeedSectionsMeanWhatTheyMeanThere) {
                                    "zero_allow_untested_optimizer"}));
 }
 
-// Not stated, and "auto", are the same: what the engine and the plan find from sizes.
+// Not stated, and "auto", are the same: what the plan finds from sizes.
 TEST_F(ConfigTest, DepthAndReadAheadAreFoundUnlessTheyAreStated) {
   for (const char* text : {"{}", R"({"aio": {"queue_depth": "auto"}, "tiers": {"read_ahead": "auto"}})"}) {
     const RunConfig run = load_over(text);
-    EXPECT_EQ(run.aio.queue_depth == 0 ? io::default_queue_depth(run.aio.block_size) : run.aio.queue_depth,
-              32)
-        << text;
+    EXPECT_EQ(run.aio.queue_depth, 0) << text;
+    EXPECT_EQ(run.aio.max_queue_depth, 256) << text;
     EXPECT_FALSE(run.aio.adaptive_depth) << text;
     EXPECT_FALSE(run.tiers.read_ahead.has_value()) << text;
     for (const std::string& warning : run.warnings) EXPECT_HAS_NOT(warning, "took -");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support.hpp"
+#include "ziggurat/io/depth.hpp"
 
 namespace zg::io::test {
 namespace {
@@ -408,18 +409,32 @@ TEST_F(FaultTest, LateBlocksComeOutOfOrder) {
 }
 
 TEST(DefaultDepth, IsAFixedNumberOfBytesWithinLimits) {
-  EXPECT_EQ(default_queue_depth(1 << 20), 32);
+  EXPECT_EQ(default_queue_depth(1 << 20), 64);
   EXPECT_EQ(default_queue_depth(128 << 10), 256);
   EXPECT_EQ(default_queue_depth(4096), 256);
-  EXPECT_EQ(default_queue_depth(2 << 20), 16);
+  EXPECT_EQ(default_queue_depth(2 << 20), 32);
   EXPECT_EQ(default_queue_depth(1 << 30), 4);
   const auto depth_of = [](EngineOptions options) {
     options.backend = Backend::kRam;
     return make_engine(options, {{.bytes = 1 << 20}})->report(0).depth;
   };
-  EXPECT_EQ(depth_of({.block_size = 2 << 20}), 16);
+  EXPECT_EQ(depth_of({.block_size = 2 << 20}), 32);
   EXPECT_EQ(depth_of({.block_size = 2 << 20, .queue_depth = 5}), 5);
   EXPECT_EQ(depth_of({.adapt_depth = true, .max_queue_depth = 8}), 8) << "it begins below its cap";
+}
+
+TEST(DefaultDepth, TakesAQuarterOfTheMemoryOverTheDrivesBetween32And64MiB) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  EXPECT_EQ(bytes_in_flight(96 * kMiB, 1), 32 * kMiB) << "the least";
+  EXPECT_EQ(bytes_in_flight(160 * kMiB, 1), 40 * kMiB);
+  EXPECT_EQ(bytes_in_flight(640 * kMiB, 1), 64 * kMiB) << "the most";
+  EXPECT_EQ(bytes_in_flight(640 * kMiB, 4), 40 * kMiB);
+  EXPECT_EQ(bytes_in_flight(160 * kMiB, 4), 32 * kMiB);
+  EXPECT_EQ(bytes_in_flight(0, 0), 32 * kMiB);
+  EXPECT_EQ(queue_depth_within(160 * kMiB, 1, kMiB), 40);
+  EXPECT_EQ(queue_depth_within(160 * kMiB, 1, 3 * kMiB), 13) << "whole blocks";
+  EXPECT_EQ(queue_depth_within(640 * kMiB, 1, 4096), 256);
+  EXPECT_EQ(queue_depth_within(160 * kMiB, 1, 1 << 30), 4);
 }
 
 }  // namespace

@@ -64,6 +64,31 @@ TEST(OpenStore, WithoutDrivesNothingSinksBelowTheHost) {
   EXPECT_THROW((void)opened->acquire("a", 0, Tier::kDevice, Access::kRead), Error);
 }
 
+TEST(OpenStore, DrivesHaveInFlightWhatTheHostsMemoryAllows) {
+  const auto depth_of = [](std::int64_t host_bytes, int drives,
+                           const std::function<void(StoreConfig&)>& more) {
+    StoreConfig config = ram_config();
+    config.host_bytes = host_bytes;
+    config.drives.resize(static_cast<std::size_t>(drives), config.drives.front());
+    more(config);
+    return open_store(config)->io()->report(0).depth;
+  };
+  constexpr std::int64_t kMiB = 1 << 20;
+  const auto nothing = [](StoreConfig&) {};
+  EXPECT_EQ(depth_of(96 * kMiB, 1, nothing), 32);
+  EXPECT_EQ(depth_of(320 * kMiB, 1, nothing), 64);
+  EXPECT_EQ(depth_of(320 * kMiB, 2, nothing), 40);
+  EXPECT_EQ(depth_of(320 * kMiB, 1, [](StoreConfig& c) { c.aio.block_size = 2 << 20; }), 32);
+  EXPECT_EQ(depth_of(320 * kMiB, 1, [](StoreConfig& c) { c.aio.queue_depth = 7; }), 7) << "it is stated";
+  EXPECT_EQ(depth_of(320 * kMiB, 1,
+                     [](StoreConfig& c) {
+                       c.aio.adapt_depth = true;
+                       c.aio.max_queue_depth = 16;
+                     }),
+            16)
+      << "it begins below its cap";
+}
+
 TEST(OpenStore, NamesTheFieldThatMakesNoSense) {
   const TempDir dir;
   struct Case {

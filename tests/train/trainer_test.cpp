@@ -132,6 +132,33 @@ TEST_F(TrainerLibrary, AModelThatIsTrainedFurtherKeepsItsGenerationConfig) {
   EXPECT_EQ(test::read_file(next + "/generation_config.json"), text);
 }
 
+// The depth of drives, and with it the room that the plan leaves for moves, goes by the host's memory and the
+// number of drives; a depth that is stated stays.
+TEST_F(TrainerLibrary, ThePlanFindsTheDepthOfTheDrives) {
+  const auto plan_of = [](const RunConfig& c) {
+    ModelConfig model = *c.model;
+    model.vocab_size = 256;
+    Hardware machine;
+    machine.memory.available = 64 * kGiB;
+    machine.cores.nodes = {{0, {{0, 0}, {1, 1}}}};
+    machine.drives.resize(c.tiers.nvme.size(), {0, {1024 * kGiB, 1}});
+    return make_run_plan(c, model, 500, machine);
+  };
+  const auto depth = [&](const char* host, std::vector<std::string> more) {
+    more.push_back(std::string("tiers.host=") + host);
+    more.push_back("tiers.nvme.0.path=/nowhere/a");
+    return plan_of(config(more)).queue_depth;
+  };
+  EXPECT_EQ(depth("96MiB", {}), 32);
+  EXPECT_EQ(depth("160MiB", {}), 40);
+  EXPECT_EQ(depth("640MiB", {}), 64);
+  EXPECT_EQ(depth("640MiB", {"tiers.nvme.1.path=/nowhere/b", "tiers.nvme.2.path=/nowhere/c"}), 53);
+  EXPECT_EQ(depth("640MiB", {"devices=host:2", "tiers.nvme.1.path=/nowhere/b"}), 64)
+      << "the ranks share memory and drives";
+  EXPECT_EQ(depth("640MiB", {"aio.queue_depth=5"}), 5);
+  EXPECT_EQ(depth("640MiB", {"aio.adaptive_depth=true", "aio.max_queue_depth=48"}), 48);
+}
+
 // Sizes of a GPU that nobody has.
 struct SomeGpu final : OpSizes {
   std::int64_t row_groups() const override { return 264; }

@@ -57,7 +57,7 @@ struct AioConfig {
   io::Backend backend = io::Backend::kAuto;
   bool require = false;  // the file names a back end, so there is no fall-back
   std::int64_t block_size = 1 << 20;
-  int queue_depth = 0;          // 0: io::default_queue_depth()
+  int queue_depth = 0;          // 0: io::queue_depth_within()
   bool adaptive_depth = false;  // finds the shallowest depth that loses little bandwidth, from queue_depth on
   int max_queue_depth = 256;    // cap of the adaptive depth
   int queues = 1;               // rings, each with an I/O thread, per drive

@@ -49,11 +49,11 @@ struct RamModel {
 // Error(kUsage) when the stalls or changes are invalid.
 double mean_bytes_per_second(const RamModel& model);
 
-// The depth used when none is given: kBytesInFlight in blocks of this size, at least 4 and at most 256 of
-// them. A fixed number of bytes needs no knowledge of the drive's rate: it lasts 2 ms on the fastest drives
-// of today (14 GB/s), longer than their latency. On a slow drive it delays demands little, since write-back
-// takes only a part of the queue (Priority). Some drives can use more: bench/io_default_depth.py compares
-// depths on a drive, bench_drive_bound in training on drives of known speed.
+// The depth used when none is given and no memory bounds it (io/depth.hpp). A fixed number of bytes needs no
+// knowledge of the drive's rate: kBytesInFlight, the least, last 2 ms on the fastest drives of today (14
+// GB/s), longer than their latency. On a slow drive they delay demands little, since write-back takes only a
+// part of the queue (Priority). Some drives use more: bench/io_default_depth.py compares depths on a drive,
+// bench_drive_bound in training on drives of known speed.
 inline constexpr std::int64_t kBytesInFlight = std::int64_t{32} << 20;
 int default_queue_depth(std::int64_t block_size);
 

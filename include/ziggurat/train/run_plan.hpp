@@ -73,9 +73,10 @@ struct RunPlan {
   std::unique_ptr<const Model> model;
   std::unique_ptr<const Layout> layout;
   std::unique_ptr<const StepPrograms> programs;
-  Budgets budgets;   // of the arenas, with the workspace
-  Budgets resident;  // the store's part: without the workspace and the bytes left free for read-ahead
-  Plan dry_run;      // under `resident`
+  Budgets budgets;      // of the arenas, with the workspace
+  Budgets resident;     // the store's part: without the workspace and the bytes left free for read-ahead
+  Plan dry_run;         // under `resident`
+  int queue_depth = 0;  // blocks in flight on a drive
   RankChoices choices;
   CoreAssignment cores;
   // Why checkpoints copy the state of drives in place of pinning it there, as checkpoint.state would have it;

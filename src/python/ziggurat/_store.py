@@ -167,7 +167,7 @@ class Store:
                  everything stays in memory
     policy       of eviction: "next-use", "lru" or "clock"
     backend      "auto", "io_uring", "libaio", "threads", or "ram" (memory instead of drives, for tests)
-    queue_depth  blocks in flight on a drive; None: as many as make 32 MiB
+    queue_depth  blocks in flight on a drive; None: as many as make 32 to 64 MiB, a quarter of host_bytes over the drives
     read_ahead   bytes fetched ahead; None: half of the budget
     verify       checksums of what lies on NVMe
     protect_reads  for looking for mistakes: who writes to bytes that were acquired for reading, which torch does not

@@ -62,14 +62,30 @@ class ConfigReader {
   // Keys that would change what is computed, and must be absent, null, false or empty.
   void demand_off(std::initializer_list<const char*> keys) const {
     for (const char* key : keys) {
-      const json* value = find(key);
-      if (value == nullptr || *value == false || *value == 0 || value->empty()) continue;
-      wrong(key, "nothing: that is not supported");
+      if (is_on(key)) wrong(key, "nothing: that is not supported");
+    }
+  }
+  // A key that neither is read here nor is among `idle` may change what is computed, too.
+  void demand_known(std::initializer_list<std::string_view> read,
+                    std::initializer_list<std::string_view> idle) const {
+    const auto among = [](const auto& list, std::string_view key) {
+      return std::find(list.begin(), list.end(), key) != list.end();
+    };
+    for (const auto& item : object_.items()) {
+      if (!is_on(item.key().c_str()) || among(read, item.key()) || among(idle, item.key())) continue;
+      throw Error(Errc::kUsage, where_,
+                  fmt::format("has the key {}, which is not known", hf::in_quotes(item.key())),
+                  "it may change what the adapter computes; where it does not, remove it");
     }
   }
   const std::string& where() const { return where_; }
 
  private:
+  bool is_on(const char* key) const {
+    const json* value = find(key);
+    return value != nullptr && *value != false && *value != 0 && !value->empty();
+  }
+
   const std::string where_;
   const json object_;
 };
@@ -116,6 +132,17 @@ std::uint32_t read_modules(const ConfigReader& reader, const ModelConfig& model)
   return bits;
 }
 
+// Keys of PEFT's that say where a model comes from, how A and B began, or how they are used.
+constexpr std::initializer_list<std::string_view> kIdleKeys = {
+    "task_type",          "base_model_name_or_path",
+    "revision",           "inference_mode",
+    "auto_mapping",       "eva_config",
+    "peft_version",       "corda_config",
+    "lora_ga_config",     "runtime_config",
+    "loftq_config",       "layers_pattern",
+    "megatron_core",      "qalora_group_size",
+    "ensure_weight_tying"};
+
 hf::Source source_of(const SafeTensors& file, const SafeTensors::Entry& entry) {
   return {&file, &entry, *hf::float_dtype(entry.dtype)};
 }
@@ -149,6 +176,9 @@ Lora parse_adapter_config(const std::string& json_text, const std::string& where
   if (reader.find("lora_dropout") != nullptr) lora.dropout = reader.number("lora_dropout", 0);
   if (lora.dropout >= 1) reader.wrong("lora_dropout", "a number from 0 to below 1");
   lora.modules = read_modules(reader, model);
+  reader.demand_known({"peft_type", "fan_in_fan_out", "bias", "init_lora_weights", "r", "lora_alpha",
+                       "use_rslora", "lora_dropout", "target_modules"},
+                      kIdleKeys);
   return lora;
 }
 

@@ -24,6 +24,8 @@ constexpr NamedKind kKinds[] = {{Kind::kNone, "default"},
 // What Gemma 3 calls the layers that have a window, and the others.
 constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
 
+constexpr const char* kOriginal = "original_max_position_embeddings";
+
 // A key that is not known may change arithmetic.
 void refuse_unknown(const Keys& rope, const std::string& key) {
   static constexpr std::string_view kKnown[] = {
@@ -67,6 +69,17 @@ double ratio_of(std::int64_t context, std::int64_t original) {
   return static_cast<double>(context) / static_cast<double>(original);
 }
 
+// The number beside the object counts, by the family's rule, and 4096 where there is none. A file in which
+// the object says another one means that, but would get the first.
+std::int64_t original_of_phi3(const Keys& rope, const Keys& top) {
+  const std::int64_t beside = top.size(kOriginal, 4096);
+  if (rope.size(kOriginal, beside) == beside) return beside;
+  throw Error(Errc::kUsage, rope.where(),
+              fmt::format("\"{}\" is {}; beside the object {} is {}", kOriginal, rope.size(kOriginal),
+                          top.has(kOriginal) ? "it" : "it is not given, and", beside),
+              fmt::format("say \"{}\": {} in config.json itself", kOriginal, rope.size(kOriginal)));
+}
+
 RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c) {
   RopeScaling s;
   s.kind = kind_of(rope, c.arch);
@@ -75,9 +88,7 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c
     s.factor = required(rope, "factor");
     return s;
   }
-  constexpr const char* kOriginal = "original_max_position_embeddings";
-  s.original = rope.size(kOriginal, c.arch == Arch::kPhi3 ? 4096 : c.context);
-  if (c.arch == Arch::kPhi3) s.original = top.size(kOriginal, s.original);
+  s.original = c.arch == Arch::kPhi3 ? original_of_phi3(rope, top) : rope.size(kOriginal, c.context);
   const double ratio = ratio_of(c.context, s.original);
   s.factor = s.kind == Kind::kLlama3 ? required(rope, "factor") : rope.positive("factor", ratio);
   if (s.kind == Kind::kLlama3) {
@@ -189,7 +200,8 @@ void read_rope(const Keys& keys, ModelConfig& c) {
     keys.unsupported(key, "null, or an object with \"rope_type\"");
   const double partial = keys.positive("partial_rotary_factor", c.block.rope.partial);
   if (c.arch == Arch::kPhi3) {
-    c.block.rope.partial = c.block.rope.partial != 1 ? c.block.rope.partial : partial;
+    const bool said = keys.has(key) && keys.at(key).contains("partial_rotary_factor");
+    if (!said) c.block.rope.partial = partial;
   } else if (partial != 1 || c.block.rope.partial != 1) {
     keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1");
   }

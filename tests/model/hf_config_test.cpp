@@ -207,6 +207,12 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
        "\"num_key_value_heads\" is missing"},
       {kLlama, R"({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2}})", "\"longrope\""},
       {kLlama,
+       R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64}})",
+       "is 64; beside the object it is not given, and is 4096"},
+      {kLlama, R"({"model_type": "phi3", "original_max_position_embeddings": 32,
+                   "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64}})",
+       "is 64; beside the object it is 32"},
+      {kLlama,
        R"({"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}})",
        "\"partial_rotary_factor\" 1 is supported"},
       {kLlama, R"({"model_type": "mistral", "num_hidden_layers": 1, "layer_types": ["full_attention"]})",
@@ -321,6 +327,11 @@ TEST(Families, WhatFilesDoNotSay) {
   EXPECT_EQ(olmo2.block.norms, NormPlacement::kAfter);
   EXPECT_EQ(olmo2.block.head_norms, HeadNorms::kAll);
   EXPECT_TRUE(phi3.block.fused);
+  // Of two shares of a head the one of the object counts, whatever it is.
+  const char* const shares = R"({"model_type": "phi3", "partial_rotary_factor": 0.5,
+                                 "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}})";
+  EXPECT_EQ(family(shares).block.rope.partial, 1);
+  EXPECT_EQ(family(R"({"model_type": "phi3", "partial_rotary_factor": 0.5})").block.rope.partial, 0.5);
   for (const ModelConfig& c : {qwen2, qwen3, gemma2, olmo2, phi3}) EXPECT_NO_THROW(validate(c));
 }
 

@@ -326,6 +326,8 @@ TEST(AdapterFiles, AreRefusedWithOneMessage) {
       {replaced("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_4\""),
        "others change the model"},
       {replaced("\"use_rslora\": false", "\"use_rslora\": 1"), "\"use_rslora\" is 1, expected true or false"},
+      {replaced("\"bias\": \"none\"", "\"kasa_config\": {\"beta\": 1}"),
+       "has the key \"kasa_config\", which is not known"},
   };
   for (const auto& [text, said] : cases) {
     SCOPED_TRACE(said);

@@ -6,40 +6,48 @@
 #include <hwy/highway.h>
 // clang-format on
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 
 #include "kernels/host/gemv.hpp"
 #include "kernels/host/lanes.hpp"
 #include "ziggurat/base/parallel.hpp"
+#include "ziggurat/base/units.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// One row after the other, so that memory is read from front to back. Four sums hide the latency of an
-// addition; they are added up in a fixed order.
-void rows_of(const RowProduct& p, std::int64_t begin, std::int64_t end) {
-  constexpr std::int64_t kAhead = 512;  // elements: what the processor's own prefetching leaves at page ends
+// Rows of the matrix side by side: so many streams of memory keep a core's reads in flight. An element is a
+// sum in the order of its row, whichever are beside it.
+constexpr std::int64_t kRows = 4;
+
+template <std::int64_t kCount>
+void multiply(const RowProduct& p, std::int64_t j) {
   const Lanes<float> d;
-  const std::int64_t step = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t j = begin; j < end; ++j) {
-    const float* const w = p.w + j * p.ld;
-    auto a = hn::Zero(d), b = hn::Zero(d), c = hn::Zero(d), e = hn::Zero(d);
-    std::int64_t i = 0;
-    for (; i + 4 * step <= p.k; i += 4 * step) {
-      for (std::int64_t line = 0; line < 4 * step; line += 16) hwy::Prefetch(w + i + line + kAhead);
-      a = hn::MulAdd(hn::LoadU(d, p.x + i), hn::LoadU(d, w + i), a);
-      b = hn::MulAdd(hn::LoadU(d, p.x + i + step), hn::LoadU(d, w + i + step), b);
-      c = hn::MulAdd(hn::LoadU(d, p.x + i + 2 * step), hn::LoadU(d, w + i + 2 * step), c);
-      e = hn::MulAdd(hn::LoadU(d, p.x + i + 3 * step), hn::LoadU(d, w + i + 3 * step), e);
+  hn::Vec<Lanes<float>> sum[kCount];
+  for (auto& s : sum) s = hn::Zero(d);
+  const float* const w = p.w + j * p.ld;
+  for_lanes(d, p.k, [&](std::int64_t i, auto part) HWY_ATTR {
+    const auto x = load(d, p.x + i, part);
+    for (std::int64_t r = 0; r < kCount; ++r) {
+      const float* const at = w + r * p.ld + i;
+      hwy::Prefetch(at + kRows * p.ld);  // of the rows that follow; no fault behind the last ones
+      sum[r] = hn::MulAdd(x, load(d, at, part), sum[r]);
     }
-    for_lanes(d, p.k - i, [&](std::int64_t at, auto part) HWY_ATTR {
-      a = hn::MulAdd(load(d, p.x + i + at, part), load(d, w + i + at, part), a);
-    });
-    float sum = sum_of_lanes(d, hn::Add(hn::Add(a, b), hn::Add(c, e)));
-    if (p.bias != nullptr) sum += p.bias[j];
-    p.y[j] = p.accumulate ? p.y[j] + sum : sum;
+  });
+  for (std::int64_t r = 0; r < kCount; ++r) {
+    float y = sum_of_lanes(d, sum[r]);
+    if (p.bias != nullptr) y += p.bias[j + r];
+    p.y[j + r] = p.accumulate ? p.y[j + r] + y : y;
   }
+}
+
+void rows_of(const RowProduct& p, std::int64_t begin, std::int64_t end) {
+  std::int64_t j = begin;
+  for (; j + kRows <= end; j += kRows) multiply<kRows>(p, j);
+  for (; j < end; ++j) multiply<1>(p, j);
 }
 
 }  // namespace
@@ -54,10 +62,12 @@ HWY_EXPORT(rows_of);
 
 void multiply_row(const RowProduct& p) {
   constexpr std::int64_t kTask = 1 << 16, kLeast = 8;  // elements of the matrix; rows
-  const std::int64_t rows = std::max(kLeast, kTask / p.k);
+  const std::int64_t rows = round_up(std::max(kLeast, kTask / p.k), kLeast);
   parallel_for({p.w, p.n * p.ld * static_cast<std::int64_t>(sizeof(float))}, p.n, rows,
-               [&](std::int64_t begin, std::int64_t end) { HWY_DYNAMIC_DISPATCH(rows_of)
-                                                           (p, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) {
+                 HWY_DYNAMIC_DISPATCH(rows_of)
+                 (p, begin, end);
+               });
 }
 
 }  // namespace zg::host

@@ -70,7 +70,8 @@ constexpr ChatTemplate kTemplates[] = {
      .also = kByteToken,
      .before = "[INST] ",
      .after = "[/INST]",
-     .end = "</s>"},
+     .end = "</s>",
+     .leads = " "},
     {.name = "Mistral Nemo", .tells = "[INST]", .before = "[INST]", .after = "[/INST]", .end = "</s>"},
 };
 
@@ -170,6 +171,17 @@ std::vector<std::int32_t> Chat::without_blanks(std::vector<std::int32_t> ids) co
   return rest.size() == text.size() ? ids : tokenizer_.encode(rest);
 }
 
+// With the token before it, beside which a tokenizer of pieces may write a blank in another way.
+std::vector<std::int32_t> Chat::behind_lead(std::vector<std::int32_t> ids) const {
+  if (form_.leads == nullptr) return ids;
+  const std::vector<std::int32_t> before = tokenizer_.encode(form_.after),
+                                  all = tokenizer_.encode(form_.after +
+                                                          (form_.leads + trimmed(tokenizer_.decode(ids))));
+  const bool follows = all.size() >= before.size() && std::equal(before.begin(), before.end(), all.begin());
+  if (!follows) return ids;
+  return {all.begin() + static_cast<std::ptrdiff_t>(before.size()), all.end()};
+}
+
 void Chat::answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends) {
   const auto ends_it = [&](std::int32_t id) {
     return id == end_id_ || std::find(ends.begin(), ends.end(), id) != ends.end();
@@ -177,7 +189,7 @@ void Chat::answered(const std::vector<std::int32_t>& ids, const std::vector<std:
   const bool ended = !ids.empty() && ends_it(ids.back());
   ids_.resize(ids_.size() - opened_);
   opened_ = 0;
-  append(ids_, without_blanks(without_thoughts({ids.begin(), ids.end() - (ended ? 1 : 0)})));
+  append(ids_, behind_lead(without_blanks(without_thoughts({ids.begin(), ids.end() - (ended ? 1 : 0)}))));
   answered_ = true;
 }
 

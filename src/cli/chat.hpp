@@ -26,6 +26,7 @@ struct ChatTemplate {
   const char* end;               // the token that ends the model's turn
   const char* between = "";      // behind that token, before the next turn
   bool trims = false;            // what either says loses the blanks around it
+  const char* leads = nullptr;   // stands before what the model said, which loses the blanks around it
   // Earlier turns lose what the model thought, up to </think> and these characters behind it; null: they keep
   // it.
   const char* behind_thoughts = nullptr;
@@ -50,6 +51,7 @@ class Chat {
   void read_own(const TemplateTexts& own, const std::string& today);
   std::vector<std::int32_t> without_thoughts(std::vector<std::int32_t> ids) const;
   std::vector<std::int32_t> without_blanks(std::vector<std::int32_t> ids) const;
+  std::vector<std::int32_t> behind_lead(std::vector<std::int32_t> ids) const;
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& form_;

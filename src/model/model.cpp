@@ -48,7 +48,7 @@ void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(shape.first + shape.time * shape.part.parts, c.longest_sequence());
 }
 
-// Checks the adapters that a call is given: those of the second tile of a block that has adapters, none for
+// Checks the adapters that a call is given: those of the last tile of a block that has adapters, none for
 // another block.
 void check_adapters(const Unit& unit, const View& view, DType dtype) {
   ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
@@ -355,7 +355,7 @@ void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* sav
   if (grads) check_flat(grads, unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(saved != nullptr && workspace != nullptr);
-  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
+  ZG_ASSERT_EQ(unit.in_tiles() && grads, tiles != nullptr);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
   call.tiles = tiles;
   call.dropout = dropout;

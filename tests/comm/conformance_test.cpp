@@ -237,6 +237,72 @@ TEST_P(Conformance, SendsAndReceivesMatchInOrder) {
   });
 }
 
+// <A x, y> = <x, A' y> over all members, of each call that a backward turns round: what is gathered is summed
+// by pieces, a sum that all go on with is the sum of their gradients, what is broadcast is summed, what is
+// exchanged is exchanged back, and what is passed round a ring goes round the other way.
+TEST_P(Conformance, BackwardsAreTheAdjoints) {
+  in_groups([](Communicator& comm, const std::vector<int>& members, Stream& stream, const Place& place) {
+    constexpr std::int64_t kN = 257;
+    const int d = comm.size(), me = members[static_cast<std::size_t>(comm.rank())];
+    const auto back = place.stream("back");
+    // Of this member, from numbers that no other vector has.
+    const auto vector = [&](int which, std::int64_t n) { return values<double>(me, which * 10 * kN * d, n); };
+    const auto expect_adjoint = [&](const char* what, const std::vector<double>& x, Operand<double>& ax,
+                                    const std::vector<double>& y, Operand<double>& aty) {
+      stream.synchronize(), back->synchronize();
+      const auto dot = [](const std::vector<double>& a, const std::vector<double>& b, bool magnitudes) {
+        double sum = 0;
+        for (std::size_t i = 0; i < a.size(); ++i) sum += magnitudes ? std::abs(a[i] * b[i]) : a[i] * b[i];
+        return sum;
+      };
+      Operand<double> sums(place, {dot(ax.read(), y, false), dot(x, aty.read(), false),
+                                   dot(ax.read(), y, true) + dot(x, aty.read(), true)});
+      comm.all_reduce(stream, sums.data(), 3, DType::kF64, Reduction::kSum);
+      stream.synchronize();
+      const std::vector<double> all = sums.read();
+      EXPECT_NEAR(all[0], all[1], 1e-13 * all[2]) << what << " of " << d;
+      EXPECT_GT(all[2], 0) << what;
+    };
+    const std::vector<double> x = vector(0, kN), y = vector(1, kN * d), z = vector(2, kN),
+                              w = vector(3, kN * d);
+    {
+      Operand<double> in(place, x), ax(place, kN * d), out(place, y), aty(place, kN);
+      comm.all_gather(stream, in.data(), ax.data(), kN, DType::kF64);
+      comm.reduce_scatter(stream, out.data(), aty.data(), kN, DType::kF64, Reduction::kSum);
+      expect_adjoint("all-gather", x, ax, y, aty);
+    }
+    {
+      Operand<double> ax(place, x), aty(place, z);
+      comm.all_reduce(stream, ax.data(), kN, DType::kF64, Reduction::kSum);
+      comm.all_reduce(stream, aty.data(), kN, DType::kF64, Reduction::kSum);
+      expect_adjoint("all-reduce", x, ax, z, aty);
+    }
+    {
+      Operand<double> in(place, y), ax(place, kN * d), out(place, w), aty(place, kN * d);
+      comm.all_to_all(stream, in.data(), ax.data(), kN, DType::kF64);
+      comm.all_to_all(stream, out.data(), aty.data(), kN, DType::kF64);
+      expect_adjoint("all-to-all", y, ax, w, aty);
+    }
+    for (int root = 0; root < d; ++root) {
+      // The root alone has an x, and a gradient.
+      const std::vector<double> mine = comm.rank() == root ? x : std::vector<double>(kN);
+      Operand<double> ax(place, mine), sum(place, z);
+      comm.broadcast(stream, ax.data(), kN, DType::kF64, root);
+      comm.all_reduce(stream, sum.data(), kN, DType::kF64, Reduction::kSum);
+      expect_adjoint("broadcast", mine, ax, z, sum);
+    }
+    if (d == 1) return;
+    const int next = (comm.rank() + 1) % d, before = (comm.rank() + d - 1) % d;
+    Operand<double> in(place, x), ax(place, kN), out(place, z), aty(place, kN);
+    comm.send(*back, in.data(), kN, DType::kF64, next);
+    comm.receive(stream, ax.data(), kN, DType::kF64, before);
+    stream.synchronize(), back->synchronize();
+    comm.send(*back, out.data(), kN, DType::kF64, before);
+    comm.receive(stream, aty.data(), kN, DType::kF64, next);
+    expect_adjoint("ring", x, ax, z, aty);
+  });
+}
+
 // The second call finds the operands as the first has left them, on every rank.
 TEST_P(Conformance, CallsOfAStreamFollowEachOther) {
   in_groups([](Communicator& comm, const std::vector<int>&, Stream& stream, const Place& place) {

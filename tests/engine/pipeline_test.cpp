@@ -286,6 +286,30 @@ TEST(PipelineComm, GathersAChunkWheneverItsTurnComes) {
   EXPECT_EQ(deep[2], 4);
 }
 
+// The table by which schedules are chosen under tiers, by counters: how often the first stage comes back to a
+// chunk of one layer, and so gathers it. The embedding is gathered with its first chunk in each forward.
+TEST(PipelineComm, GathersAsOftenAsTheTableSays) {
+  struct Row {
+    int stages, chunks;
+    PipelineSchedule schedule;
+    std::int64_t chunk_fetches, groups;  // groups of micro-batches that pass a chunk before the next
+  };
+  TinySetup setup = setup_of(true, false, DType::kF32);
+  setup.model.layers = setup.layout.micro_batches = 16;
+  for (const Row& row : {Row{4, 4, kDepthFirst, 75, 4}, Row{4, 4, kBreadthFirst, 7, 1},
+                         Row{2, 8, kDepthFirst, 227, 8}, Row{2, 8, kBreadthFirst, 15, 1}}) {
+    SCOPED_TRACE(fmt::format("{} stages, {} chunks, {} fetches", row.stages, row.chunks, row.chunk_fetches));
+    const auto errors = on_stages(
+        setup, in_stages(2, 2, false, row.stages, {row.schedule, row.chunks}), 60, [&](TinyRun& run) {
+          const StepResult r = run.step(Then::kPause);
+          if (run.layout().options.parts.stage > 0) return;
+          EXPECT_EQ(r.comm[CommAxis::kShards].calls, row.chunk_fetches + row.groups);
+          EXPECT_EQ(r.comm[CommAxis::kPieces].calls, row.chunks + 1) << "a gradient is summed once a step";
+        });
+    EXPECT_EQ(errors, std::vector<std::string>(errors.size()));
+  }
+}
+
 // One unit ahead each gather comes where the one before it would, after the update of its unit and after the
 // last use of the weight that it overwrites; all else stays in its order.
 TEST(PipelineGathers, ComeOneUnitAheadIfAsked) {

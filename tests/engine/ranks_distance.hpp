@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -69,8 +70,49 @@ inline std::map<std::string, std::vector<double>> as_doubles(
   return all;
 }
 
+// The step that a parameter makes, and the most that storing it before and behind has rounded off that: with
+// SGD of rate 1 it is the gradient.
+struct FirstStep {
+  std::vector<double> values;
+  double rounding = 0;
+};
+inline FirstStep first_step(const RanksOutcome& run, const std::string& name, std::size_t elements) {
+  const std::vector<char>&before = run.first_weights.at(name), &after = run.second_weights.at(name);
+  FirstStep step;
+  const auto fill = [&](auto type, double epsilon) {
+    double largest = 0;
+    for (std::size_t i = 0; i < elements; ++i) {
+      decltype(type) from = 0, to = 0;
+      std::memcpy(&from, before.data() + i * sizeof from, sizeof from);
+      std::memcpy(&to, after.data() + i * sizeof to, sizeof to);
+      step.values.push_back(static_cast<double>(from) - static_cast<double>(to));
+      largest = std::max(largest, std::abs(static_cast<double>(to)));
+    }
+    step.rounding = largest * epsilon / 2;  // half a unit in the last place of what is stored
+  };
+  if (before.size() == elements * sizeof(double)) {
+    fill(double{}, std::numeric_limits<double>::epsilon());
+  } else if (before.size() == elements * sizeof(float)) {
+    fill(float{}, std::numeric_limits<float>::epsilon());
+  }
+  return step;
+}
+// How far the first gradients of SGD with rate 1 are from each other, but for what storing them rounds.
+inline double first_steps_apart(const RanksOutcome& a, const RanksOutcome& b, const std::string& name,
+                                std::size_t elements) {
+  const FirstStep x = first_step(a, name, elements), y = first_step(b, name, elements);
+  if (x.values.size() != y.values.size()) return INFINITY;
+  double scale = 0, far = 0;
+  for (std::size_t i = 0; i < x.values.size(); ++i) {
+    scale = std::max(scale, std::abs(y.values[i]));
+    far = std::max(far, std::abs(x.values[i] - y.values[i]));
+  }
+  return scale > 0 ? std::max(0.0, far - x.rounding - y.rounding) / scale : far;
+}
+
 // The distance of a from b. Two runs in fp64 are compared by their weights, others by their masters, which
-// are read as floats.
+// are read as floats. Gradients are those of the first step: its moments, or what SGD, which has none, has
+// added.
 inline Distance distance(const RanksOutcome& a, const RanksOutcome& b) {
   Distance d;
   d.first_loss = std::abs(a.losses[0] / b.losses[0] - 1);
@@ -79,7 +121,9 @@ inline Distance distance(const RanksOutcome& a, const RanksOutcome& b) {
   d.eval = relative(a.evals, b.evals);
   for (const auto& [name, values] : b.first_gradients)
     d.gradient = std::max(d.gradient, relative_to_largest(a.first_gradients.at(name), values));
+  const bool steps = b.first_gradients.empty() && !b.second_weights.empty();
   for (const auto& [name, master] : b.masters) {
+    if (steps) d.gradient = std::max(d.gradient, first_steps_apart(a, b, name, master.size()));
     const std::vector<char>&x = a.weights.at(name), &y = b.weights.at(name);
     const bool in_f64 = y.size() == master.size() * sizeof(double) && x.size() == y.size();
     Distance of_tensor;
@@ -91,10 +135,10 @@ inline Distance distance(const RanksOutcome& a, const RanksOutcome& b) {
   return d;
 }
 
-// In fp64 all that differs is the order of sums. Moments are read as floats.
+// In fp64 all that differs is the order of sums. Moments are read as floats; gradients of SGD are not.
 constexpr double kRoundoff = 1e-11;
-inline Distance allowed_in_f64() {
-  return {kRoundoff, kRoundoff, kRoundoff, kRoundoff, 1e-6, kRoundoff, ""};
+inline Distance allowed_in_f64(bool sgd = false) {
+  return {kRoundoff, kRoundoff, kRoundoff, kRoundoff, sgd ? kRoundoff : 1e-6, kRoundoff, ""};
 }
 
 // Expects a run in fp64 to be another one to roundoff.
@@ -105,20 +149,20 @@ inline void expect_near_in_fp64(const RanksOutcome& now, const RanksOutcome& one
   expect_near(as_doubles(now.weights), as_doubles(one.weights), kRoundoff);
 }
 
-// In fp32, where steps magnify what the order of sums has changed: the more so the further a step goes, and
-// in AdamW and Lion where a gradient is nearly zero. How much they do shows in how far one rank's run in fp32
-// is from the same in fp64, `own`: two runs that are as far from fp64 may be twice as far from each other.
-// That is an estimate, and fails where training diverges. `linear`: the updates are multiples of the
-// gradients, so weights are compared too.
-inline Distance allowed_in_f32(const Distance& own, bool linear) {
-  const auto at_least = [](double least, double distance) { return std::max(least, 2 * distance); };
-  return {1e-6,
-          at_least(1e-6, own.loss),
-          at_least(1e-5, own.norm),
-          at_least(1e-6, own.eval),
-          1e-5,
-          linear ? at_least(1e-5, own.weight) : INFINITY,
-          ""};
+// In fp32, of training that does not magnify what the order of sums has changed: SGD that is steady, and
+// AdamW behind clipping, of which no weights are compared, since it takes those apart whose gradient is
+// nearly zero.
+inline Distance allowed_in_f32(bool linear) {
+  return {1e-6, 1e-6, 1e-5, 1e-6, 1e-5, linear ? 1e-5 : INFINITY, ""};
+}
+// The same of training that does, Lion's and AdamW's without clipping. How much they do shows in how far one
+// rank's run in fp32 is from the same in fp64, `own`: two runs that are as far from fp64 may be twice as far
+// from each other. That is an estimate, and fails where training diverges.
+inline Distance allowed_in_f32_beside(const Distance& own, bool linear) {
+  Distance d = allowed_in_f32(linear);
+  d.loss = std::max(d.loss, 2 * own.loss), d.norm = std::max(d.norm, 2 * own.norm);
+  d.eval = std::max(d.eval, 2 * own.eval), d.weight = std::max(d.weight, 2 * own.weight);
+  return d;
 }
 
 inline void expect_within(const Distance& d, const Distance& most) {

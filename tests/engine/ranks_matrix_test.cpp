@@ -162,6 +162,7 @@ TinySetup setup_of(const Combination& c) {
   s.layout.state.moment_count = kMoments[c[kOptimizer]];
   s.layout.state.moments = kFormats[c[kFormat]];
   s.layout.state.master = c[kFormat] >= 5 && c[kFormat] <= 7 ? MasterFormat::kSplit : MasterFormat::kFull;
+  if (c[kOptimizer] == 1) s.initial = steady_element;
   s.rule = [optimizer = c[kOptimizer], f16 = c[kFormat] == kF16](std::int64_t step, UpdateRule& rule) {
     if (optimizer == 1) rule.params.lr = 1, rule.params.weight_decay = 0;
     if (optimizer == 2) rule.params.lr = 0.1, rule.params.momentum = 0.9, rule.params.nesterov = true;
@@ -210,6 +211,11 @@ Combination one_rank(const Combination& c) {
   return one;
 }
 
+// SGD with rate 1, and AdamW behind clipping, magnify nothing: they are held to fixed bounds in fp32.
+bool is_held_to_fixed_bounds(const Combination& c) {
+  return c[kOptimizer] == 1 || (c[kOptimizer] == 0 && c[kClip] == 1);
+}
+
 // How far from one rank's run others may be; `own`: how far that in fp32 is from the same in fp64.
 //
 // A micro-batch has the same loss on any rank, and the first step's losses are added in fp64. In 16 bits,
@@ -217,8 +223,9 @@ Combination one_rank(const Combination& c) {
 Distance allowed(const Combination& c, const Distance& own) {
   const bool linear = c[kOptimizer] == 1 || c[kOptimizer] == 2;
   Distance d{0, 0x1p-6, 0x1p-4, 0x1p-6, INFINITY, INFINITY, ""};
-  if (c[kFormat] == kF64) d = allowed_in_f64();
-  if (c[kFormat] == kF32) d = allowed_in_f32(own, linear);
+  if (c[kFormat] == kF64) d = allowed_in_f64(c[kOptimizer] == 1);
+  if (c[kFormat] == kF32)
+    d = is_held_to_fixed_bounds(c) ? allowed_in_f32(linear) : allowed_in_f32_beside(own, linear);
   d.first_loss = 1e-13;
   return d;
 }

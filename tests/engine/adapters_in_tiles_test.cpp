@@ -1,6 +1,6 @@
 // Adapters beside layers in tiles: the frozen model comes tile by tile and has no sums of gradients, the
 // adapters stay beside it, and where anything lies changes no bit.
-#include "engine/ranks_run.hpp"
+#include "engine/ranks_distance.hpp"
 
 namespace zg::test {
 namespace {

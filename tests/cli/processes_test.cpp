@@ -455,7 +455,8 @@ TEST_F(ProcessesTest, AFailureOfOneLeavesTheCheckpointThatAllHaveBegun) {
   EXPECT_EQ(valid.code, 0) << valid.err;
 }
 
-// All of its processes are killed at a random moment; ZG_TEST_KILLS times. It goes on to the same bits.
+// All processes of a run are killed at a random moment, ZG_TEST_KILLS times. The run goes on to the same
+// bits.
 TEST_F(ProcessesTest, PinnedStateOfProcessesThatAreKilledGoesOn) {
   const char* const asked = std::getenv("ZG_TEST_KILLS");
   const int kills = asked != nullptr ? std::atoi(asked) : 4;

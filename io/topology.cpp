@@ -5,13 +5,12 @@
 #include <sys/sysmacros.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string_view>
 
 #include "ziggurat/base/cores.hpp"
+#include "ziggurat/base/parse.hpp"
 #include "ziggurat/io/engine.hpp"
 
 namespace zg::io {
@@ -21,21 +20,6 @@ namespace fs = std::filesystem;
 
 // Devices can consist of other devices. More layers than this must be a loop.
 constexpr int kMaxLayers = 8;
-
-std::optional<int> parse_int(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-// Empty when there is no such file.
-std::string first_line(const fs::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 std::vector<fs::path> entries_of(const fs::path& directory) {
   std::vector<fs::path> entries;
@@ -78,7 +62,7 @@ int node_above(const fs::path& device, const fs::path& sysfs, int layers) {
       const auto agrees = [&](const fs::path& part) { return node_above(part, sysfs, layers + 1) == node; };
       return std::all_of(parts.begin() + 1, parts.end(), agrees) ? node : -1;
     }
-    if (const auto node = parse_int(first_line(at / "numa_node"))) return std::max(*node, -1);
+    if (const auto node = number_in<int>(first_line(at / "numa_node"))) return std::max(*node, -1);
   }
   return -1;
 }

@@ -89,7 +89,7 @@ __device__ __forceinline__ Whole merged(const A* numbers, std::int64_t parts, st
   return w;
 }
 
-// A block for each of the groups of rows, of whose losses there is one sum each.
+// One block for each group of rows. Each group has one sum of losses.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_part_rows(Extent extent, CrossEntropyPart<T> args, double* losses) {

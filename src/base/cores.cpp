@@ -3,33 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <string_view>
 
 #include "base/cpu_mask.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parse.hpp"
 
 namespace zg {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::optional<int> parse_int(std::string_view text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-std::string first_line(const fs::path& file) {
-  std::ifstream in(file);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
 
 std::vector<int> node_numbers(const fs::path& directory) {
   std::vector<int> numbers;
@@ -37,7 +22,7 @@ std::vector<int> node_numbers(const fs::path& directory) {
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();
     if (name.compare(0, 4, "node") != 0) continue;
-    if (const auto number = parse_int(std::string_view(name).substr(4)); number && *number >= 0)
+    if (const auto number = number_in<int>(std::string_view(name).substr(4)); number && *number >= 0)
       numbers.push_back(*number);
   }
   std::sort(numbers.begin(), numbers.end());
@@ -212,8 +197,8 @@ std::vector<int> parse_cpu_list(const std::string& text) {
     const std::string_view range = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
     const std::size_t dash = range.find('-');
-    const auto first = parse_int(range.substr(0, dash));
-    const auto last = dash == std::string_view::npos ? first : parse_int(range.substr(dash + 1));
+    const auto first = number_in<int>(range.substr(0, dash));
+    const auto last = dash == std::string_view::npos ? first : number_in<int>(range.substr(dash + 1));
     if (!first || !last || *first < 0 || *last < *first || *last >= static_cast<int>(CpuMask::kMaxCpus))
       return {};
     for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -11,16 +10,9 @@
 #include <string>
 #include <string_view>
 
-namespace zg::cli {
+#include "ziggurat/base/parse.hpp"
 
-// The whole of `text` as a number; nothing if it is none or does not fit.
-template <class T>
-std::optional<T> number_in(std::string_view text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
+namespace zg::cli {
 
 template <class T = std::int64_t>
 CLI::Validator whole_number(T least, T most = std::numeric_limits<T>::max()) {

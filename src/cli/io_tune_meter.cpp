@@ -13,8 +13,8 @@ namespace {
 
 // The measurement of one direction of a point takes this share of the run: 0.25 s of two minutes.
 constexpr double kShare = 1.0 / 480, kLeastSlice = 0.15, kMostSlice = 1, kRampShare = 0.3;
-// A measurement in which fewer requests complete than this, or than two for each place in the queue, is
-// repeated with kStretch times the length, since some drives, above all virtual ones, complete requests in
+// A measurement is repeated with kStretch times the length if fewer requests than this complete in it, or
+// fewer than two for each place in the queue: some drives, above all virtual ones, complete requests in
 // bursts.
 constexpr std::int64_t kLeastRequests = 16;
 constexpr double kStretch = 4;

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <numeric>
 
 #include "config/sections.hpp"
+#include "ziggurat/base/parse.hpp"
 
 namespace zg::config {
 namespace {
@@ -17,10 +17,8 @@ constexpr int kMostRanks = 256, kMostGpus = 64;
 
 // The number after "cuda:" or "host:"; none if it is no whole number from 0 on.
 std::optional<int> number_of(std::string_view text) {
-  int index = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
-  if (error != std::errc() || end != text.data() + text.size() || index < 0) return std::nullopt;
-  return index;
+  const std::optional<int> index = number_in<int>(text);
+  return index && *index >= 0 ? index : std::nullopt;
 }
 
 // The GPUs that "0-3" or "0,2,4-5" names; empty if the text has another form, or names too many.

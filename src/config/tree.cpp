@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <functional>
 #include <set>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parse.hpp"
 #include "ziggurat/base/system.hpp"
 
 namespace zg::config {
@@ -224,17 +224,10 @@ Override parse_override(const std::string& text) {
   return result;
 }
 
-std::optional<std::size_t> array_index(const std::string& key) {
-  std::size_t index = 0;
-  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), index);
-  if (error != std::errc() || end != key.data() + key.size()) return std::nullopt;
-  return index;
-}
-
 // The value at `key` of `container`, created if need be. A container that is no object or list is replaced by
 // one.
 Json& step_into(Json& container, const std::string& key, const std::string& path, const Override& change) {
-  const std::optional<std::size_t> index = array_index(key);
+  const std::optional<std::size_t> index = number_in<std::size_t>(key);
   if (!container.is_structured()) container = index ? Json::array() : Json::object();
   if (container.is_object()) return container[key];
   if (!index || *index > container.size()) {

@@ -9,6 +9,7 @@
 
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/parse.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/cuda.hpp"
 
@@ -54,14 +55,6 @@ void probe_topology(MachineProbe& out) {
     out.nodes.push_back(fmt::format("node {}: cores {}, {}", node->os_index, cores, format_bytes(bytes)));
     std::free(cores);
   }
-}
-
-std::string first_line(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  return line;
 }
 
 void probe_drives(MachineProbe& out) {

@@ -146,7 +146,7 @@ class Stage {
   }
   // The last block of a part that its backward passes.
   std::int32_t lowest_block(int part) const { return std::max(first_block(part), shape_.step.lowest); }
-  // Head and embedding are never done in halves, nor are blocks of which nothing is trained.
+  // The head, the embedding and blocks of which nothing is trained are never done in halves.
   void backward(int part, std::int32_t m, OpKind of_block) {
     if (part == last_part()) {
       push(OpKind::kHead, head(), m);

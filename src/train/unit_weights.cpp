@@ -44,7 +44,7 @@ void UnitWeights::choose_residents(std::int64_t memory) {
   const std::size_t blocks = units.size() - 2;
   std::int64_t all = 0;
   for (const Unit& unit : units) all += bytes_of(unit);
-  // A part of what is free is left to the keys and values of long texts, and to the files' pages.
+  // Leaves a part of the free memory to the keys and values of long texts, and to the files' pages.
   const std::int64_t left = read_memory_limits().left();
   const std::int64_t room = memory > 0 ? memory : left == MemoryLimits::kNone ? all : left / 4 * 3;
   resident_blocks_ = blocks;

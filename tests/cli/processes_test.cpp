@@ -464,7 +464,8 @@ TEST_F(ProcessesTest, AFailureOfOneLeavesTheCheckpointThatAllHaveBegun) {
   }
 }
 
-// All of its processes are killed at a random moment; ZG_TEST_KILLS times. It goes on to the same bits.
+// All processes of a run are killed at a random moment, ZG_TEST_KILLS times. The run goes on to the same
+// bits.
 TEST_F(ProcessesTest, PinnedStateOfProcessesThatAreKilledGoesOn) {
   const char* const asked = std::getenv("ZG_TEST_KILLS");
   const int kills = asked != nullptr ? std::atoi(asked) : 4;

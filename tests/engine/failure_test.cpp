@@ -168,7 +168,8 @@ TEST(Drives, ThatFailDuringAnUpdateLeaveNoneThatClaimsIt) {
       } else if (fails([&] { run.engine().flush(); })) {
         ++in_flush;
       } else {
-        // The update was applied; that its results do not reach the drives is told before it is looked at.
+        // The update was applied, but its results do not reach the drives. That must be reported before
+        // anybody looks at it.
         EXPECT_TRUE(fails([&] { (void)run.engine().settled_traffic(); }));
         ++behind;
       }

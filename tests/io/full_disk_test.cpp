@@ -118,7 +118,7 @@ TEST(ForeignHands, AFileCutShortIsAnErrorOrSoundNeverWrongBytes) {
     EXPECT_HAS(text, "the file ends before it: was it cut short?");
   }
   EXPECT_EQ(lost, 4);
-  // What is written again makes the file longer; the hole between is not taken for contents.
+  // A later write makes the file longer; the hole in between is not taken for contents.
   ASSERT_TRUE(e.write(7).ok());
   EXPECT_TRUE(e.read(7).ok());
   int still_lost = 0;

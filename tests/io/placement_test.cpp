@@ -8,7 +8,7 @@
 namespace zg::io::test {
 namespace {
 
-// Every extent of `bytes`, as it is written next; how many moved.
+// Places every extent of `bytes` as its next write would. Returns how many have moved.
 int rewrite(ExtentPlacement& placement, std::vector<std::vector<Piece>>& extents, std::int64_t bytes) {
   int moved = 0;
   for (auto& pieces : extents) moved += placement.move(bytes, 0, pieces);

@@ -29,7 +29,8 @@ class Dice {
   std::int64_t roll(std::int64_t bound) {
     return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(bound));
   }
-  // 1 to 2^bits, as often between one power of two and the next as between any other two.
+  // A number from 1 to 2^bits whose logarithm is uniform: as often between one power of two and the next as
+  // between any other two.
   std::int64_t log_uniform(int bits) {
     const std::int64_t low = std::int64_t{1} << roll(bits);
     return low + 1 + roll(low) - (low == 1 ? roll(2) : 0);

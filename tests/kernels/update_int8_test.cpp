@@ -93,7 +93,8 @@ TEST(UpdateInt8, CodesAreInOrder) {
   }
 }
 
-// What the code can hold stays, whatever is added below: moments at rest do not wander.
+// A value that the code can hold stays as it is, whatever is added below its precision: moments at rest do
+// not wander.
 TEST(UpdateInt8, WhatTheCodeHoldsStays) {
   for (const int moment : {0, 1}) {
     const float scale = scale_of(moment, bits_of(0.7f));

@@ -215,7 +215,7 @@ TEST(Residency, NoRoomIsReportedExactlyBelowTheMinimum) {
   EXPECT_EQ(failure->tier, Tier::kDevice);
   EXPECT_EQ(failure->needed, 4096);
   EXPECT_EQ(failure->segment, 3);
-  // From NVMe to the device: the host need hold only the largest that is passing through.
+  // On the way from NVMe to the device, the host need hold only the largest segment that is passing through.
   for (const Access access : {Access::kRead, Access::kWrite}) {
     EXPECT_FALSE(fits(table, {sum, 20480}, all_at(Tier::kDevice, access), Tier::kNvme));
     failure = fits(table, {sum, 20480 - kPage}, all_at(Tier::kDevice, access), Tier::kNvme);

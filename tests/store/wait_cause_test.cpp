@@ -62,7 +62,7 @@ AccessStep access_of(SegmentId id, Tier tier, Access access, bool last = false) 
   return {id, tier, access, last};
 }
 
-// A store of segments of a page each, all alike, with room for so many of them in each tier.
+// A store of equal segments of one page each, with room for a given number of them in each tier.
 class WaitCauseTest : public testing::Test {
  protected:
   static constexpr int kSegments = 3;

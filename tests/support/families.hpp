@@ -88,7 +88,7 @@ inline std::vector<double> family_digest(const std::vector<double>& x) {
   return d;
 }
 
-// What files hold of each tensor: of fused ones, the parameters one after the other.
+// The values of each tensor of a file. A fused tensor has those of its parameters one after the other.
 using FileTensors = std::map<std::string, std::vector<double>>;
 template <class ViewOf>
 FileTensors file_tensors(const std::vector<Unit>& units, double scale, const ViewOf& view_of) {

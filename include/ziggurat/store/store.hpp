@@ -173,7 +173,7 @@ class TensorStore final {
   void drain();
 
   Traffic traffic() const;  // bytes that have crossed each link
-  // The part of traffic().nvme_write that were first writes, to slots that were empty.
+  // Bytes of traffic().nvme_write that were first writes, to slots that were empty.
   std::int64_t first_written_bytes() const;
   double waited_seconds() const;  // in acquire, summed over all threads
   // Null: nobody observes. Called while no program runs; the observer outlives the programs that it observes.

@@ -3,7 +3,8 @@
 //   ZG_TEST_FAILING_FLUSH=PROCESS  all flushes of a drive's file but the first fail
 //   ZG_TEST_SLOW_FLUSH=PROCESS     each flush takes a second longer
 //   ZG_TEST_FAILING_READ=PROCESS   all reads of a drive's file fail once a flush has begun there, which ends
-//                                  a second after the first of these; one read waits for it
+//                                  a second after the first of these; one read of what follows the commit's
+//                                  begin, by both ranks of the process, waits for the flush
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -32,8 +33,9 @@ bool is_this_process(const char* variable) {
   return failing != nullptr && mine != nullptr && std::strcmp(failing, mine) == 0;
 }
 
-std::atomic<int> flushes{0}, failed_reads{0};
-std::atomic<bool> commits{false}, waiting{false};
+std::atomic<int> commits{0}, flushes{0}, failed_reads{0};
+std::atomic<bool> waiting{false};
+constexpr int kRanks = 2;  // of a process
 
 // Whether the count rises above zero within a minute.
 bool comes(const std::atomic<int>& count) {
@@ -43,16 +45,16 @@ bool comes(const std::atomic<int>& count) {
 
 }  // namespace
 
-// A commit has a thread of its own.
+// A commit has a thread of its own in each rank.
 extern "C" int pthread_setname_np(pthread_t thread, const char* name) noexcept {
-  if (std::strncmp(name, "zg-commit", 9) == 0) commits = true;
+  if (std::strncmp(name, "zg-commit", 9) == 0) ++commits;
   using Call = int (*)(pthread_t, const char*);
   static const auto usual = reinterpret_cast<Call>(dlsym(RTLD_NEXT, "pthread_setname_np"));
   return usual(thread, name);
 }
 
 extern "C" ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) {
-  if (commits && is_this_process("ZG_TEST_FAILING_READ") && is_of_a_drive(fd)) {
+  if (commits >= kRanks && is_this_process("ZG_TEST_FAILING_READ") && is_of_a_drive(fd)) {
     if (!waiting.exchange(true)) comes(flushes);
     if (flushes > 0) {
       ++failed_reads;

@@ -138,7 +138,6 @@ class Planner {
   void check_parts() const {
     const ModelConfig& model = plan_.model_config;
     const int parts = config_.parallel.tensor;
-    constexpr const char* kKey = "parallel.tensor";
     validate_parts(model, parts);
     check_heads(config_.parallel, model);
     const int context = config_.parallel.context;

@@ -194,10 +194,10 @@ TEST(Parts, HoldEveryElementAndCountItOnce) {
                   counters[p.name][static_cast<std::size_t>(to + j)] += band.counted ? 1 : 0;
                   std::int64_t number = -1;
                   p.for_numbers(at + j, at + j + 1,
-                                [&](std::int64_t, std::int64_t n, std::int64_t) { number = n; });
+                                [&](std::int64_t, std::int64_t own, std::int64_t) { number = own; });
                   const auto [it, fresh] = elements[p.name].try_emplace(number, to + j);
                   EXPECT_EQ(it->second, to + j) << "two elements of " << p.name << " have one number";
-                  const auto [same, first] = numbers[p.name].try_emplace(to + j, number);
+                  const auto same = numbers[p.name].try_emplace(to + j, number).first;
                   EXPECT_EQ(same->second, number) << "copies of an element of " << p.name << " have two";
                 }
               });

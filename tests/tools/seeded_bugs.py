@@ -617,8 +617,8 @@ BUGS = (
         ((TEMPLATE, "if (source_[at_] != '\\\\' || at_ + 1 == source_.size()) {", "if (source_[at_] != 0) {"),), CHAT),
     Bug("chat: a text begins whatever the template says",
         (("src/cli/chat.cpp", "!own.contains(tokenizer_.decode(ids_))) ids_.clear();", "false) ids_.clear();"),), CHAT),
-    Bug("adapters beside tiles: what parts sum of them is in the first tile",
-        ((UNITS, "if (!p.adapter && stays(p)) place(p);", "if (stays(p)) place(p);"),), IN_TILES),
+    Bug("adapters beside tiles: they are cut into tiles, too",
+        ((UNITS, "if (p.adapter || stays(p)) continue;", "if (stays(p)) continue;"),), IN_TILES),
     Bug("adapters beside tiles: their shards are not gathered",
         ((PROGRAM, "      if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)\n"
           "        gather(slot, t, backward && slot.last);\n", ""),), IN_TILES),

@@ -16,6 +16,7 @@
 #endif
 
 #include "kernels/host/gemm_tiles.hpp"
+#include "kernels/host/gemv.hpp"
 #include "kernels/host/growing_buffer.hpp"
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
@@ -335,6 +336,18 @@ void gemm(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) 
   ZG_ASSERT_GE(s.lda, s.ta == Trans::kNo ? s.k : s.m);
   ZG_ASSERT_GE(s.ldb, s.tb == Trans::kNo ? s.n : s.k);
   ZG_ASSERT_GE(s.ldc, s.n);
+  if constexpr (std::is_same_v<In, float>) {
+    // oneDNN packs the matrix first, which takes longer than to multiply it by one row.
+    if (s.m == 1 && s.ta == Trans::kNo && s.tb == Trans::kYes)
+      return multiply_row({.n = s.n,
+                           .k = s.k,
+                           .ld = s.ldb,
+                           .x = a,
+                           .w = b,
+                           .bias = bias,
+                           .accumulate = s.accumulate,
+                           .y = c});
+  }
   const Grid grid = grid_of<In>(s);
   const std::int64_t rows = (s.m + grid.tile_m - 1) / grid.tile_m,
                      cols = (s.n + grid.tile_n - 1) / grid.tile_n;

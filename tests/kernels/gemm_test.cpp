@@ -284,6 +284,27 @@ TEST(Gemm, BitsDoNotDependOnThreads) {
   expect_same_bits<double, double>(130, 300, 100);
 }
 
+// One row times the rows of a matrix: an element has its bits whatever other rows are beside it, in however
+// many of them, on every instruction set.
+TEST(Gemm, OneRowHasTheBitsOfEachElement) {
+  test::for_each_target([] {
+    for (const std::int64_t k : {1, 16, 43, 768, 1301}) {
+      Case<float, float> all(1, 131, k, Trans::kNo, Trans::kYes, Extra::kBoth);
+      const Matrix<float> before = all.c;
+      compare(all);
+      for (std::int64_t j = 0; j < 131; ++j) {
+        float one = before.data[static_cast<std::size_t>(j)];
+        host::GemmShape shape = all.shape;
+        shape.n = 1;
+        host::gemm<float, float>(shape, all.a.data.data(), all.b.data.data() + j * all.b.ld, &one,
+                                 all.bias.data.data() + j);
+        ASSERT_EQ(std::memcmp(&one, &all.c.data[static_cast<std::size_t>(j)], sizeof one), 0)
+            << k << " " << j;
+      }
+    }
+  });
+}
+
 // More shapes than a thread keeps primitives for: the oldest make room, and come back right.
 TEST(Gemm, ManyShapes) {
   for (int round = 0; round < 2; ++round) {

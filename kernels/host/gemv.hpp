@@ -1,0 +1,20 @@
+// Products of one row with the rows of a matrix, as a model makes them for one token: bound by the memory
+// that the matrix is read from. Private to gemm.cpp.
+#pragma once
+#include <cstdint>
+
+namespace zg::host {
+
+// y[j] = the sum of x[i] w[j * ld + i] over i in [0, k) (+ bias[j]) (+ y[j]), for j in [0, n). Parallel. The
+// bits of an element depend on k and the instruction set alone.
+struct RowProduct {
+  std::int64_t n = 0, k = 0, ld = 0;
+  const float* x = nullptr;
+  const float* w = nullptr;
+  const float* bias = nullptr;  // null: none
+  bool accumulate = false;
+  float* y = nullptr;
+};
+void multiply_row(const RowProduct& product);
+
+}  // namespace zg::host

@@ -70,7 +70,8 @@ constexpr ChatTemplate kTemplates[] = {
      .also = kByteToken,
      .before = "[INST] ",
      .after = "[/INST]",
-     .end = "</s>"},
+     .end = "</s>",
+     .leads = " "},
     {.name = "Mistral Nemo", .tells = "[INST]", .before = "[INST]", .after = "[/INST]", .end = "</s>"},
 };
 
@@ -100,10 +101,12 @@ void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more
 
 }  // namespace
 
-Chat::Chat(const Tokenizer& tokenizer, std::string_view family)
+Chat::Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTexts& own,
+           const std::string& today)
     : tokenizer_(tokenizer),
       form_(template_of(tokenizer, family)),
       end_id_(tokenizer.id_of_token(form_.end)),
+      opens_(form_.opens),
       ids_(tokenizer.begin_ids()) {
   // The tokenizer must find the tokens in a text, too, as one of a tokenizer.model alone does not.
   const std::vector<std::int32_t> end = tokenizer.encode(form_.end);
@@ -116,15 +119,37 @@ Chat::Chat(const Tokenizer& tokenizer, std::string_view family)
   }
   const std::int32_t first = *form_.first == '\0' ? -1 : tokenizer.id_of_token(form_.first);
   if (first >= 0 && (ids_.empty() || ids_.back() != first)) ids_.push_back(first);
+  if (!own.empty()) read_own(own, today);
+}
+
+// A template writes the beginning of a text itself, or there is none. ChatML's may have a system's message
+// for conversations without one, Llama 3's since 3.1 two dates; and models that think may be made to begin
+// with it.
+void Chat::read_own(const TemplateTexts& own, const std::string& today) {
+  constexpr const char* kThinks = "<think>\n";
+  if (!own.names("bos_token") && !ids_.empty() && !own.contains(tokenizer_.decode(ids_))) ids_.clear();
+  const std::string form = form_.name;
+  if (form == "ChatML") {
+    const std::string system = own.between("<|im_start|>system\n", "<|im_end|>");
+    if (!system.empty()) system_ = "<|im_start|>system\n" + system + "<|im_end|>\n";
+    if (own.contains(std::string("<|im_start|>assistant\n") + kThinks)) opens_ = kThinks;
+  } else if (form == "DeepSeek-R1") {
+    if (!own.contains(kThinks)) opens_.clear();
+  } else if (form == "Llama 3" && own.contains("Today Date: ")) {
+    const std::string known = own.between("Cutting Knowledge Date: ", "\n");
+    const std::string date = own.names("strftime_now") ? today : own.date();
+    system_ = "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: " + known +
+              "\nToday Date: " + date + "\n\n<|eot_id|>";
+  }
 }
 
 // What stands between two turns is encoded with the end of the first one and the beginning of the second: a
 // token may take the blanks beside it.
 const std::vector<std::int32_t>& Chat::ask(const std::string& text) {
   std::string said = form_.before + (form_.trims ? trimmed(text) : text) + form_.after;
-  if (answered_) said = std::string(form_.end) + form_.between + said;
+  said = (answered_ ? std::string(form_.end) + form_.between : system_) + said;
   append(ids_, tokenizer_.encode(said));
-  const std::vector<std::int32_t> opens = tokenizer_.encode(form_.opens);
+  const std::vector<std::int32_t> opens = tokenizer_.encode(opens_);
   opened_ = opens.size();
   append(ids_, opens);
   return ids_;
@@ -140,6 +165,23 @@ std::vector<std::int32_t> Chat::without_thoughts(std::vector<std::int32_t> ids) 
   return begin == 0 ? ids : tokenizer_.encode(text.substr(begin));
 }
 
+std::vector<std::int32_t> Chat::without_blanks(std::vector<std::int32_t> ids) const {
+  if (!form_.trims) return ids;
+  const std::string text = tokenizer_.decode(ids), rest = trimmed(text);
+  return rest.size() == text.size() ? ids : tokenizer_.encode(rest);
+}
+
+// With the token before it, beside which a tokenizer of pieces may write a blank in another way.
+std::vector<std::int32_t> Chat::behind_lead(std::vector<std::int32_t> ids) const {
+  if (form_.leads == nullptr) return ids;
+  const std::vector<std::int32_t> before = tokenizer_.encode(form_.after),
+                                  all = tokenizer_.encode(form_.after +
+                                                          (form_.leads + trimmed(tokenizer_.decode(ids))));
+  const bool follows = all.size() >= before.size() && std::equal(before.begin(), before.end(), all.begin());
+  if (!follows) return ids;
+  return {all.begin() + static_cast<std::ptrdiff_t>(before.size()), all.end()};
+}
+
 void Chat::answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends) {
   const auto ends_it = [&](std::int32_t id) {
     return id == end_id_ || std::find(ends.begin(), ends.end(), id) != ends.end();
@@ -147,7 +189,7 @@ void Chat::answered(const std::vector<std::int32_t>& ids, const std::vector<std:
   const bool ended = !ids.empty() && ends_it(ids.back());
   ids_.resize(ids_.size() - opened_);
   opened_ = 0;
-  append(ids_, without_thoughts({ids.begin(), ids.end() - (ended ? 1 : 0)}));
+  append(ids_, behind_lead(without_blanks(without_thoughts({ids.begin(), ids.end() - (ended ? 1 : 0)}))));
   answered_ = true;
 }
 

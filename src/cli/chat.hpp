@@ -1,14 +1,16 @@
 // The turns of a conversation as models with known templates expect them.
 //
 // Templates of models are programs in a language of their own (Jinja), of which files bring any; here are the
-// plain forms of the usual ones, told by the tokens that a vocabulary has. tools/prepare.py applies a model's
-// own.
+// plain forms of the usual ones, told by the tokens that a vocabulary has. What a model's own template puts
+// before the first turn, and how it opens the model's, is taken from its texts (TemplateTexts).
+// tools/prepare.py runs a model's own.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cli/chat_template.hpp"
 #include "ziggurat/data/tokenizer.hpp"
 
 namespace zg::cli {
@@ -23,7 +25,8 @@ struct ChatTemplate {
   const char* opens = "";        // what begins the model's turn, and is no part of it later
   const char* end;               // the token that ends the model's turn
   const char* between = "";      // behind that token, before the next turn
-  bool trims = false;            // what the user says loses the blanks around it
+  bool trims = false;            // what either says loses the blanks around it
+  const char* leads = nullptr;   // stands before what the model said, which loses the blanks around it
   // Earlier turns lose what the model thought, up to </think> and these characters behind it; null: they keep
   // it.
   const char* behind_thoughts = nullptr;
@@ -31,9 +34,11 @@ struct ChatTemplate {
 
 class Chat {
  public:
-  // family: the model's architecture, by its name. Throws Error(kUsage) for a tokenizer of none of the
-  // templates, with what is known.
-  Chat(const Tokenizer& tokenizer, std::string_view family);
+  // family: the model's architecture, by its name. own: the model's own template; empty: it has none. today:
+  // as in "26 Jul 2024", for templates that tell the model. Throws Error(kUsage) for a tokenizer of none of
+  // the templates, with what is known.
+  Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTexts& own = TemplateTexts(""),
+       const std::string& today = "");
   const ChatTemplate& form() const { return form_; }
   std::int32_t end_id() const { return end_id_; }
   // All tokens of the conversation, with one more thing that the user says.
@@ -43,13 +48,18 @@ class Chat {
   void answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends);
 
  private:
+  void read_own(const TemplateTexts& own, const std::string& today);
   std::vector<std::int32_t> without_thoughts(std::vector<std::int32_t> ids) const;
+  std::vector<std::int32_t> without_blanks(std::vector<std::int32_t> ids) const;
+  std::vector<std::int32_t> behind_lead(std::vector<std::int32_t> ids) const;
 
   const Tokenizer& tokenizer_;
   const ChatTemplate& form_;
   std::int32_t end_id_;
+  std::string opens_;              // form().opens, or as the model's own template has it
+  std::string system_;             // what it puts before the first turn
   std::vector<std::int32_t> ids_;  // they end where the model's last turn does, but for its end
-  std::size_t opened_ = 0;         // the last of them are form().opens
+  std::size_t opened_ = 0;         // the last of them are opens_
   bool answered_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <iostream>
 #include <optional>
 #include <utility>
@@ -88,9 +89,20 @@ bool read_line(std::string& line) {
   return static_cast<bool>(std::getline(std::cin, line)) && !interrupted();
 }
 
+// As in "26 Jul 2024", whatever the language of the system.
+std::string today() {
+  static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                            "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  const std::time_t now = std::time(nullptr);
+  std::tm date{};
+  (void)localtime_r(&now, &date);
+  return fmt::format("{:02} {} {}", date.tm_mday, kMonths[date.tm_mon], 1900 + date.tm_year);
+}
+
 // One answer to --prompt, or a conversation: a line of stdin is what the user says.
 void talk(const Flags& f, Generator& generator, bool one_answer) {
-  Chat chat(tokenizer_of(generator, f, "--chat"), name_of(generator.config().arch));
+  Chat chat(tokenizer_of(generator, f, "--chat"), name_of(generator.config().arch),
+            TemplateTexts(read_chat_template(f.model)), today());
   const auto answer = [&](const std::string& said) {
     chat.answered(print_text(generator, chat.ask(said), f.options, chat.end_id()), generator.end_ids());
     std::fputc('\n', stdout);

@@ -31,10 +31,12 @@ void Trainer::save_model(const std::string& directory) {
     save(fresh);
     if (plan().config.lora.on()) return;
     if (data_->tokenizer() != nullptr) data_->tokenizer()->save(fresh);
-    // It says which tokens end a text.
-    const std::string kept = "/generation_config.json", from = plan().config.model_from + kept;
-    if (!plan().config.model_from.empty() && std::filesystem::exists(from))
-      write_file_atomically(fresh + kept, read_text_file(from, "the model's generation_config.json"));
+    // They say which tokens end a text, and how the turns of a conversation are written.
+    for (const char* name : {"generation_config.json", "tokenizer_config.json", "chat_template.jinja"}) {
+      const std::string from = plan().config.model_from + "/" + name;
+      if (!plan().config.model_from.empty() && std::filesystem::exists(from))
+        write_file_atomically(fresh + "/" + name, read_text_file(from, std::string("the model's ") + name));
+    }
   });
 }
 

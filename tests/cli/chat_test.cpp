@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "cli/text_stream.hpp"
 #include "support/errors.hpp"
+#include "support/files.hpp"
 
 namespace zg::cli_test {
 namespace {
@@ -56,16 +58,35 @@ class NamedTokens final : public Tokenizer {
   std::string takes_blanks_;
 };
 
-// What the model sees at its second turn. The expected texts are those of apply_chat_template() of Hugging
-// Face's transformers with the models' own templates, for all but Llama 3.1 and later and Qwen2.5, which put
-// a system's message of their own before the first turn. Of Mistral 7B v0.3, Mistral Nemo and Phi-4-mini the
-// templates were shortened by hand to what they have of plain turns.
+// What the model sees at its second turn.
 std::string two_turns(const NamedTokens& tokenizer, const std::string& answer, const char* family = "llama",
-                      const std::string& said = "Hi") {
-  cli::Chat chat(tokenizer, family);
+                      const std::string& said = "Hi", const std::string& own = "") {
+  cli::Chat chat(tokenizer, family, cli::TemplateTexts(own), "05 Nov 2026");
   (void)chat.ask(said);
   chat.answered(tokenizer.encode(answer), {tokenizer.id_of_token("<eos>")});
   return tokenizer.decode(chat.ask("And?"));
+}
+
+// Two turns of each family, with the texts that transformers makes of its template: plain ones, some with
+// blanks around all that is said, and answers with thoughts.
+TEST(Chat, TurnsAreThoseOfTransformers) {
+  const auto root = nlohmann::json::parse(test::read_file(ZG_SOURCE_DIR "/tests/reference/chats.json"));
+  int count = 0;
+  for (const auto& form : root.at("forms")) {
+    const NamedTokens tokenizer(form.at("tokens").get<std::vector<std::string>>());
+    const auto own = form.at("template").get<std::string>(), end = form.at("end").get<std::string>();
+    for (const auto& one : form.at("chats")) {
+      const auto said = one.at("said").get<std::vector<std::string>>();
+      SCOPED_TRACE(form.at("name").get<std::string>() + ": " + one.at("said").dump());
+      cli::Chat chat(tokenizer, form.at("family").get<std::string>(), cli::TemplateTexts(own),
+                     root.at("today").get<std::string>());
+      (void)chat.ask(said.at(0));
+      chat.answered(tokenizer.encode(said.at(1) + end), {});
+      EXPECT_EQ(tokenizer.decode(chat.ask(said.at(2))), one.at("text").get<std::string>());
+      ++count;
+    }
+  }
+  EXPECT_EQ(count, 38);
 }
 
 TEST(Chat, QwenSpeaksChatMl) {
@@ -88,7 +109,7 @@ TEST(Chat, AnAnswerThatWasCutIsEnded) {
             "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nYe<end_of_turn>\n"
             "<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n");
   EXPECT_EQ(two_turns(NamedTokens({"[INST]", "[/INST]", "</s>", "<0x0A>"}), ""),
-            "[INST] Hi[/INST]</s>[INST] And?[/INST]");
+            "[INST] Hi[/INST] </s>[INST] And?[/INST]");
   EXPECT_EQ(two_turns(NamedTokens({"<|user|>", "<|assistant|>", "<|end|>", "<0x0A>"}), "Yes.<|end|>"),
             "<|user|>\nHi<|end|>\n<|assistant|>\nYes.<|end|>\n<|user|>\nAnd?<|end|>\n<|assistant|>\n");
 }
@@ -171,6 +192,124 @@ TEST(Chat, ATokenThatTakesTheBlanksBehindItDoesSoBetweenTurns) {
   tokenizer.take_blanks_behind("<|end|>");
   EXPECT_EQ(two_turns(tokenizer, "Yes.<|end|>"),
             "<|user|>\nHi<|end|><|assistant|>\nYes.<|end|><|user|>\nAnd?<|end|><|assistant|>\n");
+}
+
+// The system's message of conversations that have none, which stands in one text of the template. Where such
+// a text is put together with what is said, it is none.
+TEST(Chat, ChatMlBeginsWithTheTemplatesOwnSystemMessage) {
+  const NamedTokens tokenizer({"<|im_start|>", "<|im_end|>"});
+  const std::string turns =
+      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+      "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n";
+  const std::string rest =
+      R"({%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content)"
+      R"( + '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %})"
+      R"({{- '<|im_start|>assistant\n' }}{%- endif %})";
+  const auto seen = [&](const std::string& own) {
+    return two_turns(tokenizer, "Yes.<|im_end|>", "qwen2", "Hi", own);
+  };
+  const std::string qwen25 =
+      R"({#- It doesn't say '<|im_start|>system\nNo.<|im_end|>' here. #}{%- if messages[0]['role'] == 'system' %})"
+      R"({{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}{%- else %})"
+      R"({{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }})"
+      R"({%- endif %})" +
+      rest;
+  EXPECT_EQ(seen(qwen25),
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+            "assistant.<|im_end|>\n" +
+                turns);
+  // With a line's end as it is, in double quotes, and with one that is marked.
+  EXPECT_EQ(seen("{{ \"<|im_start|>system\nYou're \\\"helpful\\\".<|im_end|>\n\" }}" + rest),
+            "<|im_start|>system\nYou're \"helpful\".<|im_end|>\n" + turns);
+  const std::string qwen3 =
+      R"({%- if messages[0].role == 'system' %}{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }})"
+      R"({%- endif %})" +
+      rest;
+  EXPECT_EQ(seen(qwen3), turns);
+  EXPECT_EQ(seen("{{ 'unfinished"), turns);
+  // Models that think whatever they are asked.
+  const NamedTokens thinks({"<|im_start|>", "<|im_end|>", "<think>", "</think>"});
+  EXPECT_EQ(two_turns(thinks, "Well\n</think>\n\nYes.<|im_end|>", "qwen3", "Hi",
+                      "{{ '<|im_start|>assistant\\n<think>\\n' }}"),
+            turns + "<think>\n");
+}
+
+// Since Llama 3.1: two dates, of which the second is the template's, or, of Llama 3.2, today's.
+TEST(Chat, Llama31BeginsWithDates) {
+  const NamedTokens tokenizer({"<bos>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
+  const auto own = [](const std::string& date) {
+    return "{{- bos_token }}{%- if not date_string is defined %}" + date +
+           R"({%- endif %}{{- "<|start_header_id|>system<|end_header_id|>\n\n" }})"
+           R"({{- "Cutting Knowledge Date: December 2023\n" }}{{- "Today Date: " + date_string + "\n\n" }})"
+           R"({{- system_message }}{{- "<|eot_id|>" }})";
+  };
+  const auto seen = [&](const std::string& date) {
+    return two_turns(tokenizer, " Yes. \n<|eot_id|>", "llama", " Hi ", own(date));
+  };
+  const auto expected = [](const std::string& date) {
+    return "<bos><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+           "Today Date: " +
+           date +
+           "\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+           "<|start_header_id|>assistant<|end_header_id|>\n\nYes.<|eot_id|>"
+           "<|start_header_id|>user<|end_header_id|>\n\nAnd?<|eot_id|>"
+           "<|start_header_id|>assistant<|end_header_id|>\n\n";
+  };
+  EXPECT_EQ(seen(R"({%- set date_string = "26 Jul 2024" %})"), expected("26 Jul 2024"));
+  EXPECT_EQ(seen(R"({%- if strftime_now is defined %}{%- set date_string = strftime_now("%d %b %Y") %})"
+                 R"({%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %})"),
+            expected("05 Nov 2026"));
+  // Llama 3's has none.
+  EXPECT_EQ(two_turns(tokenizer, "Yes.<|eot_id|>", "llama", "Hi", "{{ bos_token }}"),
+            two_turns(tokenizer, "Yes.<|eot_id|>"));
+}
+
+TEST(Chat, DeepSeeksFirstTemplateLeavesItToTheModelToThink) {
+  const NamedTokens tokenizer(
+      {"<bos>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>"});
+  const auto seen = [&](const std::string& own) {
+    return two_turns(tokenizer, "Yes.<｜end▁of▁sentence｜>", "llama", "Hi", own);
+  };
+  const std::string turns =
+      "<bos><｜User｜>Hi<｜Assistant｜>Yes.<｜end▁of▁sentence｜><｜User｜>And?<｜Assistant｜>";
+  EXPECT_EQ(seen("{{ bos_token }}{{ '<｜Assistant｜>' }}"), turns);
+  EXPECT_EQ(seen("{{ bos_token }}{{ '<｜Assistant｜><think>\\n' }}"), turns + "<think>\n");
+}
+
+// The template writes the token that begins a text, by its name or itself, or there is none.
+TEST(Chat, ATextBeginsAsTheTemplateSays) {
+  const NamedTokens tokenizer({"<bos>", "<|user|>", "<|assistant|>", "<|end|>", "<0x0A>"});
+  const auto begins = [&](const std::string& own) {
+    return two_turns(tokenizer, "Yes.<|end|>", "phi3", "Hi", own).starts_with("<bos>");
+  };
+  EXPECT_TRUE(begins(""));
+  EXPECT_TRUE(begins("{{ bos_token + '<|user|>' }}"));
+  EXPECT_TRUE(begins("<bos>{{ '<|user|>' }}"));
+  EXPECT_FALSE(begins("{{ '<|user|>' }}"));
+}
+
+TEST(ChatTemplate, IsReadFromADirectory) {
+  const test::TempDir dir;
+  EXPECT_EQ(cli::read_chat_template(dir.path()), "");
+  const auto config = [&](const std::string& text) {
+    test::write_file(dir / "tokenizer_config.json", text);
+    return cli::read_chat_template(dir.path());
+  };
+  EXPECT_EQ(config("{}"), "");
+  EXPECT_EQ(config(R"({"chat_template": null})"), "");
+  EXPECT_EQ(config(R"({"chat_template": "a\nb"})"), "a\nb");
+  EXPECT_EQ(
+      config(
+          R"({"chat_template": [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]})"),
+      "b");
+  for (const char* bad : {"{", "[]", R"({"chat_template": 1})", R"({"chat_template": ["a"]})",
+                          R"({"chat_template": [{"name": "default", "template": 1}]})"}) {
+    const Error error = test::error_of([&] { (void)config(bad); });
+    EXPECT_EQ(error.code(), Errc::kUsage) << bad;
+    EXPECT_EQ(error.where(), dir / "tokenizer_config.json") << bad;
+  }
+  test::write_file(dir / "chat_template.jinja", "own");
+  EXPECT_EQ(cli::read_chat_template(dir.path()), "own");
 }
 
 TEST(Chat, UnknownTemplatesAreRefused) {

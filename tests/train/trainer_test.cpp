@@ -112,8 +112,9 @@ TEST_F(TrainerLibrary, DropoutOfADirectoryIsToldAndThatOfTheRunIsSaved) {
   EXPECT_EQ(read_hf_dropout(model, {0.25, 0.125}), "resid_pdrop 0.5");
 }
 
-// It says which tokens end a text, which a model that is trained further knows as well.
-TEST_F(TrainerLibrary, AModelThatIsTrainedFurtherKeepsItsGenerationConfig) {
+// They say which tokens end a text and how turns are written, which a model that is trained further knows as
+// well.
+TEST_F(TrainerLibrary, AModelThatIsTrainedFurtherKeepsWhatIsSaidOfItsTexts) {
   const std::string model = directory_ + "/model", next = directory_ + "/next";
   {
     Trainer trainer(config({"steps=1"}));
@@ -124,12 +125,16 @@ TEST_F(TrainerLibrary, AModelThatIsTrainedFurtherKeepsItsGenerationConfig) {
   EXPECT_FALSE(std::filesystem::exists(model + "/generation_config.json"));
   const std::string text = R"({"eos_token_id": [10, 13]})";
   test::write_file(model + "/generation_config.json", text);
+  test::write_file(model + "/tokenizer_config.json", "{}");
+  test::write_file(model + "/chat_template.jinja", "{{ messages }}");
   Trainer trainer(on_book(
       {"data.seq_len=16", "data.validation=0.2", "train_batch_size=4", "steps=1", "model.from=" + model}));
   trainer.start();
   (void)trainer.run();
   trainer.save_model(next);
   EXPECT_EQ(test::read_file(next + "/generation_config.json"), text);
+  EXPECT_EQ(test::read_file(next + "/tokenizer_config.json"), "{}");
+  EXPECT_EQ(test::read_file(next + "/chat_template.jinja"), "{{ messages }}");
 }
 
 // Sizes of a GPU that nobody has.

@@ -234,11 +234,21 @@ void StepExecutor::issue_update(const StepOp& op) {
       params.weight_decay = 0;
     }
     params.random = random_[static_cast<std::size_t>(op.unit)][p];
-    params.first_element = unit.params[p].first_number + range.param_first + begin - range.state_first;
-    const std::int64_t at = range.unit_first + begin - range.state_first - shard_first, n = end - begin;
-    ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
-               layout_.state().part(state, segment.count, begin - segment.first, n), layout_.state().format(),
-               params);
+    const std::int64_t first = range.param_first + begin - range.state_first;  // of the parameter
+    const auto update = [&](std::int64_t from, std::int64_t number, std::int64_t n) {
+      const std::int64_t skip = from - first;
+      const std::int64_t at = range.unit_first + begin - range.state_first - shard_first + skip;
+      params.first_element = number;
+      ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
+                 layout_.state().part(state, segment.count, begin - segment.first + skip, n),
+                 layout_.state().format(), params);
+    };
+    // Without random numbers all elements are one run.
+    if (layout_.state().format().moments == MomentFormat::kFull) {
+      update(first, 0, end - begin);
+    } else {
+      unit.params[p].for_numbers(first, first + end - begin, update);
+    }
   }
 }
 

@@ -89,7 +89,7 @@ bool Layout::trains(std::int32_t u, std::size_t tile) const {
   if (options.groups.empty()) return true;
   const Unit& unit = model->units()[static_cast<std::size_t>(u)];
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
-    if (unit.adapted && unit.params[i].adapter != (tile == 1)) continue;
+    if (unit.params[i].adapter != unit.is_adapters(tile)) continue;
     if (options.groups[static_cast<std::size_t>(u)][i] != kFrozen) return true;
   }
   return false;
@@ -98,8 +98,10 @@ bool Layout::trains(std::int32_t u, std::size_t tile) const {
 void Layout::find_frozen() {
   for (std::int32_t u = 0; u <= head_unit(); ++u) {
     frozen_.push_back(!trains(u, 0));
-    const bool adapted = model->units()[static_cast<std::size_t>(u)].adapted;
-    ZG_ASSERT(!adapted || (frozen_.back() && trains(u, 1)), "unit {} has adapters, and is trained itself", u);
+    const Unit& unit = model->units()[static_cast<std::size_t>(u)];
+    const bool adapted = unit.adapted;
+    ZG_ASSERT(!adapted || (frozen_.back() && trains(u, unit.tiles.size() - 1)),
+              "unit {} has adapters, and is trained itself", u);
     if (first_trained_ == u && frozen_.back() && !adapted && u < head_unit()) ++first_trained_;
   }
 }
@@ -119,9 +121,10 @@ int Layout::part_of(std::int32_t u) const {
 void Layout::add_tile(std::int32_t u, std::size_t i) {
   const Unit& unit = model->units()[static_cast<std::size_t>(u)];
   const Tile& tile = unit.tiles[i];
-  const std::string name = unit.in_tiles()          ? fmt::format("{}.tile{}", unit.name, i)
-                           : unit.adapted && i == 1 ? unit.name + ".adapters"
-                                                    : unit.name;
+  const bool adapters = unit.is_adapters(i);
+  const std::string name = adapters          ? unit.name + ".adapters"
+                           : unit.in_tiles() ? fmt::format("{}.tile{}", unit.name, i)
+                                             : unit.name;
   const LayoutOptions& o = options;
   const Sharding& sharding = o.sharding;
   const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer);
@@ -135,7 +138,8 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   };
   // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe. Those
   // of tiles take turns for each micro-batch.
-  const bool brief = o.accumulation == Accumulation::kLayerMajor && !is_pipeline() && !unit.in_tiles();
+  const bool brief =
+      o.accumulation == Accumulation::kLayerMajor && !is_pipeline() && (adapters || !unit.in_tiles());
   const auto add_accumulator = [&](std::int64_t count) {
     return add("accumulator", model->accumulator_dtype(), Role::kGradient,
                brief ? std::min(Tier::kHost, optimizer) : optimizer, count);
@@ -160,7 +164,7 @@ void Layout::add_tile(std::int32_t u, std::size_t i) {
   versions = kept;
   if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
   versions = 1;
-  const bool accumulates = !is_frozen(u) || (unit.adapted && i == 1);
+  const bool accumulates = !is_frozen(u) || adapters;
   if (accumulates) units.back().accumulator = add_accumulator(whole);
   // Where only some units are updated on the device, the state of these stays on the device, unless it is
   // pinned on drives.

@@ -50,7 +50,8 @@ class Emitter {
       case OpKind::kBackwardInput:
         return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward_input(slot);
       case OpKind::kBackwardWeight:
-        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward_weight(slot);
+        return layout_.in_tiles(slot.unit) && !layout_.is_frozen(slot.unit) ? in_tiles(slot)
+                                                                            : backward_weight(slot);
       case OpKind::kEmbeddingBackward:
         return embedding_backward(slot);
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
@@ -191,7 +192,7 @@ class Emitter {
     if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
     add_last_adapters(slot, uses);
-    add_adapter_sum(slot, uses);
+    add_adapter_sum(slot, slot.first, uses);
     add(slot, uses, ((recompute ? 2 : 1) + (frozen ? 0 : 1)) * products(slot.unit));
   }
   // The weights of the unit's adapters, which a backward is the last to read.
@@ -199,11 +200,11 @@ class Emitter {
     const std::int32_t t = layout_.adapter_tile(slot.unit);
     add_adapters(slot, layout_.is_sharded() ? slot.drop : slot.last && t >= 0 && rebuilt(t), uses);
   }
-  void add_adapter_sum(const Slot& slot, std::vector<Use>& uses) const {
+  void add_adapter_sum(const Slot& slot, bool first, std::vector<Use>& uses) const {
     const std::int32_t t = layout_.adapter_tile(slot.unit);
     if (t < 0) return;
     const SegmentId sum = layout_.whole(layout_.tile(t).accumulator);
-    uses.push_back({Operand::kAdapterAccumulator, add_to(sum, slot.first)});
+    uses.push_back({Operand::kAdapterAccumulator, add_to(sum, first)});
   }
   // Dead behind the last unit that backward passes.
   AccessStep activation_gradient_of(const Slot& slot) const {
@@ -231,7 +232,7 @@ class Emitter {
                           {Operand::kSaved, read(saved(layer, m), true)}};
     const bool frozen = layout_.is_frozen(slot.unit);
     if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
-    add_adapter_sum(slot, uses);
+    add_adapter_sum(slot, slot.first, uses);
     add(slot, uses, frozen ? layout_.tile(layout_.adapter_tile(slot.unit)).count : products(slot.unit));
   }
 
@@ -265,8 +266,11 @@ class Emitter {
     const bool backward = slot.kind != OpKind::kForward;
     const std::vector<TileUse> all = tile_uses(slot.kind, layout_.is_frozen(slot.unit));
     const std::int32_t first = layout_.first_tile(slot.unit);
-    if (gathers_by_use(slot.unit) && slot.kind != OpKind::kBackwardWeight)
+    if (gathers_by_use(slot.unit) && slot.kind != OpKind::kBackwardWeight) {
       gather(slot, first, backward && slot.last);
+      if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)
+        gather(slot, t, backward && slot.last);
+    }
     for (std::size_t i = 0; i < all.size(); ++i) {
       const TileUse& use = all[i];
       const std::int32_t t = first + use.tile;
@@ -326,6 +330,8 @@ class Emitter {
     const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
     const bool dead = gathers_by_use(slot.unit) || tile_is_dead(slot, first);
     std::vector<Use> uses{{Operand::kWeight, read(layout_.whole(vectors.weight), ends && dead)}};
+    if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)
+      add_adapters(slot, ends && (gathers_by_use(slot.unit) || tile_is_dead(slot, t)), uses);
     if (slot.kind == OpKind::kForward) {
       uses.push_back({Operand::kInput, read(activation(layer, m), ends && slot.last)});
       uses.push_back({Operand::kOutput, made(activation(layer + 1, m))});
@@ -343,6 +349,7 @@ class Emitter {
     }
     uses.push_back({Operand::kInput, read(activation(layer, m), ends)});
     if (!layout_.is_frozen(slot.unit)) uses.push_back(sum());
+    add_adapter_sum(slot, begins && slot.first, uses);
     if (!layout_.options.recompute)
       uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
     return uses;

@@ -33,7 +33,8 @@ class StepExecutor::TileWalk final : public TileAccess {
   // What a call is given once, and all its operations have.
   static constexpr std::array kBeside = {Operand::kWeight,      Operand::kInput,
                                          Operand::kOutput,      Operand::kSaved,
-                                         Operand::kAccumulator, Operand::kActivationGradient};
+                                         Operand::kAccumulator, Operand::kActivationGradient,
+                                         Operand::kAdapters,    Operand::kAdapterAccumulator};
 
   const StepOp& op() const { return engine_.current_op(); }
   void* data(Operand operand) const {

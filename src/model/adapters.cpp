@@ -170,7 +170,7 @@ const Param& Adapters::param(std::size_t adapter, std::size_t which) const {
 
 namespace {
 
-// The parameter's part of the flat tensor of the unit's second tile.
+// The parameter's part of the flat tensor of the unit's last tile.
 View view_in_tile(const View& flat, const Unit& unit, const Param& param) {
   const View at = flat.col_range(param.offset - unit.tiles.back().first, param.count());
   return {at.data, at.dtype, param.rows, param.cols};

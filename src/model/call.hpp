@@ -117,7 +117,7 @@ struct Call {
   View sinks = {},
        d_sinks = {};  // of a block's heads, and their gradient; null: it has none, or none is wanted
   View past = {};     // Model::block_next(); null: sequences begin here
-  AdapterViews adapters = {};  // of a block's second tile
+  AdapterViews adapters = {};  // of a block's last tile
 
   bool is_part() const { return part.parts > 1; }
   // The rows that a part has of the embedding.

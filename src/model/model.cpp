@@ -48,7 +48,7 @@ void check_shape(const ModelConfig& c, BatchShape shape) {
   ZG_ASSERT_LE(shape.first + shape.time * shape.part.parts, c.longest_sequence());
 }
 
-// Of a block with adapters, those of its second tile; of another block none.
+// Of a block with adapters, those of its last tile; of another block none.
 void check_adapters(const Unit& unit, const View& view, DType dtype) {
   ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
   if (!view) return;
@@ -354,7 +354,7 @@ void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* sav
   if (grads) check_flat(grads, unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(saved != nullptr && workspace != nullptr);
-  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
+  ZG_ASSERT_EQ(unit.in_tiles() && grads, tiles != nullptr);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
   call.tiles = tiles;
   call.dropout = dropout;

@@ -155,6 +155,8 @@ class UnitBuilder {
     // Of a head of keys and values that several parts have, the number is the head's.
     if (p.summed && p.bands.size() == 1) {
       p.first_number = p.bands[0].whole_line / p.bands[0].lines * round_up(p.count(), kParamAlign);
+    } else if (p.summed && !p.is_whole()) {
+      p.whole_numbers = true;
     } else if (!p.is_whole()) {
       p.first_number = part_.part * round_up(p.whole_count(), kParamAlign);
     }
@@ -341,17 +343,22 @@ void cut_into_tiles(Unit& unit) {
   // What several parts have and sum is summed whole.
   const auto stays = [](const Param& p) { return p.vector || p.summed; };
   for (Param& p : unit.params) {
-    if (stays(p)) place(p);
+    if (!p.adapter && stays(p)) place(p);
   }
   unit.tiles = {{0, end}};
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     Param& p = unit.params[i];
-    if (stays(p)) continue;
+    if (p.adapter || stays(p)) continue;
     place(p);
     const std::int64_t count = tile_rows(p) * p.cols;
     for (std::int64_t first = p.offset; first < p.offset + p.count(); first += count)
       unit.tiles.push_back({first, std::min(count, end - first), static_cast<std::int32_t>(i)});
   }
+  const std::int64_t own = end;
+  for (Param& p : unit.params) {
+    if (p.adapter) place(p);
+  }
+  if (unit.adapted) unit.tiles.push_back({own, end - own});
   unit.count = end;
 }
 

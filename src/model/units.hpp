@@ -81,7 +81,8 @@ enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
 std::vector<Unit> make_units(const ModelConfig& config, const ModelPart& part, std::int64_t table_rows,
                              Blocks blocks);
 
-// Lays the unit's vectors out in front of its matrices, and cuts these into tiles of whole rows.
+// Lays the unit's vectors out in front of its matrices, and cuts these into tiles of whole rows. Adapters
+// stay behind them, whole.
 void cut_into_tiles(Unit& unit);
 
 // The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "train/adapter_setup.hpp"
 #include "train/drives.hpp"
@@ -136,7 +137,6 @@ class Planner {
   void check_parts() const {
     const ModelConfig& model = plan_.model_config;
     const int parts = config_.parallel.tensor;
-    constexpr const char* kKey = "parallel.tensor";
     validate_parts(model, parts);
     check_heads(config_.parallel, model);
     const int context = config_.parallel.context;
@@ -147,25 +147,33 @@ class Planner {
                               context > 1 ? " that a part of the sequences has" : ""),
                   "change data.seq_len or train_micro_batch_size_per_gpu, or remove the key");
     }
-    // Copies of a head that begin within a block of 256 elements would be quantised in other blocks than
-    // others. So would copies of rows of a fused matrix's adapter, which follow rows that differ by part.
-    const bool uneven =
-        model.kv_heads % parts != 0 && (parts % model.kv_heads != 0 || model.lora.has(LoraModule::kQkv));
+    check_copies();
+  }
+
+  // Elements are rounded and quantised in blocks of 256. Where a part has a head's copy behind other lines of
+  // a parameter, a block must not have elements of both, or copies would differ.
+  void check_copies() const {
+    const ModelConfig& model = plan_.model_config;
+    const int parts = config_.parallel.tensor;
     const bool few_bits =
         config_.optimizer.state == StatePrecision::kBf16 || config_.optimizer.state == StatePrecision::kInt8;
-    if (!uneven || (!few_bits && !config_.quantize_gradients)) return;
-    throw Error(
-        Errc::kUsage, kKey,
-        fmt::format("{} parts have copies of some of the {} heads of keys and values, which must stay "
-                    "alike: {} has too few bits for that",
-                    parts, model.kv_heads,
-                    few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
-        parts % model.kv_heads != 0
-            ? fmt::format("choose parts that divide {}, or a multiple of it, or keep all bits",
-                          model.kv_heads)
-            : fmt::format("choose parts that divide {}, or keep all bits; copies of rows of the adapter "
-                          "of qkv_proj lie behind rows that are no copies",
-                          model.kv_heads));
+    if (model.kv_heads % parts == 0 || (!few_bits && !config_.quantize_gradients)) return;
+    const Model one(model, config_.dtype, op_sizes(), 0, {parts, 0});
+    for (const Param& p : one.units()[1].params) {
+      const bool trained = p.adapter || !model.lora.on();
+      const std::int64_t head = model.head_size * p.line();
+      if (!trained || !p.whole_numbers || head % kQuantBlock == 0) continue;
+      throw Error(
+          Errc::kUsage, "parallel.tensor",
+          fmt::format("{} parts have copies of some of the {} heads of keys and values, which must stay "
+                      "alike: a head's {} elements of {} are no multiple of {}, the block in which {} rounds",
+                      parts, model.kv_heads, head, p.name, kQuantBlock,
+                      few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
+          fmt::format("choose parts that divide {}{}, or keep all bits", model.kv_heads,
+                      p.adapter ? fmt::format(", a lora.rank that is a multiple of {}",
+                                              kQuantBlock / std::gcd(kQuantBlock, model.head_size))
+                                : ", or a multiple of it"));
+    }
   }
 
   void make_model(Blocks blocks) {
@@ -384,7 +392,7 @@ class Planner {
   // little.
   bool may_become_tiles() const {
     constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
-    return config_.tiers.tiles == TierConfig::Tiles::kAuto && !plan_.model_config.lora.on() &&
+    return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
            config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
@@ -504,8 +512,9 @@ double RunPlan::bubble_share() const {
 std::int64_t RunPlan::tile_bytes() const {
   const Unit& layer = model->units()[1];
   std::int64_t most = 0;
-  for (std::size_t i = 1; i < layer.tiles.size() && layer.in_tiles(); ++i)
-    most = std::max(most, layer.tiles[i].count);
+  for (const Tile& tile : layer.tiles) {
+    if (tile.param >= 0) most = std::max(most, tile.count);
+  }
   return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }
 

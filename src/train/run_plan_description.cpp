@@ -12,11 +12,13 @@ namespace {
 std::string describe_tiles(const RunPlan& plan) {
   if (plan.tile_bytes() == 0) return "";
   const Unit& layer = plan.model->units()[1];
+  const std::size_t own = layer.tiles.size() - (layer.adapted ? 1 : 0);
+  const std::int64_t count = layer.adapted ? layer.tiles.back().first : layer.count;
   return fmt::format(
       "\ntiles      each layer's {} of weights are multiplied in {} tiles of at most {}{}; results agree "
       "with whole layers' to rounding",
-      format_bytes(layer.count * static_cast<std::int64_t>(size_of(plan.model->dtype()))),
-      layer.tiles.size() - 1, format_bytes(plan.tile_bytes()),
+      format_bytes(count * static_cast<std::int64_t>(size_of(plan.model->dtype()))), own - 1,
+      format_bytes(plan.tile_bytes()),
       plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole layers do not fit");
 }
 

@@ -204,6 +204,36 @@ TEST(TensorPartsFormats, KeepCopiesAlike) {
   }
 }
 
+// Heads of keys and values that parts have beside others, at other places of their matrices: three heads of
+// which two parts have three copies each, and six parts one or two; and rows of a fused matrix's adapter.
+// After ten steps they are alike to the bit in every format, also where what ranks exchange is in few bits.
+TEST(TensorPartsFormats, KeepCopiesAtOtherPlacesAlike) {
+  ModelConfig uneven = tiny_llama();
+  uneven.heads = 12, uneven.kv_heads = 3, uneven.head_size = 32, uneven.inner = 48, uneven.layers = 1;
+  ModelConfig fused = with_fused_matrices(uneven);
+  for (const bool adapted : {false, true}) {
+    for (const NamedFormat& format : state_formats(OptimizerKind::kAdam, 2)) {
+      if (format.format.moments == MomentFormat::kFull) continue;
+      TinySetup s = setup_of(adapted ? fused : uneven, format.dtype);
+      s.layout.state = format.format, s.layout.micro_batches = 2, s.lr = 0.005, s.seed = 11;
+      if (adapted) {
+        s = with_adapters(s);
+        s.model.lora.rank = 8;
+      }
+      const RanksOutcome one = train_on_ranks(s, {}, 10);
+      for (const int tensor : {2, 4, 6}) {
+        SCOPED_TRACE(fmt::format("{}, adapters {}, {} parts", format.name, adapted, tensor));
+        const RanksOutcome many = train_on_ranks(s, {1, 1, false, tensor, false}, 10);
+        EXPECT_NEAR(many.losses[9], one.losses[9], 0x1p-4 * one.losses[9]);
+        TinySetup brief = s;
+        brief.layout.gradient_bits = 8, brief.room = Room::kSmallest, brief.layout.drives = 1;
+        (void)train_on_ranks(brief, {2, 2, false, tensor, tensor != 6}, 10);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // What all ranks exchange in fewer bits is alike on all parts, so copies stay alike, and near what it would
 // be.
 TEST(TensorPartsFormats, GoWithFewerBitsBetweenRanks) {

@@ -174,7 +174,7 @@ TEST(Parts, HoldEveryElementAndCountItOnce) {
       SCOPED_TRACE(testing::Message() << c.name << ", " << parts << " parts");
       const Model whole(c.config, DType::kF32, host_ops());
       std::map<std::string, std::vector<int>> holders, counters;
-      std::map<std::string, std::map<std::int64_t, std::int64_t>> elements;  // by number
+      std::map<std::string, std::map<std::int64_t, std::int64_t>> elements, numbers;  // by the other
       for (int part = 0; part < parts; ++part) {
         const Model model(c.config, DType::kF32, host_ops(), 0, {parts, part, false});
         EXPECT_EQ(model.parameter_count(), whole.parameter_count());
@@ -192,9 +192,13 @@ TEST(Parts, HoldEveryElementAndCountItOnce) {
                 for (std::int64_t j = 0; j < n; ++j) {
                   ++holders[p.name][static_cast<std::size_t>(to + j)];
                   counters[p.name][static_cast<std::size_t>(to + j)] += band.counted ? 1 : 0;
-                  if (p.bands.size() > 1 && p.summed) continue;
-                  const auto [it, fresh] = elements[p.name].try_emplace(p.first_number + at + j, to + j);
+                  std::int64_t number = -1;
+                  p.for_numbers(at + j, at + j + 1,
+                                [&](std::int64_t, std::int64_t own, std::int64_t) { number = own; });
+                  const auto [it, fresh] = elements[p.name].try_emplace(number, to + j);
                   EXPECT_EQ(it->second, to + j) << "two elements of " << p.name << " have one number";
+                  const auto same = numbers[p.name].try_emplace(to + j, number).first;
+                  EXPECT_EQ(same->second, number) << "copies of an element of " << p.name << " have two";
                 }
               });
             }

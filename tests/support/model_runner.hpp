@@ -140,11 +140,11 @@ class ModelRunner {
   const std::vector<Unit>& units() const { return model_.units(); }
   View weights(std::size_t unit) const { return flat(weights_, unit, model_.dtype()); }
   View grads(std::size_t unit) const { return flat(grads_, unit, model_.accumulator_dtype()); }
-  // Of a block with adapters or in tiles: its first tile. The adapters; null: there are none.
+  // Of a block with adapters or in tiles: its first tile. The adapters, its last one; null: it has none.
   View own(std::size_t unit) const { return first_tile(weights(unit), unit); }
   View own_grads(std::size_t unit) const { return first_tile(grads(unit), unit); }
-  View adapters(std::size_t unit) const { return second_tile(weights(unit), unit); }
-  View adapter_grads(std::size_t unit) const { return second_tile(grads(unit), unit); }
+  View adapters(std::size_t unit) const { return last_tile(weights(unit), unit); }
+  View adapter_grads(std::size_t unit) const { return last_tile(grads(unit), unit); }
   View weight(std::size_t unit, const Param& p) const { return part(weights(unit), p); }
   View grad(std::size_t unit, const Param& p) const { return part(grads(unit), p); }
 
@@ -259,8 +259,8 @@ class ModelRunner {
     for (std::size_t u = 1; in_halves && u < head(); ++u) {
       workspace.poison();
       model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(),
-                                   adapted ? View() : own_grads(u), workspace.data(), into, tiles(u, into),
-                                   place(u), adapter_grads(u));
+                                   adapted ? View() : own_grads(u), workspace.data(), into,
+                                   adapted ? nullptr : tiles(u, into), place(u), adapter_grads(u));
       stream_.synchronize();
     }
     tiles_.reset();
@@ -324,7 +324,7 @@ class ModelRunner {
   View first_tile(const View& all, std::size_t unit) const {
     return all.col_range(0, units()[unit].tiles.front().count);
   }
-  View second_tile(const View& all, std::size_t unit) const {
+  View last_tile(const View& all, std::size_t unit) const {
     const Tile& tile = units()[unit].tiles.back();
     return units()[unit].adapted ? all.col_range(tile.first, tile.count) : View();
   }

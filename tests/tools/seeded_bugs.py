@@ -54,7 +54,7 @@ DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
 RULES = ("zg_test_kernels", "*AttentionRules*:VisibleKeys*")
 ROPES = ("zg_test_kernels", "*Rope*:*Embedding*")
-CHAT = ("zg_test_cli", "Chat.*")
+CHAT, TEMPLATE = ("zg_test_cli", "Chat.*:ChatTemplate.*"), "src/cli/chat_template.cpp"
 LARGE_HEADS = "kernels/cuda/attention_backward_large.cu"
 CUDA_ATTENTION = ("zg_test_cuda", "*TensorAttention*:*CudaAttention*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
@@ -69,6 +69,9 @@ LORA = ("zg_test_model", "Model/LoraFamilies.*")
 LORA_RUNS = ("zg_test_train", "LoraRuns.*")
 LORA_PARTS = ("zg_test_model", "Models/Parts.*lora")
 FROZEN = ("zg_test_engine", "Frozen.*:Lora.*")
+IN_TILES = ("zg_test_engine", "AdaptersInTiles.*")
+COPIES_ALIKE = ("zg_test_engine", "TensorPartsFormats.*")
+GEMV, ONE_ROW = "kernels/host/gemv.cpp", ("zg_test_kernels", "Gemm.Float:Gemm.OneRow*")
 MASKS = ("zg_test_model", "ModelDropout.*:Model/FiniteDifferences.*dropout*")
 
 
@@ -113,7 +116,7 @@ BUGS = (
           "  for (const double x : scalars[static_cast<std::size_t>(layout_.options.sharding.rank)])\n"
           "    finite = finite && std::isfinite(x);"),)),
     Bug("random numbers of updates by the index in the shard",
-        ((ISSUE, "unit.params[p].first_number + range.param_first + begin", "begin"),)),
+        ((ISSUE, "      params.first_element = number;\n", "      params.first_element = from - first;\n"),)),
     Bug("samples by the rank's own numbers",
         ((TRAINER, "place.micro_batch(static_cast<std::int64_t>(m)) * config", "static_cast<std::int64_t>(m) * config"),), TRAIN),
     Bug("evaluation counts padding micro-batches",
@@ -594,6 +597,57 @@ BUGS = (
           "for (std::int64_t key = 0; key < end;"),), RULES),
     Bug("attention: the last tile of queries that sees a tile of keys is left out",
         (("kernels/cuda/attention_backward_keys.cu", "if (next >= shared->end(time))", "if (next + kQueries >= shared->end(time))"),), CUDA_RULES),
+    Bug("chat: a template's own system message is left out",
+        (("src/cli/chat.cpp", "    if (!system.empty()) system_ = ", "    if (system.empty()) system_ = "),), CHAT),
+    Bug("chat: every model is told today's date",
+        (("src/cli/chat.cpp", "own.names(\"strftime_now\") ? today : own.date();", "today;"),), CHAT),
+    Bug("chat: what stands before the first turn stands before each",
+        (("src/cli/chat.cpp", "(answered_ ? std::string(form_.end) + form_.between : system_) + said;",
+          "(answered_ ? std::string(form_.end) + form_.between : \"\") + system_ + said;"),), CHAT),
+    Bug("chat: the model's answers keep the blanks around them",
+        (("src/cli/chat.cpp", "  if (!form_.trims) return ids;\n", "  if (form_.trims) return ids;\n"),), CHAT),
+    Bug("chat: no blank stands before what Mistral 7B has said",
+        (("src/cli/chat.cpp", "  if (form_.leads == nullptr) return ids;\n", "  if (ids.size() < 99) return ids;\n"),), CHAT),
+    Bug("chat: comments of a template are read as its texts",
+        ((TEMPLATE, "source_[begin + 1] == '#' ? skip_behind(\"#}\") : block(", "block("),), CHAT),
+    Bug("chat: a mark before a quote ends a template's text",
+        ((TEMPLATE, "if (source_[at_] != '\\\\' || at_ + 1 == source_.size()) {", "if (source_[at_] != 0) {"),), CHAT),
+    Bug("chat: a text begins whatever the template says",
+        (("src/cli/chat.cpp", "!own.contains(tokenizer_.decode(ids_))) ids_.clear();", "false) ids_.clear();"),), CHAT),
+    Bug("adapters beside tiles: they are cut into tiles, too",
+        ((UNITS, "if (p.adapter || stays(p)) continue;", "if (stays(p)) continue;"),), IN_TILES),
+    Bug("adapters beside tiles: their shards are not gathered",
+        ((PROGRAM, "      if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)\n"
+          "        gather(slot, t, backward && slot.last);\n", ""),), IN_TILES),
+    Bug("adapters beside tiles: they are dropped behind the first tile",
+        ((PROGRAM, "add_adapters(slot, ends && (gathers_by_use(slot.unit) || tile_is_dead(slot, t)), uses);",
+          "add_adapters(slot, gathers_by_use(slot.unit) || tile_is_dead(slot, t), uses);"),), IN_TILES),
+    Bug("adapters beside tiles: the model's tiles have sums of gradients",
+        ((LAYOUT, "const bool accumulates = !is_frozen(u) || adapters;", "const bool accumulates = true;"),), IN_TILES),
+    Bug("adapters beside tiles: the first micro-batch adds to what the sums held",
+        ((PROGRAM, "    add_adapter_sum(slot, begins && slot.first, uses);\n    if (!layout_.options.recompute)\n",
+          "    add_adapter_sum(slot, false, uses);\n    if (!layout_.options.recompute)\n"),), IN_TILES),
+    Bug("adapters beside tiles: second halves walk through the model's tiles",
+        ((PROGRAM, "return layout_.in_tiles(slot.unit) && !layout_.is_frozen(slot.unit) ? in_tiles(slot)",
+          "return layout_.in_tiles(slot.unit) ? in_tiles(slot)"),), IN_TILES),
+    Bug("adapters beside tiles: the second tile is taken for them",
+        (("include/ziggurat/engine/layout.hpp", "static_cast<std::int32_t>(u.tiles.size()) - 1 : -1;", "1 : -1;"),), IN_TILES),
+    Bug("adapters beside tiles: runs with adapters have whole layers",
+        (("src/train/run_plan.cpp", "return config_.tiers.tiles == TierConfig::Tiles::kAuto &&",
+          "return config_.tiers.tiles == TierConfig::Tiles::kAuto && !plan_.model_config.lora.on() &&"),), LORA_RUNS),
+    Bug("copies at other places have the numbers of where they lie",
+        ((UNITS, "      p.whole_numbers = true;\n", ""),), COPIES_ALIKE),
+    Bug("copies' numbers are those of the held lines",
+        (("include/ziggurat/model/param.hpp", "f(from, band.whole_line * line() + from - first, to - from);",
+          "f(from, band.line * line() + from - first, to - from);"),), COPIES_ALIKE),
+    Bug("copies in few bits go with heads of any size",
+        (("src/train/run_plan.cpp", "head % kQuantBlock == 0) continue;", "head > 0) continue;"),),
+        ("zg_test_train", "TensorRuns.*")),
+    Bug("a product of one row adds its bias twice where it adds to what is there",
+        ((GEMV, "p.accumulate ? p.y[j + r] + y : y;", "p.accumulate ? p.y[j + r] + y + (p.bias != nullptr ? p.bias[j + r] : 0) : y;"),),
+        ONE_ROW),
+    Bug("a product of one row leaves out the rows behind the last four",
+        ((GEMV, "  for (; j < end; ++j) multiply<1>(p, j);\n", ""),), ONE_ROW),
     Bug("chat: what a model thought in earlier turns stays",
         (("src/cli/chat.cpp", "ids.erase(ids.begin(), end.base());", ""),), CHAT),
     Bug("chat: OLMo 2 is told by its vocabulary",

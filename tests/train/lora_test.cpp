@@ -224,6 +224,78 @@ TEST_F(LoraRuns, GoOnFromPinnedState) {
   EXPECT_TRUE(weights("whole") == weights("part"));
 }
 
+// The model's layers in tiles: the bits of one place are those of any other, of shards, of stages and of a
+// run that goes on, and the numbers those of whole layers.
+TEST_F(LoraRuns, GoWithTiles) {
+  const Strings settings = kRank4 + Strings{"tiers.tiles=on", "lora.dropout=0.1", "checkpoint.every=2"};
+  const Outcome whole = train("whole", kRank4 + Strings{"lora.dropout=0.1"}), one = train("one", settings);
+  ASSERT_EQ(one.losses.size(), whole.losses.size());
+  for (std::size_t i = 0; i < whole.losses.size(); ++i)
+    EXPECT_NEAR(one.losses[i], whole.losses[i], 1e-5 * whole.losses[i]);
+  EXPECT_HAS(Trainer(adapted("said", settings), {}).describe(), "tiles      each layer's");
+  (void)train("half", settings + Strings{"steps=2"});
+  const Outcome rest = train("half", settings, "");
+  expect_tail(one, rest);
+  EXPECT_TRUE(weights("one") == weights("half"));
+  // A run that goes on with whole layers.
+  (void)train("changed", settings + Strings{"steps=2"});
+  const Outcome changed = train("changed", kRank4 + Strings{"lora.dropout=0.1"}, "");
+  EXPECT_NEAR(changed.losses.back(), whole.losses.back(), 1e-5 * whole.losses.back());
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings drive{"tiers.host=600KiB", "tiers.device=900KiB",
+                      "tiers.nvme.0.path=" + directory_ + "/drive"};
+  EXPECT_EQ(train("drive", settings + drive).losses, one.losses);
+  EXPECT_TRUE(weights("one") == weights("drive"));
+  const Outcome two = train("two", settings + Strings{"devices=host:2", "zero_optimization.stage=0"});
+  for (const Strings& place :
+       {Strings{"devices=host:2", "zero_optimization.stage=3"},
+        Strings{"devices=host:4", "parallel.pipeline=2", "zero_optimization.stage=1"}}) {
+    EXPECT_EQ(train("many", settings + place).losses, two.losses);
+    EXPECT_TRUE(weights("two") == weights("many"));
+    std::filesystem::remove_all(directory_ + "/many");
+  }
+}
+
+// State on drives, pinned there, with the tiles of the model that it stands beside.
+TEST_F(LoraRuns, GoOnFromPinnedStateWithTiles) {
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings settings =
+      kRank4 + Strings{"checkpoint.every=1",   "checkpoint.keep=2",
+                       "checkpoint.state=pin", "tiers.host=600KiB",
+                       "tiers.device=900KiB",  "tiers.nvme.0.path=" + directory_ + "/drive",
+                       "bf16.enabled=true",    "tiers.tiles=on"};
+  const Outcome whole = train("whole", settings);
+  (void)train("part", settings + Strings{"steps=2"});
+  const Outcome rest = train("part", settings, "");
+  EXPECT_EQ(rest.losses.size(), 2u);
+  expect_tail(whole, rest);
+  EXPECT_TRUE(weights("whole") == weights("part"));
+}
+
+// A layer that the device has no room for comes in tiles by itself; without them the run is refused.
+TEST_F(LoraRuns, LayersLargerThanTheDeviceComeInTiles) {
+  ModelConfig c = test::FamilyFile("qwen3").config();
+  c.vocab_size = 256, c.width = 256, c.heads = 4, c.kv_heads = 2, c.head_size = 64, c.inner = 1024,
+  c.layers = 2;
+  const std::string large = directory_ + "/large";
+  save_hf(large, Model(c, DType::kF32, host_ops()), DType::kF32,
+          [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+            for (std::int64_t i = begin; i < end; ++i)
+              out[i - begin] =
+                  static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
+          });
+  const std::int64_t layer = (256 * 64 * (2 * 4 + 2 * 2) + 3 * 256 * 1024) * std::int64_t{sizeof(float)};
+  const Strings settings = kRank4 + Strings{"model.from=" + large, "tiers.host=64MiB", "steps=2"};
+  const Strings device{fmt::format("tiers.device={}", layer / 2)};
+  const RunConfig run = adapted("said", settings + device);
+  EXPECT_HAS(Trainer(run, {}).describe(), "since whole layers do not fit");
+  const Outcome tiles = train("tiles", settings + device), whole = train("whole", settings);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(tiles.losses[i], whole.losses[i], 1e-5 * whole.losses[i]);
+  const Error error = test::error_of(
+      [&] { Trainer trainer(adapted("refused", settings + device + Strings{"tiers.tiles=off"}), {}); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+}
+
 TEST_F(LoraRuns, StartFromAdaptersAndLeaveThemAsTheyWere) {
   (void)train("first", kRank4);
   const Outcome still = train("second", {"lora.from=" + adapter("first"), "optimizer.params.lr=0"});
@@ -278,7 +350,6 @@ TEST_F(LoraRuns, RefuseWhatCannotBe) {
   refused({"lora.rank=2", "lora.target=[]"}, "lora.target", "expected");
   refused({"lora.rank=2", "lora.from=x"}, "lora.rank", "is said by the adapters of lora.from");
   refused({"lora.from=" + directory_ + "/none"}, "adapter_config.json", "");
-  refused({"lora.rank=2", "tiers.tiles=on"}, "tiers.tiles", "adapters stand beside whole matrices so far");
   refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"frozen\": true}]"},
           "optimizer.param_groups", "all but the adapters is frozen already");
   refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"lr_factor\": 2}]"},

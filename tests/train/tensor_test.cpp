@@ -142,7 +142,40 @@ TEST_F(TensorRuns, WhatCannotBeSplitIsRefused) {
       {phi3, "devices=host:2", "parallel.tensor=2", R"(optimizer={"type": "AdamW", "state": "bf16"})"},
       {.rank = 4, .alpha = 4, .modules = 1u << static_cast<int>(LoraModule::kQkv)});
   EXPECT_EQ(fused.where(), "parallel.tensor");
-  EXPECT_HAS(fused.hint(), "choose parts that divide 1, or keep all bits");
+  EXPECT_HAS(fused.message(), "a head's 40 elements of model.layers.0.self_attn.qkv_proj.lora_B.weight");
+  EXPECT_HAS(fused.hint(), "choose parts that divide 1, a lora.rank that is a multiple of 128, or keep");
+}
+
+// Heads of a multiple of 256 elements in each parameter.
+TEST_F(TensorRuns, CopiesInFewBitsGoWithHeadsOfWholeBlocks) {
+  const auto planned = [&](const std::string& arch, int heads, int kv_heads, const Strings& settings,
+                           const Lora& lora = {}) {
+    Strings all{"data.train=" + directory_ + "/book.txt",
+                "output.dir=" + directory_ + "/out",
+                "data.seq_len=16",
+                "train_batch_size=8",
+                "devices=host:2",
+                "parallel.tensor=2",
+                fmt::format(R"(model={{"arch": "{}", "vocab_size": 257, "hidden_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": {}, "num_key_value_heads": {}, "head_dim": 32,
+        "intermediate_size": 44, "max_position_embeddings": 32}})",
+                            arch, heads, kv_heads)};
+    all.insert(all.end(), settings.begin(), settings.end());
+    const RunConfig run = load_set(all);
+    Hardware machine;
+    machine.memory.available = std::int64_t{1} << 34;
+    machine.cores.nodes = {{0, {{0, 0}}}};
+    ModelConfig model = *run.model;
+    model.lora = lora;
+    return make_run_plan(run, model, 100, machine).layout->model->part().parts;
+  };
+  const Lora lora{.rank = 8, .alpha = 4, .modules = 1u << static_cast<int>(LoraModule::kQkv)};
+  for (const char* few :
+       {R"(optimizer={"type": "AdamW", "state": "int8"})", R"(optimizer={"type": "AdamW", "state": "bf16"})",
+        "zero_optimization.zero_quantized_gradients=true"}) {
+    EXPECT_EQ(planned("llama", 12, 3, {few}), 2) << few;
+    EXPECT_EQ(planned("phi3", 4, 1, {few}, lora), 2) << few;
+  }
 }
 
 }  // namespace

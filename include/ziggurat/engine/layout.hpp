@@ -119,11 +119,12 @@ struct Layout {
   bool in_tiles(std::int32_t unit) const { return model->units()[static_cast<std::size_t>(unit)].in_tiles(); }
   // The tile with the unit's adapters, -1: it has none.
   std::int32_t adapter_tile(std::int32_t unit) const {
-    return model->units()[static_cast<std::size_t>(unit)].adapted ? first_tile(unit) + 1 : -1;
+    const Unit& u = model->units()[static_cast<std::size_t>(unit)];
+    return u.adapted ? first_tile(unit) + static_cast<std::int32_t>(u.tiles.size()) - 1 : -1;
   }
   // The tile that has a parameter of a unit that is not in tiles.
   std::int32_t tile_of(std::int32_t unit, const Param& param) const {
-    return first_tile(unit) + (param.adapter ? 1 : 0);
+    return param.adapter ? adapter_tile(unit) : first_tile(unit);
   }
   const UnitTensors& tile(std::int32_t t) const { return units[static_cast<std::size_t>(t)]; }
   // Those of a unit that is not in tiles.

@@ -4,7 +4,7 @@
 
 namespace zg {
 
-// Whether the tile's unit has parameters that are not trained; beside adapters these are in the other tile.
+// Whether the tile's unit has parameters that are not trained; beside adapters these are in the other tiles.
 inline bool holds_frozen(const Layout& layout, std::int32_t tile) {
   const std::int32_t unit = layout.tile(tile).unit;
   return layout.has_frozen(unit) && layout.adapter_tile(unit) != tile;

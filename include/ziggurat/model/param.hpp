@@ -55,6 +55,9 @@ struct Param {
   bool summed = false;
   // Number of the first element for the random numbers of updates: copies have the same, others differ.
   std::int64_t first_number = 0;
+  // Where a part's bands have copies beside others' lines, each element has the number that it has in the
+  // whole parameter; see for_numbers().
+  bool whole_numbers = false;
 
   std::int64_t count() const { return rows * cols; }
   std::int64_t whole_count() const { return whole_rows * whole_cols; }
@@ -79,6 +82,18 @@ struct Param {
       }
     }
   }
+  // Calls f(first, number, count) for each run of the held elements [begin, end) whose numbers follow each
+  // other. Elements from count() on, the gap, belong to the last run.
+  template <class F>
+  void for_numbers(std::int64_t begin, std::int64_t end, const F& f) const {
+    if (!whole_numbers) return f(begin, first_number + begin, end - begin);
+    for (const Band& band : bands) {
+      const std::int64_t first = band.line * line();
+      const std::int64_t from = std::max(begin, first);
+      const std::int64_t to = &band == &bands.back() ? end : std::min(end, first + band.lines * line());
+      if (from < to) f(from, band.whole_line * line() + from - first, to - from);
+    }
+  }
   // The element of the whole parameter that held element `i` is.
   std::int64_t whole_element(std::int64_t i) const {
     std::int64_t element = -1;
@@ -93,8 +108,8 @@ inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 // Neighbouring elements of a unit that are fetched, gathered, updated and released together: all of them or,
 // of a unit in tiles, some rows of one of its matrices. The first tile then has all vectors, and those
-// matrices of which several parts have copies (Param::summed). Adapters are a tile of their own beside their
-// unit's other parameters.
+// matrices of which several parts have copies (Param::summed). Adapters are a tile of their own, the last
+// one, behind their unit's other parameters.
 struct Tile {
   std::int64_t first = 0, count = 0;  // with the gaps between parameters; begins at a multiple of kParamAlign
   std::int32_t param = -1;            // index of the matrix; -1: several parameters
@@ -106,9 +121,11 @@ struct Unit {
   std::vector<Param> params;
   std::int64_t count = 0;   // elements of the flat tensor, padding included; the same for all parts
   std::vector<Tile> tiles;  // ascending, and all elements
-  // The unit has adapters: its second and last tile, behind the model's own parameters in the first.
+  // The unit has adapters: its last tile, behind the model's own parameters in those before.
   bool adapted = false;
-  bool in_tiles() const { return tiles.size() > 1 && !adapted; }
+  // Whether the model's own parameters are in several tiles.
+  bool in_tiles() const { return tiles.size() > (adapted ? 2 : 1); }
+  bool is_adapters(std::size_t tile) const { return adapted && tile + 1 == tiles.size(); }
   // The first element behind a parameter and the gap after it.
   std::int64_t end_of(std::size_t param) const;
   // The parameter of that name, or whose name ends in "." and that suffix. Aborts unless there is exactly

@@ -411,7 +411,7 @@ ROWS = (
                       "venv/bin/python tests/reference/make_families.py", "python make_families.py *",
                       "python load_family.py *", "make_families.py", "load_family.py",
                       "venv/bin/python tests/reference/make_lora.py", "python make_lora.py *",
-                      "python load_adapter.py *", "venv/bin/python tests/reference/make_chats.py", "make_chats.py"),
+                      "python load_adapter.py *", "venv/bin/python tests/reference/make_chats.py"),
         why="needs PyTorch, and makes files that lie in the tree"),
     Row("tokenizers", ("venv/bin/python tests/reference/make_tokenizers.py *",
                        "venv/bin/python tests/reference/make_tokenizers.py",

@@ -1,11 +1,7 @@
 // Adapters beside layers in tiles: the frozen model comes tile by tile and has no sums of gradients, the
 // adapters stay beside it, and where anything lies changes no bit.
-<<<<<<< ours
 #include "engine/ranks_distance.hpp"
-=======
-#include "engine/ranks_run.hpp"
 #include "ziggurat/base/units.hpp"
->>>>>>> theirs
 
 namespace zg::test {
 namespace {

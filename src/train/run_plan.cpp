@@ -1,6 +1,6 @@
 #include "ziggurat/train/run_plan.hpp"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>

@@ -152,9 +152,10 @@ void check_directory(const std::string& directory) {
 }
 
 Error creation_error(const std::string& directory, int error) {
-  return {is_permission_error(error) ? Errc::kUsage : Errc::kIo, directory,
-          "no file can be made there: " + errno_text(error),
-          is_permission_error(error) ? "name a directory that this user may write to" : ""};
+  // A directory that is there, and says that a new file in it is not, is none of a drive's, like /proc.
+  const bool another = is_permission_error(error) || error == ENOENT;
+  return {another ? Errc::kUsage : Errc::kIo, directory, "no file can be made there: " + errno_text(error),
+          another ? "name a directory that this user may write to" : ""};
 }
 
 Error lock_error(const std::string& where, int error, const char* kind) {

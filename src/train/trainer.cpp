@@ -15,6 +15,7 @@
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
+#include "train/run_checks.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
@@ -282,6 +283,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
                   "start one process on each machine (mpirun --map-by ppr:1:node), or say --devices host");
     }
     ModelConfig model = model_of(config);
+    check_run_without_data(config, model);
     if (processes_.number() == 0) tell_dropout(config);
     read_data(config, model);
     gpus_ = open_gpus(config);

@@ -280,6 +280,7 @@ std::vector<Mistake> configurations() {
       {"OutputBelowAFile", with({"output.dir=text.txt/run"}), "output.dir text.txt/run", "Not a directory"},
       {"OutputNowhere", with({"output.dir=/proc/run"}), "output.dir /proc/run", ""},
       {"DriveMissing", with({"tiers.nvme.0.path=none"}), "none", "No such file or directory"},
+      {"DriveTakesNoFiles", with({"tiers.nvme.0.path=/proc"}), "/proc", "no file can be made there"},
       {"DriveIsAFile", with({"tiers.nvme.0.path=text.txt"}), "text.txt", "is no directory"},
       {"DriveTooSmall", with({"tiers.nvme.0.path=.", "tiers.nvme.0.bytes=64KiB"}), "tiers.nvme .",
        "has 64.0 KiB, this run needs"},

@@ -30,5 +30,22 @@ TEST_F(Composition, WhatCannotBeIsRefusedBeforeAnythingIsMade) {
   EXPECT_FALSE(fs::exists(path("out")));
 }
 
+// What the sizes of the model rule out needs no data: a text is not tokenised first.
+TEST_F(Composition, WhatTheModelRulesOutIsRefusedBeforeDataIsRead) {
+  const auto refused = [&](const Strings& more, const char* message) {
+    const Outcome o = run(Strings{"train", "config.json"} + sets(more));
+    SCOPED_TRACE(message);
+    EXPECT_EQ(o.code, 2);
+    EXPECT_HAS(o.err, message);
+    EXPECT_HAS(o.err, "hint: ");
+    EXPECT_EQ(o.err.find("tokenising"), std::string::npos) << o.err;
+    EXPECT_FALSE(fs::exists(path("out")));
+  };
+  const Strings three{"devices=host:3", "train_batch_size=3", "train_micro_batch_size_per_gpu=1"};
+  refused(three + Strings{"parallel.tensor=3"}, "parallel.tensor: 3 parts do not divide the");
+  refused(three + Strings{"parallel.pipeline=3"}, "are more than the model's 2 layers");
+  refused({"data.seq_len=65536"}, "data.seq_len: is 65536, but the model has");
+}
+
 }  // namespace
 }  // namespace zg::cli_test

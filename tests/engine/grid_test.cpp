@@ -221,10 +221,42 @@ TEST_P(GridMatrixOf, CoversEveryPair) {
              static_cast<int>(kAxes), runs.count());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GridMatrixOf, testing::Range(0, 4), [](const auto& one) {
+std::string model_name(const testing::TestParamInfo<int>& one) {
   return fmt::format("{}_{}", axes()[kArch].values[static_cast<std::size_t>(one.param / 2)],
                      axes()[kHead].values[static_cast<std::size_t>(one.param % 2)]);
-});
+}
+INSTANTIATE_TEST_SUITE_P(Models, GridMatrixOf, testing::Range(0, 4), model_name);
+
+// Ten steps of SGD with rate 1, in both formats, on every grid of eight ranks without stages, which change no
+// bits: what two steps would not show. What a few steps have drifted apart, ten have magnified.
+class GridTenSteps : public testing::TestWithParam<int> {};
+
+TEST_P(GridTenSteps, AreOneRank) {
+  Runs runs(10);
+  std::map<int, Distance> most;
+  int cases = 0;
+  Combination c{};
+  c[kArch] = GetParam() / 2, c[kHead] = GetParam() % 2;
+  for (c[kFormat] = 0; c[kFormat] < 2; ++c[kFormat]) {
+    for (c[kData] = 0; c[kData] < 2; ++c[kData]) {
+      for (c[kTensor] = 0; c[kTensor] < 5; ++c[kTensor]) {
+        for (c[kContext] = 0; c[kContext] < 4; ++c[kContext]) {
+          if (fewest_ranks(c) != kMostRanks) continue;
+          SCOPED_TRACE(text_of(c));
+          most[c[kFormat]].raise(runs.check(c));
+          ++cases;
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cases, 2 * 13);
+  fmt::print("{} grids\n| format | {}\n", cases, kDistanceColumns);
+  for (const auto& [format, d] : most)
+    fmt::print("| {} | {}\n", axes()[kFormat].values[static_cast<std::size_t>(format)], distance_row(d));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GridTenSteps, testing::Range(0, 4), model_name);
 
 // Every grid of one choice of what is trained, dropout, format, optimizer and model after the other, each
 // grid in every tier where all is trained in fp64 without dropout, else in one that is drawn, as are the

@@ -194,6 +194,7 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
       of_rank.skipped.push_back(r.skipped);
       if (pause) of_rank.evals.push_back(run.evaluate());
       if (i > 0 || look != Look::kInside) continue;
+      run.settle();
       std::lock_guard lock(mutex);
       ranks_run::collect_weights(run, all.second_weights, second_brought);
       ranks_run::collect_first_gradients(run, all, gradients);

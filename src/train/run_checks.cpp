@@ -1,0 +1,134 @@
+#include "train/run_checks.hpp"
+
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+#include "ziggurat/config/composition.hpp"
+#include "ziggurat/device/ops.hpp"
+#include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/model/attention_heads.hpp"
+#include "ziggurat/model/model.hpp"
+
+namespace zg {
+namespace {
+
+// With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
+void check_heads(const ParallelConfig& p, const ModelConfig& model) {
+  const AttentionHeads heads = heads_of_part(model, p.tensor);
+  const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
+  if (p.context_method != ContextMethod::kUlysses || divides(p.context)) return;
+  int most = p.context;
+  while (!divides(most)) --most;
+  const std::string found = fmt::format("{} heads and {} for keys and values", heads.queries, heads.keys);
+  throw Error(Errc::kUsage, "parallel.context",
+              fmt::format("is {}, which does not divide the {}", p.context,
+                          p.tensor == 1 ? "model's " + found
+                                        : fmt::format("{} of each of {} parts of a layer", found, p.tensor)),
+              fmt::format("set it to {}, or parallel.context_method to ring", most));
+}
+
+void check_model(const RunConfig& config, const ModelConfig& model) {
+  if (model.vocab_size == 0) {
+    throw Error(Errc::kUsage, "model.vocab_size",
+                "is not given, and token files without a tokenizer do not tell it",
+                "add \"vocab_size\" to the model section");
+  }
+  if (config.data.seq_len > model.context) {
+    throw Error(Errc::kUsage, "data.seq_len",
+                fmt::format("is {}, but the model has {} positions", config.data.seq_len, model.context),
+                "lower data.seq_len");
+  }
+  validate(model);
+  if (config.data.seq_len > model.longest_sequence()) {
+    throw Error(
+        Errc::kUsage, "data.seq_len",
+        fmt::format("is {}; longer sequences than the original context of LongRoPE, {}, would need its long "
+                    "factors, which are not supported",
+                    config.data.seq_len, model.longest_sequence()),
+        "lower data.seq_len");
+  }
+}
+
+void check_pipeline(const RunConfig& config, const ModelConfig& model) {
+  const ParallelConfig& p = config.parallel;
+  if (p.pipeline == 1) return;
+  const PipelineShape shape{p.pipeline, p.chunks, static_cast<int>(config.accumulation_steps),
+                            p.pipeline_schedule, p.pipeline_group};
+  if (shape.parts() > model.layers) {
+    throw Error(Errc::kUsage, p.chunks > 1 ? "parallel.chunks" : "parallel.pipeline",
+                fmt::format("{} stages of {} chunks each are more than the model's {} layers", p.pipeline,
+                            p.chunks, model.layers),
+                "each chunk has a layer at least: name fewer stages or chunks");
+  }
+  if (const std::string problem = problem_of(shape); !problem.empty()) {
+    throw Error(Errc::kUsage, p.pipeline_group > 0 ? "parallel.pipeline_group" : "parallel.chunks", problem,
+                "change gradient_accumulation_steps, parallel.chunks or parallel.pipeline_schedule");
+  }
+  if (p.stage_layers.empty()) return;
+  std::int64_t layers = 0;
+  for (const std::int32_t n : p.stage_layers) layers += n;
+  if (layers == model.layers) return;
+  throw Error(Errc::kUsage, "parallel.stage_layers",
+              fmt::format("are {}, which are {} layers, and the model has {}",
+                          fmt::join(p.stage_layers, " + "), layers, model.layers),
+              "let the numbers add up to the model's layers, or remove the key");
+}
+
+// Elements are rounded and quantised in blocks of 256. Where a part has a head's copy behind other lines of
+// a parameter, a block must not have elements of both, or copies would differ.
+void check_copies(const RunConfig& config, const ModelConfig& model) {
+  const int parts = config.parallel.tensor;
+  const bool few_bits =
+      config.optimizer.state == StatePrecision::kBf16 || config.optimizer.state == StatePrecision::kInt8;
+  if (model.kv_heads % parts == 0 || (!few_bits && !config.quantize_gradients)) return;
+  const OpSizes& sizes = host_ops();
+  const Model one(model, config.dtype, sizes, 0, {parts, 0});
+  for (const Param& p : one.units()[1].params) {
+    const bool trained = p.adapter || !model.lora.on();
+    const std::int64_t head = model.head_size * p.line();
+    if (!trained || !p.whole_numbers || head % kQuantBlock == 0) continue;
+    throw Error(
+        Errc::kUsage, "parallel.tensor",
+        fmt::format("{} parts have copies of some of the {} heads of keys and values, which must stay "
+                    "alike: a head's {} elements of {} are no multiple of {}, the block in which {} rounds",
+                    parts, model.kv_heads, head, p.name, kQuantBlock,
+                    few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
+        fmt::format("choose parts that divide {}{}, or keep all bits", model.kv_heads,
+                    p.adapter ? fmt::format(", a lora.rank that is a multiple of {}",
+                                            kQuantBlock / std::gcd(kQuantBlock, model.head_size))
+                              : ", or a multiple of it"));
+  }
+}
+
+void check_parts(const RunConfig& config, const ModelConfig& model) {
+  const int parts = config.parallel.tensor;
+  validate_parts(model, parts);
+  check_heads(config.parallel, model);
+  const int context = config.parallel.context;
+  const std::int64_t rows = config.micro_batch * config.data.seq_len / context;
+  if (config.parallel.sequence && rows % parts != 0) {
+    throw Error(Errc::kUsage, "parallel.sequence",
+                fmt::format("{} parts do not divide the {} tokens of a micro-batch{}", parts, rows,
+                            context > 1 ? " that a part of the sequences has" : ""),
+                "change data.seq_len or train_micro_batch_size_per_gpu, or remove the key");
+  }
+  check_copies(config, model);
+}
+
+}  // namespace
+
+void check_run(const RunConfig& config, const ModelConfig& model) {
+  check_composition(config);
+  check_model(config, model);
+  check_pipeline(config, model);
+  check_parts(config, model);
+}
+
+void check_run_without_data(const RunConfig& config, ModelConfig model) {
+  constexpr std::int64_t kSomeVocabulary = 1 << 17;
+  if (model.vocab_size == 0) model.vocab_size = kSomeVocabulary;
+  check_run(config, model);
+}
+
+}  // namespace zg

@@ -15,9 +15,10 @@
 namespace zg {
 namespace {
 
+constexpr const char* kAccumulation = "accumulation";
 // After a change of these, sums are made in another order. Results agree to rounding.
-const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context",
-                                      "layers",     "devices",         "processor"};
+const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "layers",
+                                      "devices",    "processor",       kAccumulation};
 constexpr const char* kForeign = "no version of this program has written this checkpoint";
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
@@ -231,6 +232,11 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   writer.model(plan.model_config);
   writer.batch(plan.config, data);
   writer.add("layers", plan.tile_bytes() > 0 ? "in tiles" : "whole");
+  // Head and embedding add to the gradient of a tied table by turns, or one after the other.
+  if (plan.model_config.tied) {
+    const bool by_layers = plan.config.accumulation == Accumulation::kLayerMajor;
+    writer.add(kAccumulation, by_layers ? "layer_major" : "micro_batch_major");
+  }
   writer.precision(plan.config);
   writer.optimizer(plan.config);
   writer.schedule(plan.config.schedule);

@@ -345,6 +345,29 @@ class Planner {
     return least;
   }
 
+  // `least`, or what the other stages of a pipeline need where that is more, with layers in these blocks.
+  // None: some stage fits no budgets.
+  std::optional<Budgets> smallest_of_all_stages(std::optional<Budgets> least, Blocks blocks) const {
+    const int stages = config_.parallel.pipeline, ranks = config_.ranks() / stages;
+    for (int stage = 0; stage < stages && least; ++stage) {
+      if (stage == config_.place_of(plan_.rank).parts.stage) continue;
+      RunPlan other;
+      other.rank = stage * ranks, other.config = config_, other.model_config = plan_.model_config;
+      other.validation_sequences = plan_.validation_sequences;
+      Planner planner(other, hardware_);
+      planner.may_pin_ = may_pin_, planner.must_pin_ = must_pin_;
+      planner.make_model(blocks);
+      planner.make_layout();
+      planner.find_budgets();
+      planner.fit(0);
+      const std::optional<Budgets> of_stage = planner.smallest();
+      if (!of_stage) return of_stage;
+      least->device = std::max(least->device, of_stage->device);
+      least->host = std::max(least->host, of_stage->host);
+    }
+    return least;
+  }
+
   // After fit(). Where the run may have whole layers, tiles are named only if they need less.
   [[noreturn]] void throw_no_room() {
     std::optional<Budgets> least = smallest();
@@ -357,6 +380,9 @@ class Planner {
       if (of_whole && (!least || of_whole->device <= least->device))
         least = of_whole, tiles_need_less = false;
     }
+    const NoRoom obstacle = *plan_.dry_run.obstacle;
+    const std::string name = layout().table.segment_name(obstacle.segment);
+    least = smallest_of_all_stages(least, tiles_need_less ? Blocks::kInTiles : Blocks::kWhole);
     std::string tiles;
     if (tiles_need_less)
       tiles = fmt::format(", where each layer of {} is multiplied in tiles", format_bytes(layer_bytes()));
@@ -367,15 +393,13 @@ class Planner {
           "allow more to be demoted (zero_optimization.offload_param and offload_optimizer), or name a drive "
           "in tiers.nvme");
     }
-    const NoRoom& obstacle = *plan_.dry_run.obstacle;
     // The ranks of a machine have equal parts of tiers.host.
     const std::int64_t device = least->device, host = ranks_ * least->host;
     throw Error(
         Errc::kMemory, fmt::format("tiers.{}", obstacle.tier == Tier::kDevice ? "device" : "host"),
         fmt::format("the run does not fit device {} and host {}{} (no room for {}, {})",
                     format_bytes(plan_.budgets.device), format_bytes(plan_.budgets.host),
-                    ranks_ > 1 ? " of each rank" : "", layout().table.segment_name(obstacle.segment),
-                    format_bytes(obstacle.needed)),
+                    ranks_ > 1 ? " of each rank" : "", name, format_bytes(obstacle.needed)),
         fmt::format("the smallest budgets that do: tiers.device={} ({}), and with device {} tiers.host={} "
                     "({}{}){}",
                     device, format_bytes(device), format_bytes(std::max(plan_.budgets.device, device)), host,

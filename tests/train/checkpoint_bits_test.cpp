@@ -24,7 +24,6 @@ const Strings kFree{"steps",
                     "tiers.*",
                     "aio.*",
                     "threads.*",
-                    "accumulation",
                     "parallel.timeout_seconds",
                     "parallel.pipeline*",
                     "parallel.chunks",
@@ -96,6 +95,25 @@ TEST_F(CheckpointBits, EveryKeyIsComparedOrFree) {
     }
   }
   EXPECT_GT(keys, 150);
+}
+
+// The order of micro-batches changes the sums of a tied table's gradient, and no others.
+TEST_F(CheckpointBits, TheOrderOfMicroBatchesIsToldWhereItRounds) {
+  const auto kept = [&](const std::string& out, const Strings& settings) {
+    const Checkpoint checkpoint(run(out, Strings{"steps=1"} + settings).newest);
+    for (const auto& [key, value] : checkpoint.manifest().bits) {
+      if (key == "accumulation") return value;
+    }
+    return std::string();
+  };
+  EXPECT_EQ(kept("layers", {}), "layer_major");
+  EXPECT_EQ(kept("micro_batches", {"accumulation=micro_batch_major"}), "micro_batch_major");
+  EXPECT_EQ(kept("untied", {"model.tie_word_embeddings=false"}), "");
+  const auto notices = compare_bits({{"accumulation", "layer_major"}},
+                                    {{"accumulation", "micro_batch_major"}}, {}, "a checkpoint");
+  ASSERT_EQ(notices.size(), 1u);
+  EXPECT_HAS(notices[0], "accumulation is micro_batch_major, was layer_major");
+  EXPECT_HAS(notices[0], "to rounding");
 }
 
 }  // namespace

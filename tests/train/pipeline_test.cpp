@@ -108,6 +108,31 @@ TEST_F(PipelineOfARun, TellsOfItsStagesAndItsBubble) {
   EXPECT_HAS(log, "\"stages\":");
 }
 
+// What a refused run is told to be enough is so for every stage: here the last one, with a head of its own,
+// or the first one, with the embedding.
+TEST_F(PipelineOfARun, TheSmallestBudgetsAreThoseOfAllStages) {
+  const auto number_after = [](const std::string& text, const std::string& key) {
+    return std::stoll(text.substr(text.find(key) + key.size()));
+  };
+  for (const char* layers : {"parallel.stage_layers=[1,3]", "parallel.stage_layers=[3,1]"}) {
+    for (const char* tied : {"model.tie_word_embeddings=false", "model.tie_word_embeddings=true"}) {
+      SCOPED_TRACE(testing::Message() << layers << ", " << tied);
+      const Strings settings{"devices=host:2", "parallel.pipeline=2", "model.n_layer=4", layers, tied};
+      const auto with = [&](std::int64_t device, std::int64_t host) {
+        Strings all{fmt::format("tiers.device={}", device), fmt::format("tiers.host={}", host)};
+        all.insert(all.end(), settings.begin(), settings.end());
+        return config(all);
+      };
+      const Error error = test::error_of([&] { Trainer trainer(with(4096, 4096)); });
+      ASSERT_EQ(error.code(), Errc::kMemory);
+      const std::int64_t device = number_after(error.hint(), "tiers.device="),
+                         host = number_after(error.hint(), "tiers.host=");
+      EXPECT_NO_THROW(Trainer trainer(with(device, host)));
+      EXPECT_THROW(Trainer trainer(with(device - 4096, host)), Error);
+    }
+  }
+}
+
 // Weights are gathered ahead where there is room for one more.
 TEST_F(PipelineOfARun, GathersAheadWhereThereIsRoom) {
   const Strings settings{"devices=host:4", "parallel.pipeline=2", "zero_optimization.stage=3"};

@@ -37,6 +37,8 @@ constexpr const char* kHelp = R"(What it prints, one row a cell:
             was in flight at its ends counts where it ended, so a short window may come out above 1
   best      the fixed depth (aio.queue_depth=N, aio.adaptive_depth=false) with the highest eta
   ratio     eta of the default / eta of the best fixed depth; 1: nothing was left to tune
+  time      step s of the fastest fixed depth / step s of the default. Another depth has the plan keep other room
+            free (tiers.read_ahead), and so moves other bytes: a higher eta may be a slower step
   halves    the seconds that the two halves of a step need / step s. Each half (up to the head, and from it on)
             needs the longer of its NVMe bytes at the drives' speed and of its compute as it was measured on this
             processor. Near 1 beside a low eta: the processor binds one of the halves. Read-ahead moves some bytes
@@ -416,8 +418,9 @@ ordered_json json_of(const std::vector<Window>& windows) {
 }
 
 void print_header() {
-  std::printf("%-8s %8s %5s | %7s %7s %6s | %11s %8s %10s %6s | %6s %6s\n", "scenario", "host MiB", "clip",
-              "io s", "step s", "stall", "eta default", "eta best", "best depth", "ratio", "halves", "any");
+  std::printf("%-8s %8s %5s | %7s %7s %6s | %11s %8s %10s %6s %6s | %6s %6s\n", "scenario", "host MiB",
+              "clip", "io s", "step s", "stall", "eta default", "eta best", "best depth", "ratio", "time",
+              "halves", "any");
 }
 
 // Every setting once a round. The row is printed, and all of it returned.
@@ -435,13 +438,19 @@ ordered_json run_cell(const Options& o, const Cell& cell, const std::vector<Sett
     if (settings[i].depth == Setting::kAdaptive) continue;
     if (best == 0 || median(windows[i], &Window::eta) > median(windows[best], &Window::eta)) best = i;
   }
+  double fastest = 0;
+  for (std::size_t i = 1; i < settings.size(); ++i) {
+    const double step = median(windows[i], &Window::step);
+    if (settings[i].depth != Setting::kAdaptive && (fastest == 0 || step < fastest)) fastest = step;
+  }
+  const double time = fastest / median(windows[0], &Window::step);
   const double eta = median(windows[0], &Window::eta), best_eta = median(windows[best], &Window::eta);
-  std::printf("%-8s %8lld %5s | %7.3f %7.3f %5.1f%% | %11.3f %8.3f %10s %6.3f | %6.3f %6.3f\n",
+  std::printf("%-8s %8lld %5s | %7.3f %7.3f %5.1f%% | %11.3f %8.3f %10s %6.3f %6.3f | %6.3f %6.3f\n",
               cell.scenario->name.c_str(), static_cast<long long>(cell.host), cell.clip.c_str(),
               median(windows[0], &Window::io), median(windows[0], &Window::step),
               100 * median(windows[0], &Window::stall), eta, best_eta,
               best == 0 ? "-" : std::to_string(settings[best].depth).c_str(),
-              best_eta > 0 ? eta / best_eta : 0, median(windows[0], &Window::of_halves),
+              best_eta > 0 ? eta / best_eta : 0, time, median(windows[0], &Window::of_halves),
               median(windows[0], &Window::of_any));
   std::fflush(stdout);
   ordered_json j = {{"scenario", cell.scenario->name},
@@ -450,7 +459,8 @@ ordered_json run_cell(const Options& o, const Cell& cell, const std::vector<Sett
                     {"eta_default", eta},
                     {"eta_best_fixed", best_eta},
                     {"best_fixed_depth", settings[best].depth},
-                    {"default_of_best", best_eta > 0 ? eta / best_eta : 0}};
+                    {"default_of_best", best_eta > 0 ? eta / best_eta : 0},
+                    {"fastest_step_of_default", time}};
   for (std::size_t i = 0; i < settings.size(); ++i) j["settings"][settings[i].name()] = json_of(windows[i]);
   return j;
 }

@@ -193,9 +193,13 @@ class Planner {
       };
       return {of(budgets.device), of(budgets.host), budgets.direct};
     }
-    return read_ahead_of(
-        layout().table, programs, budgets,
-        {2 * TensorStore::kCopiesInFlight, queue_depth(budgets.host) * config_.aio.block_size * drives()});
+    // A queue that is deeper than the least makes drives faster without more room, and each byte of room
+    // costs two bytes moved in every step.
+    const AioConfig& aio = config_.aio;
+    const std::int64_t depth =
+        aio.queue_depth > 0 ? aio.queue_depth : io::queue_depth_within(0, drives(), aio.block_size);
+    return read_ahead_of(layout().table, programs, budgets,
+                         {2 * TensorStore::kCopiesInFlight, depth * aio.block_size * drives()});
   }
 
   std::int64_t drives() const { return static_cast<std::int64_t>(config_.tiers.nvme.size()); }

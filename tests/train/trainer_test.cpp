@@ -137,8 +137,9 @@ TEST_F(TrainerLibrary, AModelThatIsTrainedFurtherKeepsWhatIsSaidOfItsTexts) {
   EXPECT_EQ(test::read_file(next + "/chat_template.jinja"), "{{ messages }}");
 }
 
-// The depth of drives, and with it the room that the plan leaves for moves, goes by the host's memory and the
-// number of drives; a depth that is stated stays.
+// The depth of drives goes by the host's memory and the number of drives; a depth that is stated stays. The
+// room that the plan leaves for moves does not grow with a depth that it finds, since that would cost
+// traffic.
 TEST_F(TrainerLibrary, ThePlanFindsTheDepthOfTheDrives) {
   const auto plan_of = [](const RunConfig& c) {
     ModelConfig model = *c.model;
@@ -150,8 +151,7 @@ TEST_F(TrainerLibrary, ThePlanFindsTheDepthOfTheDrives) {
     return make_run_plan(c, model, 500, machine);
   };
   const auto depth = [&](const char* host, std::vector<std::string> more) {
-    more.push_back(std::string("tiers.host=") + host);
-    more.push_back("tiers.nvme.0.path=/nowhere/a");
+    more.insert(more.begin(), {std::string("tiers.host=") + host, "tiers.nvme.0.path=/nowhere/a"});
     return plan_of(config(more)).queue_depth;
   };
   EXPECT_EQ(depth("96MiB", {}), 32);
@@ -162,6 +162,18 @@ TEST_F(TrainerLibrary, ThePlanFindsTheDepthOfTheDrives) {
       << "the ranks share memory and drives";
   EXPECT_EQ(depth("640MiB", {"aio.queue_depth=5"}), 5);
   EXPECT_EQ(depth("640MiB", {"aio.adaptive_depth=true", "aio.max_queue_depth=48"}), 48);
+  const auto large = [&](Strings more) {
+    for (const char* setting : {"model.n_layer=12", "model.n_embd=768", "model.n_head=12",
+                                "tiers.device=256MiB", "tiers.host=640MiB", "tiers.nvme.0.path=/nowhere/a"})
+      more.push_back(setting);
+    return plan_of(config(more));
+  };
+  const RunPlan found = large({}), least = large({"aio.queue_depth=32"}),
+                more = large({"aio.queue_depth=64"});
+  EXPECT_EQ(found.queue_depth, 64);
+  EXPECT_EQ(found.resident.host, least.resident.host);
+  EXPECT_EQ(found.dry_run.per_step, least.dry_run.per_step);
+  EXPECT_LT(more.resident.host, least.resident.host);
 }
 
 // Sizes of a GPU that nobody has.

@@ -29,6 +29,21 @@ namespace zg::host::HWY_NAMESPACE {
 
 // ------------------------------------------------------------------------------- the parts of one block
 
+// How many elements before their use the cache lines of all arrays are asked for. The processor's own
+// prefetching ends with each page, and begins anew slowly where four arrays are read side by side: without
+// this a core moves a tenth less.
+constexpr std::int64_t kAhead = 2 * kQuantBlock;
+
+// Asks for the cache lines of `count` elements, kAhead after p[i]. They may lie behind the array's end:
+// nothing is read.
+template <class T>
+HWY_INLINE void ask_ahead(const T* p, std::int64_t i, std::int64_t count) {
+  constexpr std::int64_t kLine = 64, kSize = sizeof(T);
+  const auto begin = reinterpret_cast<std::uintptr_t>(p) + static_cast<std::uintptr_t>((i + kAhead) * kSize);
+  for (std::int64_t at = 0; at < count * kSize; at += kLine)
+    hwy::Prefetch(reinterpret_cast<const char*>(begin + static_cast<std::uintptr_t>(at)));  // NOLINT
+}
+
 template <Order kOrder, class S>
 class Gradient {
  public:
@@ -56,6 +71,10 @@ class Gradient {
     }
     return load_whole<kOrder>(d, whole_ + i);
   }
+  HWY_INLINE void ask(std::int64_t i, std::int64_t count) const {
+    if (narrow_ != nullptr) return ask_ahead(narrow_, i, count);
+    ask_ahead(whole_, i, count);
+  }
 
  private:
   const S* whole_ = nullptr;
@@ -77,6 +96,7 @@ class Master<kOrder, MasterFormat::kFull, S> {
   HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) const {
     store_whole<kOrder>(d, Floats<D>{one_nan(d, f.a), one_nan(d, f.b)}, master_ + i);
   }
+  HWY_INLINE void ask(std::int64_t i, std::int64_t count) const { ask_ahead(master_, i, count); }
 
  private:
   S* master_;
@@ -102,6 +122,10 @@ class Master<kOrder, MasterFormat::kSplit, S> {
     const auto bits = as_words(d, Floats<D>{one_nan(d, f.a), one_nan(d, f.b)});
     store_low<kOrder>(d, bits, low_ + i);
     store_high<kOrder>(d, Words<D>{hn::Add(bits.a, half), hn::Add(bits.b, half)}, weight_ + i);
+  }
+  HWY_INLINE void ask(std::int64_t i, std::int64_t count) const {
+    ask_ahead(weight_, i, count);
+    ask_ahead(low_, i, count);
   }
 
  private:
@@ -135,6 +159,7 @@ class Moment<kMoment, MomentFormat::kFull, S> {
   HWY_INLINE void store(D d, Floats<D> f, std::int64_t i) {
     store_whole<Order::kNeighbours>(d, f, data_ + i);
   }
+  HWY_INLINE void ask(std::int64_t i, std::int64_t count) const { ask_ahead(data_, i, count); }
 
  private:
   S* data_;
@@ -156,6 +181,7 @@ class Moment<kMoment, MomentFormat::kBf16, S> {
     const auto random = random_.at(d, block_, kMoment, i);
     store_high<Order::kEvenOdd>(d, Words<D>{round(d, f.a, random.a), round(d, f.b, random.b)}, data_ + i);
   }
+  HWY_INLINE void ask(std::int64_t i, std::int64_t count) const { ask_ahead(data_, i, count); }
 
  private:
   template <class D>
@@ -192,6 +218,7 @@ class Moment<kMoment, MomentFormat::kInt8, S> {
     offset_ = hn::Set(Tag(), *scale_);
     largest_ = hn::Zero(Unsigned());
   }
+  HWY_INLINE void ask(std::int64_t i, std::int64_t count) const { ask_ahead(codes_, i, count); }
   template <class D>
   HWY_INLINE Floats<D> load(D d, std::int64_t i) const {
     if constexpr (kMoment == 0) {
@@ -310,6 +337,7 @@ struct NoMoment {
   }
   template <class D>
   HWY_INLINE void store(D /*d*/, Floats<D> /*f*/, std::int64_t /*i*/) {}
+  HWY_INLINE void ask(std::int64_t /*i*/, std::int64_t /*count*/) const {}
   HWY_INLINE void settle() {}
   HWY_INLINE void encode(std::int64_t /*i*/) const {}
   HWY_INLINE void finish() const {}
@@ -326,8 +354,9 @@ HWY_INLINE void store_streaming(D d, hn::Vec<D> v, hn::TFromD<D>* to) {
   }
 }
 
-// Writes the weights of a block from its masters (kFull), unless they are their own masters: then there is nothing to
-// write, and a non-temporal store of what has just been written would cost the line's way to memory twice.
+// Writes the weights of a block from its masters (kFull), unless they are their own masters: then there is
+// nothing to write, and a non-temporal store of what has just been written would cost the line's way to
+// memory twice.
 HWY_INLINE void weight_block(const UpdateArrays& a, std::int64_t begin, const double* master) {
   double* const weight = static_cast<double*>(a.weight) + begin;
   if (weight != master) std::memcpy(weight, master, kQuantBlock * sizeof(double));
@@ -393,6 +422,10 @@ void update_pass(const UpdateJob<typename Rule::S>& job) {
     First first(place);
     Second second(place);
     for (std::int64_t i = 0; i < kQuantBlock; i += step) {
+      gradient.ask(i, step);
+      masters.ask(i, step);
+      first.ask(i, step);
+      second.ask(i, step);
       auto g = gradient.load(d, i);
       auto master = masters.load(d, i);
       auto m = first.load(d, i);

@@ -11,9 +11,13 @@ import threading
 import time
 import unittest
 
-import numpy as np
+from support import need
 
-import ziggurat as zg
+need("numpy")
+
+import numpy as np  # noqa: E402
+
+import ziggurat as zg  # noqa: E402
 
 MIB = 1 << 20
 

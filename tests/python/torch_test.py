@@ -631,6 +631,33 @@ class Activations(Case):
                 zt.offload_activations(*arguments, **options)
             self.assertEqual(caught.exception.place, place)
 
+    def test_memory_that_was_freed_goes_back_to_the_system(self):
+        """While tensors pass, what glibc has kept of earlier ones between live blocks is given back."""
+        script = """if True:
+            import torch, ziggurat as zg, ziggurat.torch as zt
+
+            def resident():
+                with open("/proc/self/statm") as f:
+                    return int(f.read().split()[1]) * 4096
+
+            store = zg.Store(host_bytes="160MiB")
+            x = torch.ones(64 << 18, requires_grad=True) * 0.5
+            torch.ones(31 << 18)  # is freed at once: from now on glibc takes blocks of up to 31 MiB from its heap
+            large, small = zip(*((torch.ones(4 << 18), torch.ones(1 << 14)) for _ in range(64)))
+            full = resident()
+            del large
+            kept = resident()
+            with zt.offload_activations(store):
+                y = x.exp()  # saves its result of 64 MiB
+            print(full - kept >> 20, kept + y.nbytes - resident() >> 20)
+            """
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
+                              env=environment)  # fmt: skip
+        at_once, later = map(int, done.stdout.split())
+        self.assertLess(at_once, 64)  # of 256 MiB: the rest was kept
+        self.assertGreater(later, 128)
+
     def test_what_is_skipped_stays(self):
         store = zg.Store(host_bytes="32MiB")
         with zt.offload_activations(store, skip=lambda t: True):

@@ -168,6 +168,8 @@ void read_gemma(const Keys& keys, ModelConfig& c) {
     return keys.is_null(key) || !second ? keys.positive_or_zero(key) : keys.positive(key, fallback);
   };
   c.block.query_pre_attn_scalar = keys.positive("query_pre_attn_scalar", 256);
+  // transformers reads a cap of Gemma 3's scores, and does not apply it.
+  if (!second && keys.has("attn_logit_softcapping")) keys.unsupported("attn_logit_softcapping", "null");
   c.block.attention_softcap = cap("attn_logit_softcapping", 50);
   c.block.final_softcap = cap("final_logit_softcapping", 30);
 }

@@ -200,6 +200,8 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"model_type": "gemma3", "text_config": {}})", "nested in \"text_config\""},
       {kLlama, R"({"model_type": "gemma2", "hidden_activation": "gelu"})", "only gelu_pytorch_tanh"},
       {kLlama, R"({"model_type": "gemma2", "layer_types": ["full_attention"]})", "for 22 layers"},
+      {kLlama, R"({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0, "sliding_window": 64})",
+       "\"attn_logit_softcapping\" is 50.0; only null"},
       {kLlama,
        R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": -5, "max_window_layers": 1})",
        "\"sliding_window\" is -5"},

@@ -32,7 +32,9 @@ def adapted_by_peft(r, model, odd):
     with torch.no_grad():
         for name, p in adapted.named_parameters():
             if "lora_" in name:
-                p.data = (torch.randn(p.shape) * 0.3).to(files.TYPES["F32"]).to(files.TYPES["F64"])
+                # Far larger ones would saturate the softmax, which magnifies rounding.
+                size = 0.3 / max(1, adapted.peft_config["default"].lora_alpha / adapted.peft_config["default"].r) ** 0.5
+                p.data = (torch.randn(p.shape) * size).to(files.TYPES["F32"]).to(files.TYPES["F64"])
     return adapted
 
 

@@ -202,10 +202,20 @@ def tokens_of(program, directory, texts):
     return 0, [ids[a:b] for a, b in zip(starts[:-1], starts[1:])]
 
 
+def encoded(t, text):
+    """None where `tokenizers` panics, as it does where added tokens that take blanks stand side by side."""
+    try:
+        return t.encode(text).ids
+    except BaseException as error:  # pyo3's PanicException is no Exception
+        if "Panic" not in type(error).__name__:
+            raise
+        return None
+
+
 def agrees_with_itself(directory, text, ids):
     """Of added tokens that the normalizer makes equal, `tokenizers` takes another one each time."""
     again = (Tokenizer.from_file(str(directory / "tokenizer.json")) for _ in range(12))
-    return all(t.encode(text).ids == ids for t in again)
+    return all(encoded(t, text) == ids for t in again)
 
 
 def one(seed, args):
@@ -225,8 +235,9 @@ def one(seed, args):
     elif code != 0:
         found["WRONG"] = f"exit code {code}: {ours}"
     else:
-        for text, ids, expected in zip(texts, ours, [t.encode(text).ids for text in texts], strict=True):
-            if ids != expected and agrees_with_itself(directory, text, expected):
+        for text, ids in zip(texts, ours, strict=True):
+            expected = encoded(t, text)
+            if expected is not None and ids != expected and agrees_with_itself(directory, text, expected):
                 found["WRONG"] = f"{text[:100]!r}: {ids[:40]} beside {expected[:40]}"
                 break
     if args.keep or "WRONG" in found:

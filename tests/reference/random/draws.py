@@ -39,7 +39,7 @@ def without_head_dim(r, c, chance):
         c["hidden_size"] = c["num_attention_heads"] * r.choice([2, 4, 8, 10, 12])
 
 
-def rope(r, context, kinds=("default", "default", "linear", "llama3", "yarn")):
+def rope(r, context, kinds=("default", "linear", "llama3", "yarn", "yarn")):
     kind = r.choice(kinds)
     out = dict(rope_type=kind, rope_theta=r.choice([10000.0, 500000.0, round(r.log(50, 1e6), 1), 10000, 1000000]))
     if kind == "default":
@@ -90,8 +90,8 @@ def spelled(r, config, parameters):
 
 
 def windows(r, config, listed):
-    config["sliding_window"] = r.choice([1, 2, 3, 5, 7, 8, 16, 17, 33, 64, 4096])
-    if listed and r.chance(0.5):
+    config["sliding_window"] = r.choice([1, 2, 3, 5, 7, 8, 11, 16, 17, 33, 4096])
+    if listed and r.chance(0.3):
         config["layer_types"] = [r.choice([LOCAL, GLOBAL]) for _ in range(config["num_hidden_layers"])]
 
 
@@ -124,7 +124,7 @@ def qwen(r, kind):
     c = sizes(r, False)
     if kind == "qwen2":
         without_head_dim(r, c, 0.6)
-    use = r.chance(0.6)
+    use = r.chance(0.8)
     windows(r, c, use)
     c["use_sliding_window"] = use
     if use and r.chance(0.7):

@@ -6,11 +6,11 @@
 A seed draws a model of one of the families, its weight files and their type, data, and how the program trains.
 transformers and PyTorch read the same config.json, and compute in float64:
 
-- `ziggurat eval`: the loss of documents of all lengths, with masks, in pieces of any context.
-- `ziggurat generate --greedy`: no token's logit is below the largest one.
-- `ziggurat train`: AdamW steps with clipping, of windows or of packed documents, on one rank or on two in any division;
+- eval: the loss of documents of all lengths, with masks, in pieces of any context.
+- generate, greedily: no token's logit is below the largest one.
+- train: AdamW steps with clipping, of windows or of packed documents, on one rank or on two in any division;
   then the saved model, as transformers loads it.
-- with PEFT, `eval`, `merge` and `train` with an adapter that PEFT has made, and ours in PEFT (adapters.py).
+- with PEFT: eval, merge and train with an adapter that PEFT has made, and ours in PEFT (adapters.py).
 
 A line of JSON for each seed; "WRONG" says what deviates, and then the files stay.  Exit code 1: something did; 77:
 there is no torch or no transformers.  The tests run a few seeds.

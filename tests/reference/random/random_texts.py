@@ -4,8 +4,8 @@
     PYTHON tests/reference/random/random_texts.py build/ziggurat [--seeds N] [--first SEED] [--keep]
 
 A seed draws the parts of a byte-pair tokenizer (normalizers, splits and their patterns, added tokens, byte fallback,
-templates), trains it on a few lines, and texts of many scripts.  `ziggurat train --plan` makes the tokens.  It must
-make the same ones, or refuse a part by its name.  Output and exit code are those of random_models.py.
+templates), trains it on a few lines, and texts of many scripts.  The program, which makes tokens when it plans a run,
+must make the same ones, or refuse a part by its name.  Output and exit code are those of random_models.py.
 """
 
 import argparse

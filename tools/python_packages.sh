@@ -3,7 +3,7 @@
 # below, into BUILD_DIR/python-packages: nothing is installed into the system's Python.
 #
 #   tools/python_packages.sh [BUILD_DIR]       # default: build
-#   tools/python_packages.sh --torch           # torch, transformers, accelerate, lightning, tensorboard, matplotlib
+#   tools/python_packages.sh --torch           # torch, transformers, peft, accelerate, lightning, tensorboard, ..
 #
 # With --torch they come into an environment of their own, outside of the tree: in $XDG_CACHE_HOME/ziggurat
 # (~/.cache/ziggurat), some 6 GB with the CUDA libraries that PyPI's torch brings.
@@ -26,7 +26,7 @@ if [ "${1:-}" = --torch ]; then
     rm -rf "$into"
     python3 -m venv "$into"
     if ! "$into/bin/pip" install --quiet --disable-pip-version-check --retries 1 --only-binary=:all: --no-cache-dir \
-      torch==2.15.0 transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 tensorboard==2.21.0 numpy==2.4.6 \
+      torch==2.15.0 transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6 tensorboard==2.21.0 numpy==2.4.6 \
       safetensors matplotlib >"$into/log" 2>&1; then
       say "the tests that need torch are skipped: it could not be had from PyPI ($(grep -m1 '^ERROR' "$into/log" || tail -n1 "$into/log"))"
       rm -rf "$into"

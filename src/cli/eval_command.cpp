@@ -55,8 +55,12 @@ class Evaluation {
     }
     log::progress("");
     if (total_.tokens == 0 && !interrupted()) {
-      throw Error(Errc::kUsage, "--data", "has no token that counts",
+      throw Error(Errc::kUsage, f_.data.size() == 1 ? f_.data.front() : "--data", "has no token that counts",
                   "a document needs two tokens or more, and a mask that is not 0 everywhere");
+    }
+    if (!std::isfinite(total_.sum)) {
+      throw Error(Errc::kNumeric, f_.model, "the loss of these documents is not a number",
+                  "the weights, or an adapter's, are damaged, or their training has diverged");
     }
     if (f_.json) {
       nlohmann::ordered_json out = record("all", total_);

@@ -90,6 +90,7 @@ void AddedTokens::split(std::string_view text, const std::function<void(std::str
     if (added.single_word && (word_before(text, begin) || word_at(text, end))) continue;
     if (added.lstrip) begin = spaces_begin(text, begin, done);
     if (added.rstrip) end = spaces_end(text, end);
+    if (end <= begin) continue;  // of blanks all of which the token before has taken
     if (done < begin) part(text.substr(done, begin - done));
     token(added.id);
     done = end;

@@ -88,6 +88,11 @@ void DocumentReader::read(std::string_view line, const std::string& name, Docume
   if (text) {
     if (!root["text"].is_string())
       fail(name, fmt::format("\"text\" is {}, no text", root["text"].type_name()));
+    for (const char* key : {"labels", "loss_mask"}) {
+      if (root.contains(key) && root[key].is_array())
+        fail(name,
+             fmt::format("has \"{}\" beside \"text\", of which nobody knows yet what tokens it has", key));
+    }
     out.ids = begin_;
     tokenizer_.append(root["text"].get_ref<const std::string&>(), {.where = name}, out.ids);
     out.ids.insert(out.ids.end(), end_.begin(), end_.end());

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <set>
+#include <span>
 
 #include "model/adapters.hpp"
 #include "model/hf_text.hpp"
@@ -66,9 +67,8 @@ class ConfigReader {
     }
   }
   // A key that neither is read here nor is among `idle` may change what is computed, too.
-  void demand_known(std::initializer_list<std::string_view> read,
-                    std::initializer_list<std::string_view> idle) const {
-    const auto among = [](const auto& list, std::string_view key) {
+  void demand_known(std::span<const std::string_view> read, std::span<const std::string_view> idle) const {
+    const auto among = [](std::span<const std::string_view> list, std::string_view key) {
       return std::find(list.begin(), list.end(), key) != list.end();
     };
     for (const auto& item : object_.items()) {
@@ -133,15 +133,14 @@ std::uint32_t read_modules(const ConfigReader& reader, const ModelConfig& model)
 }
 
 // Keys of PEFT's that say where a model comes from, how A and B began, or how they are used.
-constexpr std::initializer_list<std::string_view> kIdleKeys = {
-    "task_type",          "base_model_name_or_path",
-    "revision",           "inference_mode",
-    "auto_mapping",       "eva_config",
-    "peft_version",       "corda_config",
-    "lora_ga_config",     "runtime_config",
-    "loftq_config",       "layers_pattern",
-    "megatron_core",      "qalora_group_size",
-    "ensure_weight_tying"};
+constexpr std::string_view kIdleKeys[] = {"task_type",          "base_model_name_or_path",
+                                          "revision",           "inference_mode",
+                                          "auto_mapping",       "eva_config",
+                                          "peft_version",       "corda_config",
+                                          "lora_ga_config",     "runtime_config",
+                                          "loftq_config",       "layers_pattern",
+                                          "megatron_core",      "qalora_group_size",
+                                          "ensure_weight_tying"};
 
 hf::Source source_of(const SafeTensors& file, const SafeTensors::Entry& entry) {
   return {&file, &entry, *hf::float_dtype(entry.dtype)};
@@ -176,9 +175,10 @@ Lora parse_adapter_config(const std::string& json_text, const std::string& where
   if (reader.find("lora_dropout") != nullptr) lora.dropout = reader.number("lora_dropout", 0);
   if (lora.dropout >= 1) reader.wrong("lora_dropout", "a number from 0 to below 1");
   lora.modules = read_modules(reader, model);
-  reader.demand_known({"peft_type", "fan_in_fan_out", "bias", "init_lora_weights", "r", "lora_alpha",
-                       "use_rslora", "lora_dropout", "target_modules"},
-                      kIdleKeys);
+  static constexpr std::string_view kRead[] = {
+      "peft_type",  "fan_in_fan_out", "bias",         "init_lora_weights", "r",
+      "lora_alpha", "use_rslora",     "lora_dropout", "target_modules"};
+  reader.demand_known(kRead, kIdleKeys);
   return lora;
 }
 

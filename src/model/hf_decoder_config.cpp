@@ -76,6 +76,18 @@ void read_sizes(const Keys& keys, Origin origin, ModelConfig& c) {
   c.tied = keys.flag("tie_word_embeddings", is_gemma(c.arch));
 }
 
+// What families that are not known here have: such a file is of one of them, whatever it calls itself.
+constexpr const char* kOfOthers[] = {"num_experts",          "num_local_experts",    "n_routed_experts",
+                                     "attention_multiplier", "embedding_multiplier", "residual_multiplier",
+                                     "logits_scaling",       "logit_scale",          "no_rope_layers",
+                                     "lm_head_bias"};
+
+void demand_idle(const Keys& keys, const char* key) {
+  if (!keys.has(key)) return;
+  const json& value = keys.at(key);
+  if (value != false && value != 0 && value != 1 && !value.empty()) keys.unsupported(key, "null");
+}
+
 // Refuses what would change arithmetic.
 void demand_known(const Keys& keys, Arch arch) {
   if (is_gemma(arch)) {
@@ -91,6 +103,10 @@ void demand_known(const Keys& keys, Arch arch) {
   for (const char* key : {"clip_qkv", "llama_4_scaling"}) {
     if (keys.has(key)) keys.unsupported(key, "null");
   }
+  for (const char* key : kOfOthers) demand_idle(keys, key);
+  if (is_gemma(arch)) return;
+  for (const char* key : {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"})
+    demand_idle(keys, key);
 }
 
 // layer_types, which wins over any rule; empty: the file has none.
@@ -168,6 +184,8 @@ void read_gemma(const Keys& keys, ModelConfig& c) {
     return keys.is_null(key) || !second ? keys.positive_or_zero(key) : keys.positive(key, fallback);
   };
   c.block.query_pre_attn_scalar = keys.positive("query_pre_attn_scalar", 256);
+  // transformers reads a cap of Gemma 3's scores, and does not apply it.
+  if (!second && keys.has("attn_logit_softcapping")) keys.unsupported("attn_logit_softcapping", "null");
   c.block.attention_softcap = cap("attn_logit_softcapping", 50);
   c.block.final_softcap = cap("final_logit_softcapping", 30);
 }

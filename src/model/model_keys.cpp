@@ -122,9 +122,14 @@ void add_gemma(Arch arch, Rows& rows) {
   rows.push_back({"hidden_activation", "`\"gelu_pytorch_tanh\"`", "\"gelu_pytorch_tanh\"",
                   "The activation of the MLP's gate."});
   rows.push_back({"query_pre_attn_scalar", kNumber, "256", "Scores are divided by its root."});
-  rows.push_back({"attn_logit_softcapping", kCap, second ? "50.0" : "null",
-                  "Scores s count as cap * tanh(s / cap), before the mask."});
-  rows.push_back({"final_logit_softcapping", kCap, second ? "30.0" : "null", "The same of logits."});
+  if (second) {
+    rows.push_back(
+        {"attn_logit_softcapping", kCap, "50.0", "Scores s count as cap * tanh(s / cap), before the mask."});
+    rows.push_back({"final_logit_softcapping", kCap, "30.0", "The same of logits."});
+  } else {
+    rows.push_back({"attn_logit_softcapping", "`null`", "null", "Scores have no cap."});
+    rows.push_back({"final_logit_softcapping", kCap, "null", "Logits l count as cap * tanh(l / cap)."});
+  }
   rows.push_back({"use_bidirectional_attention", "`false`", "false", "Attention is causal."});
 }
 

@@ -118,6 +118,7 @@ TEST_F(Documents, WrongLinesAreNamedByFileAndLine) {
       {"{\"content\": \"a\"}", "has no \"text\""},
       {"{\"text\": \"a\", \"tokens\": [1]}", "more than one"},
       {"{\"text\": 5}", "\"text\" is number, no text"},
+      {"{\"text\": \"a\", \"labels\": [-100]}", "has \"labels\" beside \"text\""},
       {"{\"tokens\": 5}", "\"tokens\" is no list"},
       {"{\"tokens\": [1, \"a\"]}", "\"tokens\" has string at place 1"},
       {"{\"tokens\": [1, 1.5]}", "\"tokens\" has 1.5 at place 1"},

@@ -175,6 +175,30 @@ TEST_F(HfMerges, AWholeWordComesBeforeMergesWhereTheyAreIgnored) {
   EXPECT_EQ(tokens(*make(three, more, true), "abcd abc"), (Tokens{"abcd", " ", "ab", "c"}));
 }
 
+// What takes the blanks to its right may take those of another token. It is there all the same, unless it
+// takes the blanks to its left, of which then none is left.
+TEST_F(HfMerges, ATokenOfBlanksThatAreTakenIsNoneWhereItTakesBlanksItself) {
+  Json root = base_;
+  std::int32_t id = 1000;
+  const auto added = [&](const char* content, bool lstrip, bool rstrip) {
+    return Json{{"id", id++},       {"content", content},  {"single_word", false}, {"lstrip", lstrip},
+                {"rstrip", rstrip}, {"normalized", false}, {"special", false}};
+  };
+  root["added_tokens"] = {added("<m>", false, true), added(" x", false, false), added("  ", true, true),
+                          added("\t", false, false)};
+  const auto t = make_file_tokenizer(write_file(dir_ / "tokenizer.json", root.dump()));
+  for (const auto& [text, expected] :
+       std::vector<std::pair<std::string, Tokens>>{{"<m> xa", {"<m>", " x", "a"}},
+                                                   {"<m>  xa", {"<m>", "x", "a"}},
+                                                   {"a    a", {"a", "  ", "a"}},
+                                                   {"a  \n  x", {"a", "  ", "x"}},
+                                                   {"<m>\n x a", {"<m>", " x", " ", "a"}},
+                                                   {"<m> \ta", {"<m>", "\t", "a"}},
+                                                   {"<m>\t a", {"<m>", "\t", " ", "a"}}}) {
+    EXPECT_EQ(tokens(*t, text), expected) << text;
+  }
+}
+
 // make_tokenizers.py --large writes the text and the reference's tokens.
 TEST(HfTokenizer, GivesTheTokensOfTheReferenceOnALargeText) {
   const char* folder = std::getenv("ZG_TOKENIZER_CASES");

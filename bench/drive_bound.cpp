@@ -443,7 +443,7 @@ ordered_json run_cell(const Options& o, const Cell& cell, const std::vector<Sett
     const double step = median(windows[i], &Window::step);
     if (settings[i].depth != Setting::kAdaptive && (fastest == 0 || step < fastest)) fastest = step;
   }
-  const double time = fastest / median(windows[0], &Window::step);
+  const double time = fastest > 0 ? fastest / median(windows[0], &Window::step) : 1;
   const double eta = median(windows[0], &Window::eta), best_eta = median(windows[best], &Window::eta);
   std::printf("%-8s %8lld %5s | %7.3f %7.3f %5.1f%% | %11.3f %8.3f %10s %6.3f %6.3f | %6.3f %6.3f\n",
               cell.scenario->name.c_str(), static_cast<long long>(cell.host), cell.clip.c_str(),

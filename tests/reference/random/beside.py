@@ -154,6 +154,8 @@ def draw_run(r, model, directory):
     seq = min(most, r.choice([most, r.randint(2, most), 32]))
     if how == "context":  # what a ring can divide
         seq = max(4, seq // 4 * 4)
+    for old in directory.glob("data.*"):  # of a run before
+        old.unlink()
     data = dict(seq_len=seq, validation=0, tokenizer={"file": "model"})
     make = r.choice([files.windows, files.documents])
     count, sequences = make(r, model.config.vocab_size, seq, directory, data)

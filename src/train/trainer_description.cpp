@@ -54,10 +54,10 @@ std::string Trainer::describe() const {
   }
   for (const OpenGpu& gpu : gpus_) text += "\ndevice     " + gpu.device->describe();
   if (!gpus_.empty() && !comm_.empty()) text += "\nexchange   " + comm_.front()->describe();
-  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(budgets().device),
-                      format_bytes(ranks() * layout.workspace_bytes()), format_bytes(budgets().host));
+  text += fmt::format("\ntiers      device {} ({} workspace), host {}", format_bytes(totals().budgets.device),
+                      format_bytes(ranks() * layout.workspace_bytes()), format_bytes(totals().budgets.host));
   if (has_drives()) {
-    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(nvme_bytes()),
+    text += fmt::format(", nvme {} on {} path(s){}\nI/O        {}", format_bytes(totals().nvme),
                         layout.table.drives(),
                         layout.options.state_versions > 1
                             ? fmt::format(", {} versions of the state", layout.options.state_versions)

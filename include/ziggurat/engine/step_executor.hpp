@@ -187,6 +187,7 @@ class StepExecutor {
   };
   Meeting meeting(CommAxis axis) const;
   TensorStore& store() const { return store_; }  // that of Options
+  RankPlace place() const { return layout_.options.place(); }
 
  private:
   class Timer;

@@ -176,7 +176,7 @@ TEST_F(CudaRuntime, ARefusedAllocationSaysHowMuchIsFree) {
   EXPECT_HAS(error.what(), format_bytes(info.total) + " are free");
 }
 
-TEST_F(CudaRuntime, HostMemoryIsRegisteredAsAWholeOrNotAtAll) {
+TEST_F(CudaRuntime, HostMemoryIsRegisteredOnceAndCopiedFrom) {
   void* memory = nullptr;
   ASSERT_EQ(posix_memalign(&memory, 4096, 3 * 4096), 0);
   auto* page = static_cast<unsigned char*>(memory);
@@ -188,7 +188,16 @@ TEST_F(CudaRuntime, HostMemoryIsRegisteredAsAWholeOrNotAtAll) {
   runtime_->copy(stream_, device_ + 4096, page + 4096, 4096, Direction::kToDevice);
   finish();
   EXPECT_EQ(read(device_, 2 * 4096), of(2 * 4096, 6));
-  expect_refused([&] { runtime_->copy(stream_, device_, page, 3 * 4096, Direction::kToDevice); });
+  // Some drivers refuse a copy of memory of which a part is registered, as the fake does. Others, which share the
+  // processor's page tables, make it (580 on an H100).
+  std::memset(page, 7, 3 * 4096);
+  try {
+    runtime_->copy(stream_, device_, page, 3 * 4096, Direction::kToDevice);
+    finish();
+    EXPECT_EQ(read(device_, 3 * 4096), of(3 * 4096, 7));
+  } catch (const Error&) {
+    forget_refusals(*runtime_);
+  }
   runtime_->copy(stream_, device_, page + 2 * 4096, 4096, Direction::kToDevice);
   finish();
   runtime_->unregister_host(page);

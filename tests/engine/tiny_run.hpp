@@ -184,7 +184,7 @@ class TinyRun {
  public:
   explicit TinyRun(TinySetup setup)
       : setup_(with_gradient(std::move(setup))),
-        ops_device_(make_test_device(kAnyBudget, nullptr, setup_.graphs)),
+        ops_device_(make_test_device(any_budget(), nullptr, setup_.graphs)),
         model_(setup_.model, setup_.dtype, ops_device_->ops(), 0,
                {setup_.layout.parts.tensor, setup_.layout.parts.tensor_part, setup_.sequence}, setup_.blocks),
         layout_(model_, of_part(setup_.layout)),
@@ -400,9 +400,13 @@ class TinyRun {
     }
   }
   // This rank's part of the sequences.
+  // More than any run takes: a GPU gives each segment 2 MiB at least.
+  static std::int64_t any_budget() { return std::int64_t{1} << (test_device() == TestDevice::kGpu ? 34 : 28); }
+  // For a part of a layer, and for the device that the program tests.
   static LayoutOptions of_part(LayoutOptions o) {
     ZG_ASSERT_EQ(o.micro_batch.time % o.parts.context, 0);
     o.micro_batch.time /= o.parts.context;
+    o.device_granule = std::max(o.device_granule, test_granule());
     return o;
   }
   Batch cut(Batch whole) const {
@@ -423,7 +427,6 @@ class TinyRun {
   }
 
   TinySetup setup_;
-  static constexpr std::int64_t kAnyBudget = std::int64_t{1} << 28;
   std::unique_ptr<Device> ops_device_;  // of the model, which is there before budgets are known
   Model model_;
   Layout layout_;

@@ -25,9 +25,9 @@ TINY_GPT2 = ["model.n_layer=2", "model.n_embd=64", "model.n_head=2", "model.n_po
 SANITIZED = os.environ.get("ZG_SANITIZER_FILTER", "Cuda*:Mma*:Tensor*:Plain*:All*-*Death*:*Large*:CudaRuntime.*")
 
 
-# Ops and runtime, the store's suites, and training: the goldens, placements over the tiers. The last makes more than a
-# thousand tiny runs, which are the host's work, so it is divided among processes.
-SUITES = {"suite": ("zg_test_gpu", 1), "suite-store": ("zg_test_gpu_store", 1), "suite-engine": ("zg_test_gpu_engine", 4)}
+# Ops and runtime, the store's suites, and training: the goldens, placements over the tiers. The last two make hundreds of
+# devices and more than a thousand tiny runs, which are the host's work, so they are divided among processes.
+SUITES = {"suite": ("zg_test_gpu", 1), "suite-store": ("zg_test_gpu_store", 4), "suite-engine": ("zg_test_gpu_engine", 4)}
 
 
 def suite(stage):

@@ -13,13 +13,21 @@ class HostLease {
  public:
   // A lease at the host, or on a device that is the host.
   explicit HostLease(Lease lease) : lease_(std::move(lease)) {}
-  // A lease on a GPU. The destructor copies back what was written. Copies run on `stream`, which must be
-  // idle.
-  HostLease(Lease lease, Access access, Device& device, Stream& stream)
-      : lease_(std::move(lease)), copy_(lease_.bytes()), device_(&device), stream_(&stream) {
-    writes_ = access != Access::kRead;
-    if (access == Access::kOverwrite) return;
-    device.copy_to_host(stream, copy_.data(), lease_.data(), lease_.bytes());
+  // The bytes of the segment that its user sees and may change.
+  struct Part {
+    std::int64_t begin = 0, bytes = 0;
+  };
+  // A lease on a GPU, of which this part is copied to the host, and back by the destructor where it was
+  // written. Copies run on `stream`, which must be idle.
+  HostLease(Lease lease, Access access, Device& device, Stream& stream, const Part& part)
+      : lease_(std::move(lease)),
+        copy_(lease_.bytes()),
+        device_(&device),
+        stream_(&stream),
+        part_(part),
+        writes_(access != Access::kRead) {
+    if (access == Access::kOverwrite || part.bytes == 0) return;
+    device.copy_to_host(stream, at(copy_.data()), at(lease_.data()), part.bytes);
     stream.synchronize();
   }
   HostLease(HostLease&& other) noexcept
@@ -27,12 +35,13 @@ class HostLease {
         copy_(std::move(other.copy_)),
         device_(std::exchange(other.device_, nullptr)),
         stream_(other.stream_),
+        part_(other.part_),
         writes_(other.writes_) {}
   HostLease& operator=(HostLease&&) = delete;
   // If the device fails here, the next synchronize() throws the failure.
   ~HostLease() {
-    if (device_ == nullptr || !writes_) return;
-    device_->copy_to_device(*stream_, lease_.data(), copy_.data(), lease_.bytes());
+    if (device_ == nullptr || !writes_ || part_.bytes == 0) return;
+    device_->copy_to_device(*stream_, at(lease_.data()), at(copy_.data()), part_.bytes);
     try {
       stream_->synchronize();
     } catch (...) {
@@ -43,10 +52,13 @@ class HostLease {
   std::int64_t bytes() const { return lease_.bytes(); }
 
  private:
+  void* at(void* data) const { return static_cast<char*>(data) + part_.begin; }
+
   Lease lease_;
   Buffer copy_;
   Device* device_ = nullptr;  // null: there is no copy
   Stream* stream_ = nullptr;
+  Part part_;
   bool writes_ = false;
 };
 

@@ -72,14 +72,19 @@ class StepExecutor::StateStream {
                   Weights weights, const Visitor& visitor);
   using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
   void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
-  HostLease on_host(Lease lease, Tier tier, Access access);
+  using Part = std::optional<HostLease::Part>;  // none: the whole segment
+  HostLease on_host(Lease lease, Tier tier, Access access, const Part& part = std::nullopt);
   // What the operation has leased of an operand, at the host.
-  HostLease leased(const StepOp& op, Operand operand, Tier tier, Access access) {
-    return on_host(std::move(engine_.lease(op, operand)), tier, access);
+  HostLease leased(const StepOp& op, Operand operand, Tier tier, Access access,
+                   const Part& part = std::nullopt) {
+    return on_host(std::move(engine_.lease(op, operand)), tier, access, part);
   }
   // The weight that the operation fills. Its first operation clears all of it, gaps too.
   HostLease weight_to_fill(const StepOp& op, Tier tier);
-  HostLease host_lease(SegmentId segment, Access access);
+  // The part of the weight that belongs to the operation's segment of state. Each operation of a unit copies
+  // that part alone to the host and back, since a large unit has hundreds of them.
+  Part weight_part(const StepOp& op) const;
+  HostLease host_lease(SegmentId segment, Access access, const Part& part = std::nullopt);
   Tier tier_of(const StepOp& op) const {
     return op.has(Operand::kState) ? layout_.update_at(op.unit) : Tier::kDevice;
   }
@@ -91,22 +96,42 @@ class StepExecutor::StateStream {
 };
 
 // `lease` is at `tier`.
-HostLease StepExecutor::StateStream::on_host(Lease lease, Tier tier, Access access) {
+HostLease StepExecutor::StateStream::on_host(Lease lease, Tier tier, Access access, const Part& part) {
   if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
-  return HostLease(std::move(lease), access, device_, *engine_.compute_);
+  const HostLease::Part copied = part.value_or(HostLease::Part{0, lease.bytes()});
+  return HostLease(std::move(lease), access, device_, *engine_.compute_, copied);
+}
+
+StepExecutor::StateStream::Part StepExecutor::StateStream::weight_part(const StepOp& op) const {
+  // Frozen parameters, which the last operation of a unit visits, may lie anywhere.
+  if (layout_.has_frozen(op.unit) && op.segment + 1 >= layout_.state_segments(op.tile)) return std::nullopt;
+  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
+  std::int64_t begin = 0, end = 0;
+  layout_.visit_ranges(op.tile, op.segment,
+                       [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                         const std::int64_t at = range.unit_first + first - range.param_first - shard;
+                         if (begin == end) begin = at;
+                         end = at + count;
+                       });
+  const Tensor& weight = layout_.table.tensor(layout_.updated_weight(op.tile));
+  const auto size = static_cast<std::int64_t>(size_of(weight.spec.dtype));
+  return HostLease::Part{begin * size, (end - begin) * size};
 }
 
 HostLease StepExecutor::StateStream::weight_to_fill(const StepOp& op, Tier tier) {
-  HostLease weight = leased(op, Operand::kWeight, tier, op.first ? Access::kOverwrite : Access::kWrite);
+  HostLease weight = op.first ? leased(op, Operand::kWeight, tier, Access::kOverwrite)
+                              : leased(op, Operand::kWeight, tier, Access::kWrite, weight_part(op));
   if (op.first) std::memset(weight.data(), 0, static_cast<std::size_t>(weight.bytes()));
   return weight;
 }
 
 // A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
 // there.
-HostLease StepExecutor::StateStream::host_lease(SegmentId segment, Access access) {
+HostLease StepExecutor::StateStream::host_lease(SegmentId segment, Access access, const Part& part) {
   const Position::Waiting waiting(*engine_.position_, Position::Waits::kForLease);
-  const auto at = [&](Tier tier) { return on_host(store_.acquire(segment, tier, access), tier, access); };
+  const auto at = [&](Tier tier) {
+    return on_host(store_.acquire(segment, tier, access), tier, access, part);
+  };
   if (layout_.table.segment(segment).lowest == Tier::kDevice) return at(Tier::kDevice);
   try {
     return at(Tier::kHost);
@@ -168,7 +193,7 @@ void StepExecutor::StateStream::save(const StepOp& op, const TileVisitor& take) 
   std::optional<HostLease> weight_lease, state_lease;
   View weight;
   if (has_weight) {
-    weight_lease.emplace(leased(op, Operand::kWeight, tier, Access::kRead));
+    weight_lease.emplace(leased(op, Operand::kWeight, tier, Access::kRead, weight_part(op)));
     weight = whole_view(layout_, weight_lease->data(), layout_.updated_weight(op.tile));
   }
   const std::int64_t shard = layout_.held_of_tile(op.tile).first;
@@ -277,7 +302,9 @@ void StepExecutor::StateStream::visit_tile(std::int32_t t, const Param& param, s
   const Layout::Elements shard = layout_.held_of_tile(t);
   const TensorId updated = layout_.updated_weight(t);
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
-    const HostLease lease = host_lease(layout_.whole(updated), Access::kRead);
+    const auto size = static_cast<std::int64_t>(size_of(layout_.table.tensor(updated).spec.dtype));
+    const HostLease lease = host_lease(layout_.whole(updated), Access::kRead,
+                                       HostLease::Part{(first - shard.first) * size, count * size});
     use(whole_view(layout_, lease.data(), updated).col_range(first - shard.first, count));
   };
   const std::int64_t first_here = std::max(begin, shard.first - param.offset);

@@ -1,30 +1,8 @@
 // What is not trained: it keeps its value, costs no state, and has no part in the gradient norm.
-#include "engine/ranks_run.hpp"
+#include "engine/frozen_setup.hpp"
 
 namespace zg::test {
 namespace {
-
-// frozen(unit, parameter of it)
-template <class F>
-std::vector<std::vector<int>> freeze(const TinySetup& s, const F& frozen) {
-  std::vector<std::vector<int>> groups;
-  const Model model(s.model, s.dtype, host_ops());
-  for (std::size_t u = 0; u < model.units().size(); ++u) {
-    groups.emplace_back();
-    for (std::size_t i = 0; i < model.units()[u].params.size(); ++i)
-      groups.back().push_back(frozen(u, i) ? kFrozen : 0);
-  }
-  return groups;
-}
-
-TinySetup tiny(const ModelConfig& model, const NamedFormat& format) {
-  TinySetup s;
-  s.model = model;
-  s.dtype = format.dtype;
-  s.layout.state = format.format;
-  s.clip = 1e30;
-  return s;
-}
 
 TEST(Frozen, HasNoPartInTheNorm) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
@@ -189,26 +167,6 @@ TEST(Frozen, WholeUnitsHaveNoGradientsAndNoBackwardBelow) {
             EXPECT_TRUE(one.masters(u, p) == two.masters(u, p)) << p.name;
         }
         two.expect_within_budgets();
-      }
-    }
-  }
-}
-
-// On ranks that have shards, with weights that are kept between the passes and that are not, and gathered
-// ahead.
-TEST(Frozen, WholeUnitsOnSeveralRanks) {
-  for (const std::size_t trained : {std::size_t{2}, std::size_t{4}}) {
-    TinySetup s = tiny(tiny_gpt2(), {"f32", DType::kF32, {}});
-    s.clip = 0.5;
-    s.layout.micro_batches = 4;
-    s.layout.groups = freeze(s, [&](std::size_t u, std::size_t) { return u != trained; });
-    const RanksOutcome plain = train_on_ranks(s, {2, 1}, 3);
-    s.layout.drives = 1;
-    s.room = Room::kSmallest;
-    for (const bool keep : {true, false}) {
-      for (const std::int32_t ahead : {0, 1}) {
-        s.gather_ahead = ahead;
-        expect_same(plain, train_on_ranks(s, {2, 2, keep}, 3));
       }
     }
   }

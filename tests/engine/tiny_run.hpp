@@ -380,6 +380,12 @@ class TinyRun {
   const Budgets& budgets() const { return budgets_; }
   StepExecutor& engine() { return *engine_; }
   TensorStore& store() { return *store_; }
+  // Bytes that device and host have copied to each other; of a device that is not the host.
+  std::int64_t copied() const {
+    const auto* const device = dynamic_cast<const GranuleDevice*>(device_.get());
+    ZG_ASSERT(device != nullptr, "the copies of a host device are not counted");
+    return device->copied();
+  }
   io::Engine* io() { return io_.get(); }
   std::int64_t everything(Tier tier = Tier::kHost) const { return layout_.table.total_charge(tier); }
 

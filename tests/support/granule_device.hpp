@@ -2,6 +2,7 @@
 // rounds up (and whose alignment of addresses it keeps).
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -58,15 +59,20 @@ class GranuleDevice final : public Device {
     return inner_->direct_storage(wanted, why);
   }
   void copy_to_device(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
+    copied_ += bytes;
     inner_->copy_to_device(stream, device, host, bytes);
   }
   void copy_to_host(Stream& stream, void* host, const void* device, std::int64_t bytes) override {
+    copied_ += bytes;
     inner_->copy_to_host(stream, host, device, bytes);
   }
+  // Bytes that were copied in either direction.
+  std::int64_t copied() const { return copied_; }
 
  private:
   std::unique_ptr<Device> inner_;
   GranuleArena arena_;
+  std::atomic<std::int64_t> copied_{0};
 };
 
 // Returns `inner` itself where it has that granule already.

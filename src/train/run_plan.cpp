@@ -69,8 +69,9 @@ class Planner {
 
   void make_model(Blocks blocks) {
     plan_.choices.blocks = blocks;
-    // With small budgets the logits must be small.
-    const std::int64_t logits = std::min(op_sizes().logits_bytes(), std::max(32 * kMiB, device_limit() / 8));
+    // Each chunk of logits adds to the gradient of the output matrix, so their size is part of the arithmetic:
+    // it must not depend on budgets.
+    const std::int64_t logits = op_sizes().logits_bytes();
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
     const ModelParts parts = config_.place_of(plan_.rank).parts;
     const ModelPart part{parts.tensor, parts.tensor_part, config_.parallel.sequence};

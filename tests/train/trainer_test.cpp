@@ -225,5 +225,25 @@ TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
   EXPECT_HAS(error.hint(), "tiers.device=");
 }
 
+// How many rows of logits are computed at a time decides how gradients of the output matrix are added up.
+TEST_F(TrainerLibrary, ChunksOfLogitsDoNotDependOnBudgets) {
+  RunConfig c = config({"tiers.host=8GiB", "data.seq_len=64", "train_batch_size=32",
+                        "train_micro_batch_size_per_gpu=32"});
+  ModelConfig model = *c.model;
+  model.vocab_size = 50257;
+  const SomeGpu gpu;
+  Hardware machine;
+  machine.memory.available = 512 * kGiB;
+  machine.cores.nodes = {{0, {{0, 0}, {1, 1}}}};
+  const auto workspace = [&](std::int64_t budget) {
+    machine.gpu = Hardware::Gpu{.sizes = &gpu, .memory = budget, .granule = 2 * kMiB};
+    RunConfig run = c;
+    run.tiers.device = budget;
+    return make_run_plan(run, model, 500, machine).layout->workspace_bytes();
+  };
+  EXPECT_EQ(workspace(400 * kMiB), workspace(64 * kGiB));
+  EXPECT_GT(workspace(64 * kGiB), 64 * kMiB);  // not all rows at once
+}
+
 }  // namespace
 }  // namespace zg

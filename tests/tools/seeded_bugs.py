@@ -644,7 +644,7 @@ BUGS = (
         (("include/ziggurat/model/param.hpp", "f(from, band.whole_line * line() + from - first, to - from);",
           "f(from, band.line * line() + from - first, to - from);"),), COPIES_ALIKE),
     Bug("copies in few bits go with heads of any size",
-        (("src/train/run_plan.cpp", "head % kQuantBlock == 0) continue;", "head > 0) continue;"),),
+        (("src/train/run_checks.cpp", "head % kQuantBlock == 0) continue;", "head > 0) continue;"),),
         ("zg_test_train", "TensorRuns.*")),
     Bug("a product of one row adds its bias twice where it adds to what is there",
         ((GEMV, "p.accumulate ? p.y[j + r] + y : y;", "p.accumulate ? p.y[j + r] + y + (p.bias != nullptr ? p.bias[j + r] : 0) : y;"),),

@@ -198,6 +198,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
       if (config.sample_tokens > 0 && !summary.stopped && !interrupted()) print_sample(config);
       std::fflush(stdout);
     }
+    trainer.finish_exports();
   } catch (...) {
     end_all(processes);
     throw;

@@ -1,7 +1,27 @@
 // The section "checkpoint": when a run saves its state, and what a resumed run may change.
+#include <filesystem>
+
 #include "config/sections.hpp"
 
 namespace zg::config {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Keys& export_keys() {
+  using E = CheckpointConfig::Export;
+  static const Keys keys({
+      {"path", TextSpec{}, "Directory of the copies, on any file system, for this run alone.", "required"},
+      {"every", &E::every, IntSpec{.min = 1},
+       "Every n-th checkpoint is copied, and the last one of a run that has done all its steps. One that "
+       "would be copied while another still is, is passed over for the next."},
+      {"keep", &E::keep, IntSpec{.min = 1},
+       "Number of newest copies that are kept. Older ones are removed when a new one is complete."},
+  });
+  return keys;
+}
+
+}  // namespace
 
 const Keys& checkpoint_keys() {
   using C = CheckpointConfig;
@@ -22,10 +42,15 @@ const Keys& checkpoint_keys() {
        "What becomes of state that lies on the drives of `tiers.nvme`. `\"pin\"`: it stays in the drives' "
        "files, where the checkpoint names and pins it, and only what is newer in memory is written; the "
        "drives "
-       "need room for `keep` + 1 versions of the state. `\"copy\"`: all of it is copied into the checkpoint. "
+       "need room for `keep` + 1 versions of the state, one more with `export`. `\"copy\"`: all of it is "
+       "copied into the checkpoint. "
        "`\"auto\"`: `\"pin\"` where that can be done; the start of the run says why not."},
       {"path", TextSpec{}, "Directory of the checkpoints. All processes of a run must see it.",
        "`checkpoints` in `output.dir`"},
+      {"export", SectionSpec{export_keys},
+       "Copies checkpoints elsewhere, behind the training. A copy needs no drive of `tiers.nvme`, and `train "
+       "--resume` finds it where `path` has no checkpoint that is newer.",
+       "no copies"},
       {"allow", FormSpec{},
        "Keys that a resumed run may change although results depend on them, by the names that the refusal "
        "shows.",
@@ -48,6 +73,25 @@ void read_checkpoint(Section& root, RunConfig& run) {
   out.on_interrupt = section->has("on_interrupt") ? section->boolean("on_interrupt") : out.regular();
   out.path = section->text("path", out.path);
   if (out.path.empty()) section->wrong("path", "a directory");
+  if (auto exports = section->section("export")) {
+    exports->require("path", "e.g. \"path\": \"/mnt/backup/run\"");
+    out.exports.path = exports->text("path");
+    if (out.exports.path.empty()) exports->wrong("path", "a directory");
+    exports->read_into(out.exports);
+    exports->finish();
+    if (!out.asked()) {
+      section->fail("export", "copies checkpoints, and the run writes none",
+                    "say when it shall: checkpoint.every, every_seconds or on_interrupt");
+    }
+    std::error_code unknown;
+    const auto whole = [&](const std::string& path) {
+      return fs::weakly_canonical(fs::absolute(path + "/.", unknown), unknown);
+    };
+    if (whole(out.exports.path) == whole(out.path)) {
+      section->fail("export.path", "is the directory of the checkpoints themselves",
+                    "name another directory, best on other drives");
+    }
+  }
   if (const Json* allow = section->find("allow")) {
     if (!allow->is_array()) section->wrong("allow", "a list of keys, e.g. [\"optimizer.params.lr\"]");
     for (const Json& key : *allow) {

@@ -67,6 +67,7 @@ RunSummary run(const ConfigSource& source, const std::optional<std::string>& res
   StepLog log(log_file, trainer.first_step());
   const RunSummary summary = trainer.run({&log, &callback});
   trainer.save_model(config.model_dir());
+  trainer.finish_exports();
   return summary;
 }
 

@@ -5,6 +5,8 @@ namespace zg {
 
 // In the name of a directory that is no checkpoint yet, or no longer.
 inline constexpr const char* kUnfinished = ".part-";
+// The end of such a name, of one that is being removed.
+inline constexpr const char* kRemoved = ".part-removed";
 // In a file's __metadata__, for each entry, which is a piece of a tensor: the first element, and the XXH3 of
 // the bytes. Of a piece that is one of several in the file, a box, or codes in blocks of a part's elements,
 // also the lines, their stride, and the place of the first element in its block. Names of such entries may

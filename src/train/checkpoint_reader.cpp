@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -450,10 +451,16 @@ std::vector<Checkpoint::Piece> Checkpoint::pieces() const {
   return all;
 }
 
-std::optional<Checkpoint> newest_valid(const std::string& directory,
+std::optional<Checkpoint> newest_valid(const std::vector<std::string>& directories,
                                        const std::function<void(const std::string&)>& tell,
                                        const std::function<void(std::int64_t)>& progress) {
-  const std::vector<CheckpointEntry> all = list_checkpoints(directory);
+  std::vector<CheckpointEntry> all;
+  for (const std::string& directory : directories) {
+    const std::vector<CheckpointEntry> here = list_checkpoints(directory);
+    all.insert(all.end(), here.begin(), here.end());
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const CheckpointEntry& a, const CheckpointEntry& b) { return a.number > b.number; });
   std::string first;
   for (const CheckpointEntry& entry : all) {
     try {
@@ -468,8 +475,8 @@ std::optional<Checkpoint> newest_valid(const std::string& directory,
     }
   }
   if (all.empty()) return std::nullopt;
-  throw Error(Errc::kUsage, directory,
-              fmt::format("none of its {} checkpoint{} is valid; of the newest, {}", all.size(),
+  throw Error(Errc::kUsage, fmt::format("{}", fmt::join(directories, " and ")),
+              fmt::format("none of the {} checkpoint{} there is valid; of the newest, {}", all.size(),
                           all.size() == 1 ? "" : "s", first),
               "remove them (ziggurat checkpoint discard) to start anew");
 }

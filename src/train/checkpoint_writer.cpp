@@ -267,7 +267,7 @@ void discard_checkpoint(const std::string& path) {
 }
 
 std::string discard_checkpoint(Files& files, const std::string& path) {
-  const std::string gone = path + kUnfinished + "removed";
+  const std::string gone = path + kRemoved;
   std::vector<KeptFile> kept;
   try {
     for (const PinnedState& pins : pins_in(path))
@@ -283,6 +283,16 @@ std::string discard_checkpoint(Files& files, const std::string& path) {
     if (!problem.empty()) log::warning("{}", problem);
   }
   return remove_directory(files, gone);
+}
+
+void remove_old_checkpoints(Files& files, const std::string& directory, std::int64_t newest,
+                            std::int64_t keep, std::int64_t held) {
+  std::int64_t kept = 0;
+  for (const CheckpointEntry& entry : list_checkpoints(directory)) {
+    if (entry.number > newest || ++kept <= keep || entry.number == held) continue;
+    const std::string failed = discard_checkpoint(files, entry.path);
+    if (!failed.empty()) log::warning("an old checkpoint cannot be removed: {}", failed);
+  }
 }
 
 }  // namespace zg

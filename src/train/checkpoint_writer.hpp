@@ -133,5 +133,9 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
                               const std::function<void(std::int64_t)>& progress);
 // The same as the public function; returns what failed. Empty: nothing.
 std::string discard_checkpoint(Files& files, const std::string& path);
+// Of the checkpoints in the directory up to number `newest` the last `keep` stay, and the one of number
+// `held`.
+void remove_old_checkpoints(Files& files, const std::string& directory, std::int64_t newest,
+                            std::int64_t keep, std::int64_t held = 0);
 
 }  // namespace zg

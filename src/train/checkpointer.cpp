@@ -1,11 +1,13 @@
 #include "train/checkpointer.hpp"
 
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <filesystem>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -184,20 +186,21 @@ std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& direct
   return CheckpointFile{name, bytes, io::hash_of(text)};
 }
 
-// Unpins what no checkpoint that stays needs: the new one's if it failed, else those of the oldest. One that
-// was to be removed and is there still loses its state, since a slot must be free for the next write-back;
-// its checksums tell.
+// Unpins what no checkpoint that stays needs: the new one's if it failed, else those of the oldest, but for
+// the one that was being copied when the ranks agreed on the new one. One that was to be removed and is there
+// still loses its state, since a slot must be free for the next write-back; its checksums tell.
 void Checkpointer::settle_pins(bool good) {
   const auto unpin = [&](auto it) {
     o_.engine->store().unpin_versions(it->second);
-    pins_.erase(it);
+    return pins_.erase(it);
   };
   if (!good) {
-    if (pins_.count(o_.number) > 0) unpin(pins_.find(o_.number));
+    if (pins_.count(o_.number) > 0) (void)unpin(pins_.find(o_.number));
     if (o_.flushes) let_go();
     return;
   }
-  while (static_cast<std::int64_t>(pins_.size()) > o_.plan->config.checkpoint.keep) unpin(pins_.begin());
+  std::int64_t older = static_cast<std::int64_t>(pins_.size()) - o_.plan->config.checkpoint.keep;
+  for (auto it = pins_.begin(); older > 0; --older) it = it->first == held_ ? std::next(it) : unpin(it);
 }
 
 // Files of the process's drives that no checkpoint needs go with the run. Other ranks of the process may have
@@ -250,8 +253,8 @@ void Checkpointer::save(const CheckpointManifest& state) {
     thread_ = NamedThread(fmt::format("zg-commit{}", o_.plan->rank), [this, state] { commit_beside(state); });
     pending_ = true;
     o_.engine->before_update([this] { settle(); });
-  } else {
-    (void)commit(state);
+  } else if (commit(state)) {
+    offer();
   }
   last_ = Clock::now();
   stopped_ = seconds_between(began_, last_);
@@ -277,11 +280,19 @@ void Checkpointer::leave(const Error& why) {
 
 void Checkpointer::end(const Error& why) noexcept {
   try {
+    ends_ = true;
     if (!pending_) return leave(why);
     settle();
   } catch (const std::exception& e) {
     log::warning("it is not known whether the checkpoint of step {} is whole: {}", step_, e.what());
   }
+}
+
+// There is a new checkpoint. Of a run that ends nothing is copied.
+void Checkpointer::offer() {
+  if (o_.exporter == nullptr || ends_) return;
+  const std::string path = o_.plan->config.checkpoint.path + "/" + checkpoint_name(o_.number, step_);
+  o_.exporter->offer({path, o_.number, step_});
 }
 
 void Checkpointer::settle() {
@@ -300,6 +311,7 @@ void Checkpointer::settle() {
   log::progress("");
   log::info("{}; the training stood still for {}, and waited {} more when it needed the place", done_,
             format_seconds(stopped_), format_seconds(waited));
+  offer();
 }
 
 // Returns whether there is a new checkpoint, to all ranks the same.
@@ -323,10 +335,13 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
   if (good) {
     const std::optional<CheckpointFile> mine = pins ? write_pins(unfinished) : write_part(unfinished);
     const CheckpointFile part = mine.value_or(CheckpointFile{});
+    const std::int64_t copies = o_.exporter != nullptr ? o_.exporter->copies() : 0;
     const double numbers[] = {
-        mine ? 1.0 : 0.0,      static_cast<double>(part.bytes),    high(part.header_hash),
-        low(part.header_hash), static_cast<double>(form_.bytes()), static_cast<double>(written_)};
+        mine ? 1.0 : 0.0,           static_cast<double>(part.bytes),    high(part.header_hash),
+        low(part.header_hash),      static_cast<double>(form_.bytes()), static_cast<double>(written_),
+        static_cast<double>(copies)};
     int rank = 0;
+    held_ = 0;
     written_ = 0;  // of all ranks, from here on
     for (const std::vector<double>& of : of_all_ranks(numbers)) {
       good = good && of[0] > 0;
@@ -334,6 +349,7 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
         files.push_back({pins ? pins_name(rank) : fmt::format("rank-{:05}.safetensors", rank),
                          static_cast<std::int64_t>(of[1]), joined(of[2], of[3])});
       pinned += static_cast<std::int64_t>(of[4]), written_ += static_cast<std::int64_t>(of[5]);
+      held_ = std::max(held_, static_cast<std::int64_t>(of[6]));
       ++rank;
     }
   }
@@ -381,46 +397,47 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
     log::info("checkpoint {}: {} in {}, {}", path, format_bytes(m.bytes()), format_seconds(seconds),
               format_rate(static_cast<double>(m.bytes()) / std::max(1e-6, seconds)));
   }
-  remove_old(path);
+  remove_old_checkpoints(*o_.files, config.checkpoint.path, o_.number, config.checkpoint.keep, held_);
   return true;
 }
 
-// The newest ones of all that lie there stay.
-void Checkpointer::remove_old(const std::string& newest) {
-  const CheckpointConfig& config = o_.plan->config.checkpoint;
-  std::int64_t kept = 0;
-  for (const CheckpointEntry& entry : list_checkpoints(config.path)) {
-    if (entry.path == newest || entry.number > o_.number || ++kept < config.keep) continue;
-    const std::string failed = discard_checkpoint(*o_.files, entry.path);
-    if (!failed.empty()) log::warning("an old checkpoint cannot be removed: {}", failed);
-  }
-}
-
-void check_room(const CheckpointConfig& config, std::int64_t bytes) {
-  fs::path at = config.path;
-  struct statvfs fs_stat {};
-  while (::statvfs(at.c_str(), &fs_stat) != 0 && at != "/" && at != ".") {
-    at = fs::path(at).parent_path();
-    if (at.empty()) at = fs::path(".");
-  }
-  const auto free = static_cast<std::int64_t>(fs_stat.f_bavail) * static_cast<std::int64_t>(fs_stat.f_frsize);
-  std::int64_t there = 0;  // they will make room
-  for (const CheckpointEntry& entry : list_checkpoints(config.path)) {
-    std::error_code error;
-    for (fs::directory_iterator file(entry.path, error), end; !error && file != end; file.increment(error)) {
-      std::error_code unknown;
-      const auto size = file->file_size(unknown);
-      if (!unknown) there += static_cast<std::int64_t>(size);
+void check_room(const std::vector<CheckpointPlace>& places) {
+  std::map<::dev_t, std::int64_t> others;  // what the places before take of a file system
+  for (const CheckpointPlace& place : places) {
+    fs::path at = place.path;
+    struct statvfs fs_stat {};
+    while (::statvfs(at.c_str(), &fs_stat) != 0 && at != "/" && at != ".") {
+      at = fs::path(at).parent_path();
+      if (at.empty()) at = fs::path(".");
     }
+    struct stat info {};
+    (void)::stat(at.c_str(), &info);
+    std::int64_t& taken = others[info.st_dev];
+    const std::int64_t free =
+        static_cast<std::int64_t>(fs_stat.f_bavail) * static_cast<std::int64_t>(fs_stat.f_frsize) - taken;
+    std::int64_t there = 0;  // they will make room
+    for (const CheckpointEntry& entry : list_checkpoints(place.path)) {
+      std::error_code error;
+      for (fs::directory_iterator file(entry.path, error), end; !error && file != end;
+           file.increment(error)) {
+        std::error_code unknown;
+        const auto size = file->file_size(unknown);
+        if (!unknown) there += static_cast<std::int64_t>(size);
+      }
+    }
+    const std::int64_t needed = (place.most + 1) * place.bytes - std::min(there, place.most * place.bytes);
+    taken += needed;
+    if (needed <= free) continue;
+    throw Error(
+        Errc::kUsage, fmt::format("{} {}", place.key, place.path),
+        fmt::format("has {} free{}; checkpoints take {} each, and {} of them, with the one that is being "
+                    "written, {} more",
+                    format_bytes(std::max<std::int64_t>(0, free)),
+                    taken > needed ? " beside the checkpoints themselves" : "", format_bytes(place.bytes),
+                    place.most + 1, format_bytes(needed)),
+        fmt::format("make room, name another path, or keep fewer ({}.keep)",
+                    place.key.substr(0, place.key.rfind('.'))));
   }
-  const std::int64_t needed = (config.keep + 1) * bytes - std::min(there, config.keep * bytes);
-  if (needed <= free) return;
-  throw Error(Errc::kUsage, "checkpoint.path " + config.path,
-              fmt::format("has {} free; checkpoints take {} each, and {} of them, with the one that is being "
-                          "written, {} more",
-                          format_bytes(free), format_bytes(bytes), config.keep + 1, format_bytes(needed)),
-              config.keep > 1 ? "keep fewer (checkpoint.keep), make room, or name another path"
-                              : "make room, or name another path");
 }
 
 std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes, std::int64_t pinned) {
@@ -441,8 +458,15 @@ std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t by
   const std::string what =
       pinned > 0 ? fmt::format("{} of state each, pinned where it lies on the drives", format_bytes(pinned))
                  : format_bytes(bytes) + " each";
-  return fmt::format("{}, {}, the newest {} in {}: a kill would lose {}", when, what,
-                     config.keep == 1 ? "one" : std::to_string(config.keep), config.path, lost);
+  const auto newest = [](std::int64_t keep) { return keep == 1 ? "one" : std::to_string(keep); };
+  std::string copies;
+  if (const auto& to = config.exports; !to.path.empty()) {
+    copies = fmt::format("; {} is copied to {} behind the training, the newest {} {} there",
+                         to.every == 1 ? "each" : fmt::format("one of {}", to.every), to.path,
+                         newest(to.keep), to.keep == 1 ? "stays" : "stay");
+  }
+  return fmt::format("{}, {}, the newest {} in {}: a kill would lose {}{}", when, what, newest(config.keep),
+                     config.path, lost, copies);
 }
 
 }  // namespace zg

@@ -22,6 +22,7 @@
 
 #include "train/checkpoint_bits.hpp"
 #include "train/drives.hpp"
+#include "train/exporter.hpp"
 #include "train/files.hpp"
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/thread.hpp"
@@ -51,6 +52,7 @@ class Checkpointer {
     std::map<std::int64_t, std::vector<PinnedVersion>> pins = {};
     // The drives' rates as they were measured, for a later run that adopts their files.
     const std::vector<DriveRates>* rates = nullptr;
+    Exporter* exporter = nullptr;  // of the rank that leads, if checkpoints are copied
   };
   // `world`: null where there is one rank; with pinned state one that nothing else uses.
   Checkpointer(const Options& options, CommRank* world)
@@ -91,10 +93,10 @@ class Checkpointer {
   bool sync_drives();
   void keep(int drive);
   void settle_pins(bool good);
+  void offer();
   void let_go();
   bool finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files, std::int64_t pinned,
               const std::string& unfinished, const std::string& path);
-  void remove_old(const std::string& newest);
   void say_progress(double share);
 
   Options o_;
@@ -114,8 +116,10 @@ class Checkpointer {
   double stopped_ = 0;    // seconds in which the training stood still before it was begun
   bool pending_ = false;  // it was begun, and is not settled
   bool knows_ = true;
+  bool ends_ = false;  // this rank cannot go on
   // Between save() and settle() these, done_, lost_, synced_names_, written_ and pins_ are the thread's.
-  bool good_ = false;  // the outcome
+  bool good_ = false;      // the outcome
+  std::int64_t held_ = 0;  // the checkpoint that is being copied; 0: none is
   std::exception_ptr failure_;
   NamedThread thread_;  // last, so that it ends before what it uses
 };
@@ -124,8 +128,13 @@ class Checkpointer {
 // is converted: exactly where the new one has all its values, else to the nearest one.
 TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout);
 
-// Throws Error(kUsage) where there is no room for the checkpoints that will lie there at the same time.
-void check_room(const CheckpointConfig& config, std::int64_t bytes);
+// Where checkpoints will lie, at most so many, of so many bytes each, and one more that is being written.
+struct CheckpointPlace {
+  std::string key, path;  // of the configuration
+  std::int64_t most = 0, bytes = 0;
+};
+// Throws Error(kUsage) where there is no room for all of them at the same time.
+void check_room(const std::vector<CheckpointPlace>& places);
 // "a kill would lose ...": for the lines of a run that starts. `pinned`: bytes of state that checkpoints pin
 // in the drives' files; 0: they copy it.
 std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes, std::int64_t pinned);

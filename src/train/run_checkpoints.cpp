@@ -1,11 +1,17 @@
 #include "train/run_checkpoints.hpp"
 
+#include <fmt/ranges.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <random>
 
+#include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
 
@@ -23,6 +29,27 @@ bool is_checkpoint(const std::string& path) {
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
+}
+
+// The run that wrote the checkpoint; empty: it is damaged.
+std::string run_of(const CheckpointEntry& entry) {
+  try {
+    const std::string name = entry.path + "/" + kManifestName;
+    return parse_manifest(read_text_file(name, "the manifest of a checkpoint"), name).run;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+// Those elsewhere, newest first.
+std::vector<CheckpointEntry> copies_in(const CheckpointConfig& config) {
+  if (config.exports.path.empty()) return {};
+  try {
+    return list_checkpoints(config.exports.path);
+  } catch (const Error& error) {
+    throw Error(Errc::kUsage, "checkpoint.export.path " + error.where(), error.message(),
+                "name a directory for the copies");
+  }
 }
 
 // Says how far the reading of a checkpoint is.
@@ -72,6 +99,9 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   const std::vector<CheckpointEntry> there = list_checkpoints(config_.path);
   if (!there.empty()) number_ = there.front().number;
   if (from_) number_ = std::max(number_, from_->manifest().number);
+  if (const auto copies = copies_in(config_); !copies.empty())
+    number_ = std::max(number_, copies.front().number);
+  began_with_ = number_;
   std::random_device random;
   const double own[] = {static_cast<double>(random()), static_cast<double>(random()),
                         static_cast<double>(number_)};
@@ -83,33 +113,48 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   number_ = static_cast<std::int64_t>(first[2]);
 }
 
+// Copies of another run's checkpoints are none of those that this run may go on from.
+bool RunCheckpoints::has_copies_of_its_own() const {
+  const std::vector<CheckpointEntry> copies = copies_in(config_);
+  std::string own;
+  for (const CheckpointEntry& entry : list_checkpoints(config_.path)) own = own.empty() ? run_of(entry) : own;
+  return !copies.empty() && (own.empty() || std::all_of(copies.begin(), copies.end(), [&](const auto& copy) {
+                               const std::string run = run_of(copy);
+                               return run.empty() || run == own;
+                             }));
+}
+
 // The first process verifies, and tells the others which one it takes.
 void RunCheckpoints::open(const std::string& asked) {
-  const std::string path = without_slash(asked.empty() ? config_.path : asked);
+  std::vector<std::string> paths{without_slash(asked.empty() ? config_.path : asked)};
+  if (asked.empty() && has_copies_of_its_own()) paths.push_back(without_slash(config_.exports.path));
   const bool first = processes_.number() == 0;
-  double found = -1;  // its number; -1: none
+  double found[] = {-1, 0};  // its number; -1: none; and which path it is in
   processes_.together([&] {
     if (!first) return;
-    if (!asked.empty() && is_checkpoint(path)) {
-      from_.emplace(path);
+    if (!asked.empty() && is_checkpoint(paths[0])) {
+      from_.emplace(paths[0]);
       from_->verify(verifying());
     } else {
       from_ = newest_valid(
-          path, [](const std::string& text) { log::warning("{}", text); }, verifying());
+          paths, [](const std::string& text) { log::warning("{}", text); }, verifying());
     }
     log::progress("");
-    if (from_) found = static_cast<double>(from_->manifest().number);
+    if (!from_) return;
+    found[0] = static_cast<double>(from_->manifest().number);
+    if (paths.size() > 1 && std::filesystem::path(from_->path()).parent_path() == paths[1]) found[1] = 1;
   });
-  found = processes_.all_gather({&found, 1}).front().front();
-  if (found < 0) {
-    if (first) log::info("there is no checkpoint in {}: the run begins with its first step", path);
+  const std::vector<double> theirs = processes_.all_gather(found).front();
+  if (theirs[0] < 0) {
+    if (first)
+      log::info("there is no checkpoint in {}: the run begins with its first step", fmt::join(paths, " or "));
     return;
   }
   processes_.together([&] {
     if (first) return;
-    std::string mine = path;
-    for (const CheckpointEntry& entry : list_checkpoints(path)) {
-      if (entry.number == static_cast<std::int64_t>(found)) mine = entry.path;
+    std::string mine = paths[static_cast<std::size_t>(theirs[1])];
+    for (const CheckpointEntry& entry : list_checkpoints(mine)) {
+      if (entry.number == static_cast<std::int64_t>(theirs[0])) mine = entry.path;
     }
     from_.emplace(mine);
   });
@@ -173,8 +218,50 @@ void RunCheckpoints::prepare() const {
     failed.empty() ? log::info("removed {}, which was not completed", path)
                    : log::warning("{} was not completed and cannot be removed: {}", path, failed);
   }
-  check_room(config_, bytes_);
+  std::vector<CheckpointPlace> places{{"checkpoint.path", config_.path, config_.most_kept(), bytes_}};
+  if (!config_.exports.path.empty()) {
+    prepare_exports();
+    places.push_back(
+        {"checkpoint.export.path", config_.exports.path, config_.exports.keep, bytes_ + pinned_});
+  }
+  check_room(places);
   if (adoption_) take_over();
+}
+
+// Makes the directory of the copies, in which nobody else's are, and removes what a killed run has left
+// there.
+void RunCheckpoints::prepare_exports() const {
+  const std::string& path = config_.exports.path;
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error || ::access(path.c_str(), W_OK) != 0) {
+    throw Error(Errc::kUsage, "checkpoint.export.path " + path,
+                fmt::format("cannot be written to: {}", error ? error.message() : errno_text(errno)),
+                "check the directory and its permissions, or name another");
+  }
+  for (const CheckpointEntry& entry : copies_in(config_)) {
+    const std::string run = run_of(entry);  // a damaged one is in nobody's way, and goes when it is old
+    if (run.empty() || run == run_) continue;
+    throw Error(Errc::kUsage, "checkpoint.export.path " + path,
+                fmt::format("has {}, which is no copy of this run's", entry.path),
+                "name a directory for this run alone, or remove what is there (ziggurat checkpoint discard "
+                "--all); train --resume with the directory goes on from what it has");
+  }
+  for (const std::string& left : unfinished_checkpoints(path)) {
+    if (!left.ends_with(kUnfinished + run_) && !left.ends_with(kRemoved)) continue;
+    const std::string failed = remove_directory(files_, left);
+    if (!failed.empty()) log::warning("{} was not completed and cannot be removed: {}", left, failed);
+  }
+}
+
+void RunCheckpoints::finish_exports(std::int64_t steps, const std::function<bool()>& stop) {
+  if (exporter_ == nullptr) return;
+  const std::vector<CheckpointEntry> there = list_checkpoints(config_.path);
+  const bool done = !there.empty() && there.front().step == steps;
+  exporter_->finish(done ? std::optional(there.front()) : std::nullopt, stop);
+  // One that was copied may be older than those that are kept, if this run has written newer ones.
+  if (!there.empty() && there.front().number > began_with_)
+    remove_old_checkpoints(files_, config_.path, there.front().number, config_.keep);
 }
 
 void RunCheckpoints::prepare_drives() const {
@@ -202,7 +289,8 @@ void RunCheckpoints::restored() {
   if (from_) from_->close();
 }
 
-void RunCheckpoints::ended(const io::Engine& io) const {
+void RunCheckpoints::ended(const io::Engine& io) {
+  if (exporter_ != nullptr) exporter_->give_up();
   // Another process may be naming a checkpoint, which is not seen yet.
   for (const auto& rank : ranks_) {
     if (!rank->knows()) return;
@@ -240,6 +328,13 @@ void RunCheckpoints::end(int local, const Error& why, bool cause) noexcept {
 
 void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Engine* io, CommRank* comm) {
   const std::size_t local = ranks_.size();
+  if (plan.rank == 0 && config_.asked() && !config_.exports.path.empty()) {
+    std::int64_t newest = 0;
+    for (const CheckpointEntry& copy : copies_in(config_)) {
+      if (run_of(copy) == run_) newest = std::max(newest, copy.number);
+    }
+    exporter_ = std::make_unique<Exporter>(config_.exports, newest, files_, io);
+  }
   const Checkpointer::Options options{.plan = &plan,
                                       .engine = &engine,
                                       .files = &files_,
@@ -251,7 +346,8 @@ void RunCheckpoints::add_rank(const RunPlan& plan, StepExecutor& engine, io::Eng
                                       .all_bytes = bytes_,
                                       .io = io,
                                       .pins = adoption_ ? adoption_->pins[local] : Pins(),
-                                      .rates = &rates_};
+                                      .rates = &rates_,
+                                      .exporter = plan.rank == 0 ? exporter_.get() : nullptr};
   CommRank* const world = world_.empty() ? comm : world_[local].get();
   ranks_.push_back(std::make_unique<Checkpointer>(options, world));
 }

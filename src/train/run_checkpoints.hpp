@@ -10,6 +10,7 @@
 
 #include "train/adoption.hpp"
 #include "train/checkpointer.hpp"
+#include "train/exporter.hpp"
 #include "ziggurat/comm/processes.hpp"
 
 namespace zg {
@@ -57,11 +58,16 @@ class RunCheckpoints {
   // The state of all ranks is restored: from() keeps its manifest alone.
   void restored();
   // The stores are gone: what the checkpoints do not pin of the drives' files is free.
-  void ended(const io::Engine& io) const;
+  void ended(const io::Engine& io);
+  // Once all else is done: waits for the copy that is still made (checkpoint.export), and makes that of the
+  // last step, with a line of progress, until `stop` says so. In another process than the first does nothing.
+  void finish_exports(std::int64_t steps, const std::function<bool()>& stop);
   void set_rates(const std::vector<DriveRates>& rates) { rates_ = rates; }
 
  private:
+  bool has_copies_of_its_own() const;
   void open(const std::string& asked);
+  void prepare_exports() const;
   void compare(const RunPlan& plan);
   void take_over() const;
 
@@ -70,10 +76,11 @@ class RunCheckpoints {
   Files& files_;
   BitKeys bits_;
   std::optional<Checkpoint> from_;
-  std::string run_;          // names the run
-  std::int64_t number_ = 0;  // of the newest checkpoint
-  std::int64_t bytes_ = 0;   // of a checkpoint, of all ranks
-  std::int64_t pinned_ = 0;  // bytes of state that it pins on the drives
+  std::string run_;              // names the run
+  std::int64_t number_ = 0;      // of the newest checkpoint
+  std::int64_t began_with_ = 0;  // number_ of this process
+  std::int64_t bytes_ = 0;       // of a checkpoint, of all ranks
+  std::int64_t pinned_ = 0;      // bytes of state that it pins on the drives
   std::string copies_because_;
   bool pins_here_ = false;  // this process has state that is pinned
   std::string not_adopted_because_;
@@ -82,6 +89,7 @@ class RunCheckpoints {
   std::vector<std::string> drives_;  // their directories
   std::vector<std::string> there_;   // all checkpoints in the run's directory, before any was looked at
   std::vector<std::unique_ptr<CommRank>> world_;  // empty: they agree in that of the training
+  std::unique_ptr<Exporter> exporter_;            // null: nothing is copied, or another process does it
   std::vector<std::unique_ptr<Checkpointer>> ranks_;
 };
 

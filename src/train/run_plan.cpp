@@ -129,7 +129,7 @@ class Planner {
     if (!asked.asked() || asked.state == State::kCopy) return false;
     std::string& why = plan_.copies_because;
     o.saves = false, o.pins = true;
-    o.state_versions = static_cast<int>(std::min<std::int64_t>(asked.keep, kMostKept)) + 1;
+    o.state_versions = static_cast<int>(std::min<std::int64_t>(asked.most_kept(), kMostKept)) + 1;
     auto layout = std::make_unique<Layout>(*plan_.model, o);
     why = may_pin_ ? why_not_pinned(*layout) : "another rank cannot pin its state";
     const std::int64_t bytes = ranks_ * layout->table.nvme_bytes();
@@ -157,7 +157,8 @@ class Planner {
     if (config_.aio.backend == io::Backend::kRam) return "aio.backend is ram, which has no files";
     if (config_.processes > hardware_.processes) return "the run's processes are on several machines";
     if (!config_.aio.verify) return "aio.verify is off, and pinned state needs its checksums";
-    if (config_.checkpoint.keep > kMostKept) return fmt::format("checkpoint.keep is more than {}", kMostKept);
+    if (const std::int64_t more = config_.checkpoint.most_kept() - kMostKept; more > 0)
+      return fmt::format("checkpoint.keep is more than {}", config_.checkpoint.keep - more);
     const auto reaches_drives = [&](TensorId id) {
       return id == Layout::kNone || layout.table.tensor(id).spec.lowest == Tier::kNvme;
     };

@@ -58,6 +58,10 @@ const Checkpoint* Trainer::resumed_from() const {
   return checkpoints_->from();
 }
 
+void Trainer::finish_exports() {
+  checkpoints_->finish_exports(plan().config.steps, options_.stop);
+}
+
 void Trainer::save_checkpoint(int r, std::int64_t step, double loss) {
   const StepState& state = states_[static_cast<std::size_t>(r)];
   CheckpointManifest m;

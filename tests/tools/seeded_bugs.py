@@ -52,6 +52,8 @@ OVERLAP = ("zg_test_model", "PartsOverlap.*")
 GPT2, EXCHANGE = "src/model/gpt2_block.cpp", "src/engine/part_exchange.hpp"
 SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
 PINNED, BESIDE = ("zg_test_train", "Pinned*"), ("zg_test_train", "Beside.*")
+EXPORTER, CHECKPOINT_WRITER = "src/train/exporter.cpp", "src/train/checkpoint_writer.cpp"
+BEHIND = ("zg_test_train", "Behind.*:PaceTest.*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
 DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
@@ -554,7 +556,7 @@ BUGS = (
         (("src/train/checkpoint_import.cpp", "entry->shape != shape) {", "entry->count() != tensor.count) {"),),
         ("zg_test_train", "*Import*")),
     Bug("pins of the checkpoint before go when a commit fails",
-        ((SAVER, "    if (pins_.count(o_.number) > 0) unpin(pins_.find(o_.number));\n", "    while (!pins_.empty()) unpin(pins_.begin());\n"),), PINNED),
+        ((SAVER, "    if (pins_.count(o_.number) > 0) (void)unpin(pins_.find(o_.number));\n", "    while (!pins_.empty()) unpin(pins_.begin());\n"),), PINNED),
     Bug("a pinned slot is written to",
         ((VOLUME, "    if (slots[i].pins > 0) continue;\n", ""),
          ("io/volume_transfers.cpp", "ZG_ASSERT(slot.pins == 0, ", "ZG_ASSERT(slot.pins >= 0, ")), PINNED),
@@ -727,6 +729,18 @@ BUGS = (
         "if (whole_first_ && piece.empty()) {\n      const auto it"),), TOKENS),
     Bug("tokenizer: whole words come first everywhere", ((HF_TOKENS, "whole_first_(d.ignore_merges) {",
         "whole_first_(d.ignore_merges || true) {"),), TOKENS),
+    Bug("copies: the version that is being copied is unpinned",
+        ((SAVER, "it = it->first == held_ ? std::next(it) : unpin(it);", "it = unpin(it);"),), BEHIND),
+    Bug("copies: the checkpoint that is being copied is removed",
+        ((CHECKPOINT_WRITER, "++kept <= keep || entry.number == held)", "++kept <= keep)"),), BEHIND),
+    Bug("copies: the run has no version for what is being copied",
+        (("include/ziggurat/config/checkpoint.hpp", "(exports.path.empty() ? 0 : 1)", "(exports.path.empty() ? 0 : 0)"),), BEHIND),
+    Bug("copies: one that failed counts as made",
+        ((EXPORTER, "    const Checkpoint checkpoint(from.path);", "    copied_ = from.number;\n    const Checkpoint checkpoint(from.path);"),), BEHIND),
+    Bug("copies: another run's copies are gone on from",
+        (("src/train/run_checkpoints.cpp", "return run.empty() || run == own;", "return true;"),), BEHIND),
+    Bug("copies: they do not give way to the training",
+        ((EXPORTER, "return waits && moved - moved_ < io::kFairShare * part_ &&", "return waits && moved - moved_ < part_ &&"),), BEHIND),
     Bug("epochs: all have the order of the first",
         ((DATASET, "number / n), n)", "0 * number), n)"),), ("zg_test_data", "Epochs.*")),
     Bug("epochs: each step begins anew",

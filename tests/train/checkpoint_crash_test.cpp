@@ -138,7 +138,7 @@ class CrashModel : public CheckpointFixture {
       }
     }
     try {
-      const auto found = newest_valid(here, [](const std::string&) {});
+      const auto found = newest_valid({here}, [](const std::string&) {});
       const std::int64_t number = found ? found->manifest().number : 0;
       if (number != returned && number != returned + 1)
         return fmt::format("number {} is found, {} have been committed", number, returned);

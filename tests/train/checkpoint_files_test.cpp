@@ -113,7 +113,7 @@ TEST_F(CheckpointFiles, TheNewestValidOneIsTaken) {
   std::vector<std::string> told;
   const auto newest = [&] {
     told.clear();
-    return newest_valid(directory_ + "/copies", [&](const std::string& text) { told.push_back(text); })
+    return newest_valid({directory_ + "/copies"}, [&](const std::string& text) { told.push_back(text); })
         ->path();
   };
   EXPECT_EQ(newest(), third);
@@ -127,8 +127,8 @@ TEST_F(CheckpointFiles, TheNewestValidOneIsTaken) {
   EXPECT_EQ(told.size(), 2u);
   fs::remove(first + "/manifest.json");
   const Error error = usage_error([&] { return newest(), 0; });
-  EXPECT_HAS(error.message(), "none of its 3 checkpoints is valid");
-  EXPECT_FALSE(newest_valid(directory_ + "/nothing", {}).has_value());
+  EXPECT_HAS(error.message(), "none of the 3 checkpoints there is valid");
+  EXPECT_FALSE(newest_valid({directory_ + "/nothing"}, {}).has_value());
 }
 
 TEST_F(CheckpointFiles, WhatIsUnfinishedIsNone) {
@@ -298,7 +298,7 @@ TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
     failed += complete ? 0 : 1, damaged += complete && !valid ? 1 : 0;
     EXPECT_TRUE(complete || files.fired());
     int passed_over = 0;
-    const auto found = newest_valid(path, [&](const std::string&) { ++passed_over; });
+    const auto found = newest_valid({path}, [&](const std::string&) { ++passed_over; });
     ASSERT_TRUE(found.has_value());
     EXPECT_EQ(found->manifest().step, newest);
     EXPECT_EQ(passed_over > 0, !valid);

@@ -274,7 +274,7 @@ TEST_F(Pinned, DamageIsNamed) {
   EXPECT_HAS(usage_error([&] {
                Trainer trainer(config("out", drives("a", 2) + Strings{"steps=4"}), {.resume = ""});
              }).message(),
-             "none of its 1 checkpoint is valid");
+             "none of the 1 checkpoint there is valid");
 }
 
 // Every byte of what says where state lies counts, and texts with the right hash are checked all the same.

@@ -9,6 +9,11 @@ namespace zg {
 // Names the calling thread for ps and debuggers. At most 15 characters are kept.
 void name_this_thread(const std::string& name);
 
+// The calling thread, and those that it starts, get less of the processors and drives than others do, where
+// the system knows such a difference: a nice value of 10, and the last of the priorities that never wait for
+// ever.
+void lower_priority_of_this_thread();
+
 class NamedThread {
  public:
   NamedThread() = default;

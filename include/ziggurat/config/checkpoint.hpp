@@ -17,7 +17,16 @@ struct CheckpointConfig {
   State state = State::kAuto;
   std::string path;                // the directory of all checkpoints
   std::vector<std::string> allow;  // keys that may differ from the checkpoint's, although bits depend on them
+  // Copies of checkpoints elsewhere, made behind the training.
+  struct Export {
+    std::string path;        // their directory; empty: none are made
+    std::int64_t every = 1;  // checkpoints from one that is copied to the next
+    std::int64_t keep = 1;   // newest copies that are kept
+  };
+  Export exports = {};
 
+  // The most checkpoints that are kept at the same time: one that is being copied stays until that is done.
+  std::int64_t most_kept() const { return keep + (exports.path.empty() ? 0 : 1); }
   bool regular() const { return every > 0 || every_seconds > 0; }
   bool asked() const { return regular() || on_interrupt; }
 };

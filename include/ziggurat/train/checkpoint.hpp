@@ -180,9 +180,10 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
 std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
                               std::int64_t step);
 
-// The newest one in a directory that is valid, all hashes compared; none: there is no checkpoint at all.
-// Tells what is passed over and why. Throws Error(kUsage) where there are some, but none is valid.
-std::optional<Checkpoint> newest_valid(const std::string& directory,
+// The newest one in these directories that is valid, all hashes compared; none: there is no checkpoint at
+// all. Of copies of one checkpoint that in the first directory comes first. Tells what is passed over and
+// why. Throws Error(kUsage) where there are some, but none is valid.
+std::optional<Checkpoint> newest_valid(const std::vector<std::string>& directories,
                                        const std::function<void(const std::string&)>& tell,
                                        const std::function<void(std::int64_t done)>& progress = {});
 

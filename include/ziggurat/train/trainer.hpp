@@ -142,6 +142,11 @@ class Trainer {
   // The first process writes, and takes from the others what they hold.
   void save_model(const std::string& directory);
 
+  // Waits for copies of checkpoints that are still made (checkpoint.export), and makes that of the last one,
+  // with a line of progress. Options::stop ends this. Last of all, since nothing else goes on meanwhile;
+  // without it, what is under way is given up. In another process than the first it does nothing.
+  void finish_exports();
+
   const RunPlan& plan() const { return plans_.front(); }        // of this process's first rank
   const std::vector<RunPlan>& plans() const { return plans_; }  // of all ranks of this process
   const DataSet& data() const { return *data_; }

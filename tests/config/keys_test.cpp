@@ -22,7 +22,8 @@ class ConfigKeys : public ConfigTest {
         R"({"optimizer": {"type": "SGD"}, "scheduler": {"type": "OneCycle",
                 "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}, "fp16": {"enabled": true}})",
         R"({"optimizer": {"type": "Lion"}, "scheduler": {"type": "WarmupCosineLR"},
-                "model": {"from": "dir"}, "lora": {"rank": 4}, "data": {"train": null, "blend": [{"path": "a"}]}})"};
+                "model": {"from": "dir"}, "lora": {"rank": 4}, "data": {"train": null, "blend": [{"path": "a"}]},
+                "checkpoint": {"every": 1, "export": {"path": "a"}}})"};
   }
   // The key that a row begins with, as an override names it.
   static std::string key_of(const std::vector<std::string>& row) {

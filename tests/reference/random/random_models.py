@@ -8,7 +8,7 @@ transformers and PyTorch read the same config.json, and compute in float64:
 
 - eval: the loss of documents of all lengths, with masks, in pieces of any context.
 - generate, greedily: no token's logit is below the largest one.
-- train: AdamW steps with clipping, of windows or of packed documents, on one rank or on two in any division;
+- train, in fp64: AdamW steps with clipping, of windows or of packed documents, on one rank or on two in any division;
   then the saved model, as transformers loads it.
 - with PEFT: eval, merge and train with an adapter that PEFT has made, and ours in PEFT (adapters.py).
 
@@ -93,7 +93,7 @@ def check_train(r, model, program, found):
     with torch.no_grad():
         ours, theirs = (m(input_ids=ids, use_cache=False).logits for m in (load(program.where / "run/model"), model))
     difference, size = (ours - theirs).abs().max().item(), max(1.0, theirs.abs().max().item())
-    close("logits of the trained model", difference, 0, 0.02 * size * max(1, run["optimizer"]["params"]["lr"] / 1e-3))
+    close("logits of the trained model", difference, 0, 5e-5 * size)  # it is saved in float32
     found["trained"] = difference / size
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/log.hpp"
 
 namespace zg::cli {
 namespace {
@@ -11,6 +12,8 @@ namespace {
 // Phi-3, Phi-4-mini, Mistral 7B v0.3, Mistral Nemo and OLMo 2. A vocabulary may have the tokens of several,
 // so that the order counts. The byte tokens of a SentencePiece vocabulary tell Phi-3's and Mistral 7B's from
 // those of later models.
+constexpr const char* kByHand =
+    "write the turns into --prompt yourself, as the model was trained to see them";
 constexpr const char *kByteToken = "<0x0A>", *kOlmo2 = "olmo2";
 constexpr ChatTemplate kTemplates[] = {
     {.name = "OLMo 2",
@@ -75,24 +78,48 @@ constexpr ChatTemplate kTemplates[] = {
     {.name = "Mistral Nemo", .tells = "[INST]", .before = "[INST]", .after = "[/INST]", .end = "</s>"},
 };
 
-const ChatTemplate& template_of(const Tokenizer& tokenizer, std::string_view family) {
+// A model's own template speaks of the token that tells its form: fine-tunes keep the vocabulary of their
+// base, and may have another form's turns.
+const ChatTemplate& template_of(const Tokenizer& tokenizer, std::string_view family,
+                                const TemplateTexts& own) {
   const auto has = [&](const char* token) { return token == nullptr || tokenizer.id_of_token(token) >= 0; };
   std::string known;
   for (const ChatTemplate& form : kTemplates) {
     // The vocabulary of OLMo 2 has ChatML's tokens, which it does not use.
     const bool fits = form.family != nullptr ? family == form.family
-                                             : family != kOlmo2 && has(form.tells) && has(form.also);
+                                             : family != kOlmo2 && has(form.tells) && has(form.also) &&
+                                                   (own.empty() || own.names(form.tells));
     if (fits) return form;
     known += fmt::format("{}{} ({})", known.empty() ? "" : ", ", form.name, form.tells);
   }
-  throw Error(Errc::kUsage, "--chat", "the model's vocabulary has the tokens of no known template: " + known,
-              "write the turns into --prompt yourself, as the model was trained to see them");
+  throw Error(Errc::kUsage, "--chat",
+              (own.empty() ? "the model's vocabulary has the tokens of no known template: "
+                           : "the model's own template is none of the known ones: ") +
+                  known,
+              kByHand);
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* kBlanks = " \t\n\v\f\r";
-  const std::size_t begin = text.find_first_not_of(kBlanks);
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
+[[noreturn]] void refuse(const char* why) {
+  throw Error(Errc::kUsage, "--chat", std::string("the model's own template ") + why, kByHand);
+}
+
+// The blanks of Unicode, which templates trim: the length of the one at the begin of the text, or at its end;
+// 0: there is none.
+std::size_t blank_at(std::string_view text, bool end) {
+  static constexpr std::string_view kBlanks[] = {
+      " ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",
+      "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+      "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
+  for (const std::string_view blank : kBlanks) {
+    if (end ? text.ends_with(blank) : text.starts_with(blank)) return blank.size();
+  }
+  return 0;
+}
+
+std::string trimmed(std::string_view text) {
+  while (const std::size_t n = blank_at(text, false)) text.remove_prefix(n);
+  while (const std::size_t n = blank_at(text, true)) text.remove_suffix(n);
+  return std::string(text);
 }
 
 void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more) {
@@ -104,9 +131,11 @@ void append(std::vector<std::int32_t>& to, const std::vector<std::int32_t>& more
 Chat::Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTexts& own,
            const std::string& today)
     : tokenizer_(tokenizer),
-      form_(template_of(tokenizer, family)),
+      form_(template_of(tokenizer, family, own)),
       end_id_(tokenizer.id_of_token(form_.end)),
       opens_(form_.opens),
+      leads_(form_.leads),
+      thinks_(own.empty() || own.contains("</think>")),
       ids_(tokenizer.begin_ids()) {
   // The tokenizer must find the tokens in a text, too, as one of a tokenizer.model alone does not.
   const std::vector<std::int32_t> end = tokenizer.encode(form_.end);
@@ -122,17 +151,25 @@ Chat::Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTe
   if (!own.empty()) read_own(own, today);
 }
 
-// A template writes the beginning of a text itself, or there is none. ChatML's may have a system's message
-// for conversations without one, Llama 3's since 3.1 two dates; and models that think may be made to begin
-// with it.
+// A template writes the beginning of a text itself, or there is none. Some put a system's message before
+// conversations without one, Llama 3's since 3.1 two dates; and models that think may be made to begin with
+// it.
 void Chat::read_own(const TemplateTexts& own, const std::string& today) {
   constexpr const char* kThinks = "<think>\n";
   if (!own.names("bos_token") && !ids_.empty() && !own.contains(tokenizer_.decode(ids_))) ids_.clear();
+  const auto puts = [&](const std::string& begin, const std::string& end, const char* behind) {
+    const std::string system = own.between(begin, end);
+    if (!system.empty()) system_ = begin + system + end + behind;
+  };
   const std::string form = form_.name;
   if (form == "ChatML") {
-    const std::string system = own.between("<|im_start|>system\n", "<|im_end|>");
-    if (!system.empty()) system_ = "<|im_start|>system\n" + system + "<|im_end|>\n";
+    puts("<|im_start|>system\n", "<|im_end|>", "\n");
     if (own.contains(std::string("<|im_start|>assistant\n") + kThinks)) opens_ = kThinks;
+  } else if (form == "Phi-4") {
+    puts("<|im_start|>system<|im_sep|>", "<|im_end|>", "");
+  } else if (form == "Phi-4-mini") {
+    const std::string system = own.behind("<|system|>");
+    if (!system.empty()) system_ = "<|system|>" + system + form_.end;
   } else if (form == "DeepSeek-R1") {
     if (!own.contains(kThinks)) opens_.clear();
   } else if (form == "Llama 3" && own.contains("Today Date: ")) {
@@ -140,6 +177,15 @@ void Chat::read_own(const TemplateTexts& own, const std::string& today) {
     const std::string date = own.names("strftime_now") ? today : own.date();
     system_ = "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: " + known +
               "\nToday Date: " + date + "\n\n<|eot_id|>";
+  } else if (form == "Llama 3" && own.contains("<|start_header_id|>system<|end_header_id|>")) {
+    log::warning(
+        "--chat: the model's own template speaks of a system's message; if it puts one before every "
+        "conversation, the model misses it here");
+  } else if (form.starts_with("Mistral")) {
+    if (own.contains("[SYSTEM_PROMPT]"))
+      refuse("puts a message of the system, made of dates, before the turns");
+    if (own.contains(" [/INST]")) refuse("has the blanks of Mistral's first models around its tokens");
+    if (own.has_text(" ")) leads_ = " ";
   }
 }
 
@@ -156,7 +202,8 @@ const std::vector<std::int32_t>& Chat::ask(const std::string& text) {
 }
 
 std::vector<std::int32_t> Chat::without_thoughts(std::vector<std::int32_t> ids) const {
-  const std::int32_t id = form_.behind_thoughts == nullptr ? -1 : tokenizer_.id_of_token("</think>");
+  const std::int32_t id =
+      form_.behind_thoughts == nullptr || !thinks_ ? -1 : tokenizer_.id_of_token("</think>");
   const auto end = std::find(ids.rbegin(), ids.rend(), id);
   if (id < 0 || end == ids.rend()) return ids;
   ids.erase(ids.begin(), end.base());
@@ -173,10 +220,10 @@ std::vector<std::int32_t> Chat::without_blanks(std::vector<std::int32_t> ids) co
 
 // With the token before it, beside which a tokenizer of pieces may write a blank in another way.
 std::vector<std::int32_t> Chat::behind_lead(std::vector<std::int32_t> ids) const {
-  if (form_.leads == nullptr) return ids;
+  if (leads_ == nullptr) return ids;
   const std::vector<std::int32_t> before = tokenizer_.encode(form_.after),
                                   all = tokenizer_.encode(form_.after +
-                                                          (form_.leads + trimmed(tokenizer_.decode(ids))));
+                                                          (leads_ + trimmed(tokenizer_.decode(ids))));
   const bool follows = all.size() >= before.size() && std::equal(before.begin(), before.end(), all.begin());
   if (!follows) return ids;
   return {all.begin() + static_cast<std::ptrdiff_t>(before.size()), all.end()};

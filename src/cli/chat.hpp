@@ -57,6 +57,8 @@ class Chat {
   const ChatTemplate& form_;
   std::int32_t end_id_;
   std::string opens_;              // form().opens, or as the model's own template has it
+  const char* leads_;              // form().leads, or as that has it
+  bool thinks_;                    // earlier turns lose what the model thought, in such a form
   std::string system_;             // what it puts before the first turn
   std::vector<std::int32_t> ids_;  // they end where the model's last turn does, but for its end
   std::size_t opened_ = 0;         // the last of them are opens_

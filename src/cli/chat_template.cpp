@@ -115,6 +115,17 @@ std::string TemplateTexts::between(std::string_view begin, std::string_view end)
   return "";
 }
 
+std::string TemplateTexts::behind(std::string_view begin) const {
+  const auto found = std::find_if(texts_.begin(), texts_.end(), [&](const std::string& text) {
+    return text.starts_with(begin) && text.size() > begin.size();
+  });
+  return found == texts_.end() ? "" : found->substr(begin.size());
+}
+
+bool TemplateTexts::has_text(std::string_view text) const {
+  return std::find(texts_.begin(), texts_.end(), text) != texts_.end();
+}
+
 std::string TemplateTexts::date() const {
   constexpr std::string_view kForm = "00 Aaa 0000";
   const auto fits = [&](const std::string& text) {

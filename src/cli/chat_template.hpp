@@ -18,6 +18,9 @@ class TemplateTexts {
   bool contains(std::string_view text) const;
   // What stands between the two in one text, the first that has both; empty: none has.
   std::string between(std::string_view begin, std::string_view end) const;
+  // What stands behind it in the first text that begins with it and has more; empty: none does.
+  std::string behind(std::string_view begin) const;
+  bool has_text(std::string_view text) const;  // this one and no more
   // Whether the template speaks of a name, as of bos_token.
   bool names(std::string_view name) const { return source_.find(name) != source_.npos; }
   // A date like "26 Jul 2024" that is a text of its own; empty: there is none.

@@ -86,7 +86,21 @@ TEST(Chat, TurnsAreThoseOfTransformers) {
       ++count;
     }
   }
-  EXPECT_EQ(count, 38);
+  EXPECT_EQ(count, 71);
+}
+
+// Fine-tunes keep the vocabulary of their base, and with it the tokens of a form that they do not use.
+TEST(Chat, ATemplateOfNoKnownFormIsRefused) {
+  const NamedTokens llama({"<bos>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
+  const NamedTokens mistral({"<bos>", "[INST]", "[/INST]", "</s>"});
+  const auto why = [](const NamedTokens& tokenizer, const char* own) {
+    return test::error_of([&] { cli::Chat chat(tokenizer, "llama", cli::TemplateTexts(own)); });
+  };
+  EXPECT_TRUE(
+      test::has(why(llama, "{{ '<|user|>\\n' + messages[0]['content'] }}"), "is none of the known ones"));
+  EXPECT_TRUE(test::has(why(mistral, "{{ '[SYSTEM_PROMPT]' }}{{ '[INST]' }}"), "made of dates"));
+  EXPECT_TRUE(
+      test::has(why(mistral, "{{ '[INST] ' + messages[0]['content'] + ' [/INST]' }}"), "the blanks of"));
 }
 
 TEST(Chat, QwenSpeaksChatMl) {
@@ -226,11 +240,11 @@ TEST(Chat, ChatMlBeginsWithTheTemplatesOwnSystemMessage) {
       R"({%- endif %})" +
       rest;
   EXPECT_EQ(seen(qwen3), turns);
-  EXPECT_EQ(seen("{{ 'unfinished"), turns);
+  EXPECT_EQ(seen("{{ '<|im_start|>' }}{{ 'unfinished"), turns);
   // Models that think whatever they are asked.
   const NamedTokens thinks({"<|im_start|>", "<|im_end|>", "<think>", "</think>"});
   EXPECT_EQ(two_turns(thinks, "Well\n</think>\n\nYes.<|im_end|>", "qwen3", "Hi",
-                      "{{ '<|im_start|>assistant\\n<think>\\n' }}"),
+                      "{{ '<|im_start|>assistant\\n<think>\\n' }}{{ '</think>' }}"),
             turns + "<think>\n");
 }
 
@@ -260,7 +274,7 @@ TEST(Chat, Llama31BeginsWithDates) {
                  R"({%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %})"),
             expected("05 Nov 2026"));
   // Llama 3's has none.
-  EXPECT_EQ(two_turns(tokenizer, "Yes.<|eot_id|>", "llama", "Hi", "{{ bos_token }}"),
+  EXPECT_EQ(two_turns(tokenizer, "Yes.<|eot_id|>", "llama", "Hi", "{{ bos_token + '<|start_header_id|>' }}"),
             two_turns(tokenizer, "Yes.<|eot_id|>"));
 }
 
@@ -283,9 +297,9 @@ TEST(Chat, ATextBeginsAsTheTemplateSays) {
     return two_turns(tokenizer, "Yes.<|end|>", "phi3", "Hi", own).starts_with("<bos>");
   };
   EXPECT_TRUE(begins(""));
-  EXPECT_TRUE(begins("{{ bos_token + '<|user|>' }}"));
-  EXPECT_TRUE(begins("<bos>{{ '<|user|>' }}"));
-  EXPECT_FALSE(begins("{{ '<|user|>' }}"));
+  EXPECT_TRUE(begins("{{ bos_token + '<|assistant|>' }}"));
+  EXPECT_TRUE(begins("<bos>{{ '<|assistant|>' }}"));
+  EXPECT_FALSE(begins("{{ '<|assistant|>' }}"));
 }
 
 TEST(ChatTemplate, IsReadFromADirectory) {

@@ -20,8 +20,8 @@ CHATML_TURNS = ("{%- for message in messages %}{{- '<|im_start|>' + message.role
                 "'<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
                 "{%- endif %}")
 CHATML_WITHOUT_THOUGHTS = CHATML_TURNS.replace(
-    "message.content + ", "(message.content.split('</think>')[-1].lstrip('\\n') if message.role == 'assistant' else "
-    "message.content) + ")
+    "message.content + ", "(message.content.split('</think>')[-1].lstrip('\\n') if message.role == 'assistant' and "
+    "'</think>' in message.content else message.content) + ")
 
 
 def chatml(system):
@@ -93,6 +93,21 @@ FORMS = {  # tokens, the token that ends a turn, family, template
                     "<|im_start|>assistant<|im_sep|>")),
     "Phi-4-mini": (PHI, "<|end|>", "phi3",
                    turns("", "<|user|>SAID<|end|>", "<|assistant|>SAID<|end|>", "<|assistant|>")),
+    # Phi-4-reasoning and Phi-4-mini-reasoning: a message of the system, in one text or in two.
+    "Phi-4, system": (CHATML + ["<|im_sep|>"], "<|im_end|>", "phi3",
+                      turns("{{ '<|im_start|>system<|im_sep|>Think first.<|im_end|>' }}",
+                            "<|im_start|>user<|im_sep|>SAID<|im_end|>", "<|im_start|>assistant<|im_sep|>SAID<|im_end|>",
+                            "<|im_start|>assistant<|im_sep|>")),
+    "Phi-4-mini, system": (PHI + ["<|system|>"], "<|end|>", "phi3",
+                           turns("{{ '<|system|>Your name is Phi.' }}{{ '<|end|>' }}", "<|user|>SAID<|end|>",
+                                 "<|assistant|>SAID<|end|>", "<|assistant|>")),
+    # The vocabulary of Llama 3, as fine-tunes keep it, with other turns.
+    "ChatML, Llama's tokens": (LLAMA + CHATML, "<|im_end|>", "llama", "{{ bos_token }}" + CHATML_TURNS),
+    # Qwen3-Instruct-2507: the tokens of thoughts, which turns keep.
+    "Qwen3 Instruct": (CHATML + THINK, "<|im_end|>", "qwen3", SYSTEM_FIRST + "{%- endif %}" + CHATML_TURNS),
+    # Ministral: between Mistral's two.
+    "Ministral": (["<bos>", "[INST]", "[/INST]", "</s>"], "</s>", "mistral",
+                  turns("{{- bos_token }}", "[INST]SAID[/INST]", " SAIDTRIMEOS", "")),
     "Mistral 7B v0.3": (["<bos>", "[INST]", "[/INST]", "</s>", "<0x0A>"], "</s>", "mistral",
                         turns("{{- bos_token }}", "[INST] SAID[/INST]", " SAIDTRIMEOS", "")),
     "Mistral Nemo": (["<bos>", "[INST]", "[/INST]", "</s>"], "</s>", "mistral",
@@ -102,7 +117,7 @@ FORMS = {  # tokens, the token that ends a turn, family, template
     "DeepSeek-R1": (DEEPSEEK + THINK, "<｜end▁of▁sentence｜>", "qwen2", deepseek("<think>\\n")),
     "DeepSeek-R1, first": (DEEPSEEK + THINK, "<｜end▁of▁sentence｜>", "qwen2", deepseek("")),
 }
-SAID = [("Hi", "Yes.", "And?"), (" Hi \n", " Yes. \n", "\tAnd? "), ("Hi", "<think>\nWell\n</think>\n\nYes.", "And?")]
+SAID = [("Hi", "Yes.", "And?"), (" Hi \n", " Yes. \n", "\tAnd? "), ("\u3000Hi\u00a0", "\nYes.\u2028", "And?\n"), ("Hi", "<think>\nWell\n</think>\n\nYes.", "And?")]
 
 
 def main():

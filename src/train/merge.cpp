@@ -1,5 +1,7 @@
 #include "ziggurat/train/merge.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "train/files.hpp"
@@ -40,6 +42,12 @@ std::int64_t merge_adapters(const std::string& base, const std::string& adapters
             [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* values) {
               weights.read(p, begin, end, values);
               const bool here = merged.merge(p, begin, end, values);
+              if (here &&
+                  !std::all_of(values, values + (end - begin), [](float v) { return std::isfinite(v); })) {
+                throw Error(Errc::kUsage, adapters,
+                            fmt::format("gives {} values that are not finite", p.name_in_files()),
+                            "take the adapters of a run, or a step of it, whose loss is finite");
+              }
               if (here && begin == 0 && p.file_row == 0) ++changed;
             });
     for (const fs::directory_entry& entry : fs::directory_iterator(base)) {

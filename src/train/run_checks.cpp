@@ -2,12 +2,15 @@
 
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <numeric>
 
 #include "ziggurat/config/composition.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/attention_heads.hpp"
+#include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/model.hpp"
 
 namespace zg {
@@ -123,6 +126,16 @@ void check_run(const RunConfig& config, const ModelConfig& model) {
   check_model(config, model);
   check_pipeline(config, model);
   check_parts(config, model);
+}
+
+void check_files(const RunConfig& config, const ModelConfig& model) {
+  const std::string& from = config.model_from;
+  const auto has = [&](const char* name) {
+    return !from.empty() && std::filesystem::exists(from + "/" + name);
+  };
+  if (has("model.safetensors") || has("model.safetensors.index.json"))
+    (void)HfWeights(from, Model(model, config.dtype, host_ops()));
+  if (!config.lora.from.empty()) (void)AdapterWeights(config.lora.from, model);
 }
 
 void check_run_without_data(const RunConfig& config, ModelConfig model) {

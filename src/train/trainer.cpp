@@ -284,6 +284,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     }
     ModelConfig model = model_of(config);
     check_run_without_data(config, model);
+    if (!options_.resume) check_files(config, model);
     if (processes_.number() == 0) tell_dropout(config);
     read_data(config, model);
     gpus_ = open_gpus(config);

@@ -90,6 +90,7 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
   struct Kind {
     const char* name;
     Strings settings;
+    bool copies = false;  // its checkpoints are copied behind the training
   };
   fs::create_directories(path("disk"));
   const Kind usual[] = {
@@ -117,13 +118,17 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
         {"ranks on drives", drives + Strings{"devices=host:4", "train_batch_size=8", "tiers.host=1600KiB",
                                              "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3",
                                              "checkpoint.state=pin"}});
+    kinds.push_back({"copies", drives, true});
   }
   for (const Kind& kind : kinds) {
     SCOPED_TRACE(kind.name);
     Strings settings = kind.settings + Strings{"steps=40", "eval.every=0", "checkpoint.keep=2"};
     const auto arguments = [&](const std::string& out, const Strings& flags) {
+      const Strings copies{"checkpoint.export.path=copies-" + out, "checkpoint.export.every=2"};
       return Strings{"train", "config.json"} +
-             sets(Strings{"output.dir=" + out, "checkpoint.every=1"} + settings) + flags;
+             sets(Strings{"output.dir=" + out, "checkpoint.every=1"} + settings +
+                  (kind.copies ? copies : Strings{})) +
+             flags;
     };
     const std::string whole = std::string("whole-") + kind.name, parts = std::string("parts-") + kind.name;
     const auto begin = std::chrono::steady_clock::now();
@@ -155,7 +160,7 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
       }
       ASSERT_EQ(part.code, 0) << part.err;
       expect_same(whole, parts);
-      fs::remove_all(path(parts));
+      fs::remove_all(path(parts)), fs::remove_all(path("copies-" + parts));
     }
     EXPECT_EQ(killed, wanted);
     const Outcome rest = run(arguments(parts, {"--resume"}));
@@ -169,6 +174,12 @@ TEST_F(CheckpointTest, ARunThatIsKilledGoesOnToTheSameBits) {
     EXPECT_GE(list["checkpoints"].size(), 2u);
     EXPECT_LE(list["checkpoints"].size(), 3u);
     EXPECT_TRUE(list["unfinished"].empty());
+    if (!kind.copies) continue;
+    const Json copies = Json::parse(run(Strings{"checkpoint", "list", "copies-" + parts, "--json"}).out);
+    ASSERT_EQ(copies["checkpoints"].size(), 1u);
+    EXPECT_EQ(copies["checkpoints"][0]["step"], 40);
+    EXPECT_TRUE(copies["unfinished"].empty());
+    EXPECT_EQ(run(Strings{"checkpoint", "verify", "copies-" + parts}).code, 0);
   }
 }
 

@@ -72,6 +72,12 @@ TEST_F(LoraCommands, RefuseWhatDoesNotFit) {
           "tuned/adapter/adapter_model.safetensors");
   refused({"merge", "base/model", "tuned/adapter", "merged"}, "tuned/adapter/adapter_model.safetensors");
   EXPECT_FALSE(fs::exists(path("merged")));
+  // The last value of the file is no number.
+  std::string broken = whole;
+  broken.replace(broken.size() - 4, 4, std::string("\x00\x00\xc0\x7f", 4));
+  write("tuned/adapter/adapter_model.safetensors", broken);
+  refused({"merge", "base/model", "tuned/adapter", "merged"}, "values that are not finite");
+  EXPECT_FALSE(fs::exists(path("merged")));
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ void add_generate(CLI::App& app, int& exit_code) {
       "  ziggurat generate --model runs/quickstart/model --prompt \"And God said\" --tokens 200\n"
       "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids\n"
       "  ziggurat generate --model Qwen3-8B --adapter runs/qwen3-8b-lora/adapter --prompt Once\n"
-      "  ziggurat generate --model Qwen3-8B --chat --tokens 400               # until an empty line\n"
+      "  ziggurat generate --model Qwen3-8B --chat --tokens 400                # until an empty line\n"
       "  ziggurat generate --model Llama-3.1-70B --prompt Once --memory 48GiB  # layers beyond that are read "
       "for each token");
   command->callback([f, prompt, ids, &exit_code] {

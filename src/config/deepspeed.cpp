@@ -151,7 +151,7 @@ const Keys& data_types_keys() {
   static const Keys keys({
       {"grad_accum_dtype",
        ChoiceSpec(false, {{"fp32", false}, {"auto", false}, {"bf16", true}, {"fp16", true}}),
-       "gradients are accumulated in fp32 always",
+       "gradients are accumulated in fp32, and in fp64 with fp64",
        {},
        {},
        Effect::kNone},

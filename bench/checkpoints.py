@@ -172,18 +172,20 @@ def others(args, work, sizes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default=ROOT / "build/ziggurat")
-    parser.add_argument("--config", default=ROOT / "configs/bench-gpt2-124m.json")
+    parser.add_argument("--program", default=ROOT / "build/ziggurat", help="the program (default: %(default)s)")
+    parser.add_argument("--config", default=ROOT / "configs/bench-gpt2-124m.json",
+                        help="configuration of the runs (default: %(default)s)")
     parser.add_argument("--drive", default=str(ROOT / "build/bench"), help="directory on the drive that all write to")
     parser.add_argument("--budget", default="474MiB", help="of the device and of the host; 0: no NVMe tier")
-    parser.add_argument("--steps", type=int, default=41)
-    parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=41, help="steps of each run (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of the runs (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the runs, e.g. tiers.host")
-    parser.add_argument("--torch-python", default=sys.executable)
+    parser.add_argument("--torch-python", default=sys.executable,
+                        help="a Python that can import torch (default: this one)")
     parser.add_argument("--steps-only", action="store_true", help="no exports, and nothing of PyTorch")
     parser.add_argument("--add", action="append", default=[], metavar="JSON", help="rounds of an earlier call")
-    parser.add_argument("--out")
+    parser.add_argument("--out", help="write the results here as JSON")
     args = parser.parse_args()
     os.makedirs(args.drive, exist_ok=True)
     runs, theirs = {"none": [], "every": []}, {}

@@ -4,10 +4,11 @@
     ninja -C build ziggurat
     bench/generate.py --model DIR [--make] [--prompt 64] [--tokens 128] [--rounds 5] [--build build] [--out FILE.json]
 
-For a Python that has torch and transformers. DIR is a Hugging Face directory; with --make it is a Llama of random weights
-with 134 million parameters, which is written there first. Both compute in fp32 on all processors, take the most likely
-token, and must make the same ones. A turn is the time of 16 + TOKENS tokens less that of 16 after the same prompt, so that
-loading, and the pass over the prompt, do not count. Medians of the rounds, and their median absolute deviations.
+For a Python that has torch and transformers. DIR is a Hugging Face directory; with --make it is a Llama of random
+weights with 134 million parameters, which is written there first. Both compute in fp32 on all processors, take the most
+likely token, and must make the same tokens. A turn is the time of 16 + TOKENS tokens less that of 16 after the same
+prompt, so that loading, and the pass over the prompt, do not count. Figures are medians of the rounds, with their
+median absolute deviations.
 """
 import argparse
 import json
@@ -60,13 +61,13 @@ def ours(args, prompt, tokens):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--make", action="store_true")
+    parser.add_argument("--model", required=True, help="Hugging Face directory")
+    parser.add_argument("--make", action="store_true", help="write a Llama with random weights to --model first")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--build", default=str(ROOT / "build"))
-    parser.add_argument("--out")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens to generate (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (default: %(default)s)")
+    parser.add_argument("--build", default=str(ROOT / "build"), help="the build folder (default: %(default)s)")
+    parser.add_argument("--out", help="write the results here as JSON")
     args = parser.parse_args()
     if args.make:
         make_model(args.model)

@@ -86,7 +86,7 @@ def results_of(programs, tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch-python", help="a Python that can import torch; without it PyTorch is left out")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=2, help="counted steps per turn")
     parser.add_argument("--nvme", default=str(ROOT / "build" / "nvme"),
                         help="on the drive of the NVMe tier: each program gets a directory of its own in it, which is removed at the end")

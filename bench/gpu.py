@@ -168,13 +168,14 @@ def cut_short(*_):
 
 def parse_args():
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description="Tests and benchmarks of one GPU; see the head of bench/gpu.sh")
-    parser.add_argument("out", nargs="?", default=str(HERE.parent / "build" / "gpu"), metavar="OUT_DIR")
+    parser.add_argument("out", nargs="?", default=str(HERE.parent / "build" / "gpu"), metavar="OUT_DIR",
+                        help="folder of gpu.json, gpu.md and the logs (default: %(default)s)")
     parser.add_argument("--stages", help="only these, in their usual order; with commas")
     parser.add_argument("--total", type=float, default=540, help="seconds for all of them (default: %(default)g)")
     parser.add_argument("--continue", action="store_true", dest="go_on",
                         help="keep what OUT_DIR has of an earlier command, and run the stages that are not over")
     parser.add_argument("--limit", action="append", default=[], metavar="STAGE=SECONDS", help="another limit for one stage")
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
     parser.add_argument("--disk", help="directory of the NVMe tier (default: OUT_DIR)")
     parser.add_argument("--dry-run", action="store_true", help="on the processor, with tiny models")
     args = parser.parse_args()

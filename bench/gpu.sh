@@ -14,7 +14,7 @@
 #   gpt2-1.5b     as gpt2-124m, one program after the other, since both do not fit
 #   kernels       every op with its share of the roof
 #   llama-7b      6.7 billion parameters on 80 GB and on 16 GiB, against the least time that a step can take
-#   ranks         two GPUs or more: communication over NCCL, and ZeRO-3 beside the processor's; else it says so and passes
+#   ranks         two GPUs or more: communication over NCCL, and ZeRO-3 beside the processor's; with one it says so and passes
 #   suite-engine  the tests that train, more than a thousand tiny runs
 #   graphs        GPT-2 124M with operations as CUDA graphs, in large batches and in small ones
 #   sanitizer     compute-sanitizer's memcheck and racecheck over the op tests

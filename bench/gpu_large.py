@@ -1,6 +1,6 @@
 """The stages of bench/gpu.sh that train models beyond the GPU's memory.
 
-The least time of a step (symbols: P parameters, T tokens; field's usual bound for engines that move state between tiers):
+The least time of a step (P parameters, T tokens; the usual bound of engines that move state between tiers):
 
     T_compute   FLOPs of the step / F. F: the fastest square product in bf16; and, as a second figure, what the same blocks
                 reach on this GPU with everything in its memory

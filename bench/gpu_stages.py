@@ -340,12 +340,12 @@ STAGES = {name: suite for name in SUITES} | {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=list(STAGES))
-    parser.add_argument("--json", required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--disk", default="/tmp")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("stage", choices=list(STAGES), help="the stage to run")
+    parser.add_argument("--json", required=True, help="file of the results")
+    parser.add_argument("--seconds", type=float, required=True, help="when to stop")
+    parser.add_argument("--device", default="cuda:0", help="the GPU (default: %(default)s)")
+    parser.add_argument("--disk", default="/tmp", help="directory of the NVMe tier (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="with tiny models, to see that all works")
     stage = Stage(parser.parse_args())
     try:
         STAGES[stage.name](stage)

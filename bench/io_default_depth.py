@@ -8,8 +8,9 @@ For each kind of load and size of block, io-bench without --queue-depth, io-benc
 would have more than 256 MiB in flight are left out) and fio at the default depth, with the same pages, take turns on one
 file; --rounds turns of --seconds each. A drive whose speed changes within seconds changes for all of them. Reported are
 medians of the rounds, and the median over the rounds of the ratio of the default to each fixed depth in the same round:
-the default's loss is that to the best of them. fio's huge pages must be there (as root, echo 200 > /proc/sys/vm/nr_hugepages);
-else both use small ones in that comparison. The file is made, filled with noise, and removed unless it was there before.
+the default's loss is that to the best of them. fio's huge pages must be there (as root,
+echo 200 > /proc/sys/vm/nr_hugepages); else both use small ones in that comparison. The file is made, filled with
+noise, and removed unless it was there before.
 """
 import argparse
 import json
@@ -74,17 +75,20 @@ def case_of(args, op, block):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", required=True, help="on the drive to measure")
+    parser.add_argument("--file", required=True, help="a file on the drive to measure")
     parser.add_argument("--overwrite", action="store_true", help="the file exists, and its contents may be lost")
-    parser.add_argument("--size", type=parse_size, default=4 << 30, help="4GiB")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4, help="measured per turn")
-    parser.add_argument("--ramp", type=float, default=0.3, help="before that, not counted")
-    parser.add_argument("--op", nargs="+", choices=["read", "write", "mixed"], default=["read", "write", "mixed"])
-    parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB])
-    parser.add_argument("--depths", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64, 128, 256])
-    parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"))
-    parser.add_argument("--fio", default="fio", help="the program to compare with")
+    parser.add_argument("--size", type=parse_size, default=4 << 30, help="size of the file (default: 4GiB)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=4, help="seconds that a turn measures (default: %(default)s)")
+    parser.add_argument("--ramp", type=float, default=0.3, help="seconds before these, which do not count (default: %(default)s)")
+    parser.add_argument("--op", nargs="+", choices=["read", "write", "mixed"], default=["read", "write", "mixed"],
+                        help="kinds of load (default: all)")
+    parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB],
+                        help="sizes of a block (default: 128KiB 1MiB 8MiB)")
+    parser.add_argument("--depths", nargs="+", type=int, default=[2, 4, 8, 16, 32, 64, 128, 256],
+                        help="fixed depths to compare with (default: %(default)s)")
+    parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"), help="the program (default: %(default)s)")
+    parser.add_argument("--fio", default="fio", help="the fio to compare with (default: %(default)s)")
     parser.add_argument("--out", help="write everything as JSON here")
     args = parser.parse_args()
     if not shutil.which(args.fio):

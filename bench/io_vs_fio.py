@@ -13,8 +13,8 @@ once and filled with noise, and removed at the end unless it was there before: t
 contents are lost to the writing cases (--overwrite).
 
 Medians of the rounds, with the median absolute deviation (MAD). CPU: fio's is the user and system time of its job, which
-leaves out its main thread and its start; ours is that of the whole process while it measures. Of the 1.5 s of a run
-0.3 s before do not count, on either side. Latency is the median of the rounds' p99.
+leaves out its main thread and its start; ours is that of the whole process while it measures. A run measures
+--seconds; the --ramp seconds before these do not count, on either side. Latency is the median of the rounds' p99.
 """
 import argparse
 import json
@@ -174,18 +174,21 @@ def device_of(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", required=True, help="on the drive to measure")
+    parser.add_argument("--file", required=True, help="a file on the drive to measure")
     parser.add_argument("--overwrite", action="store_true", help="the file exists, and its contents may be lost")
-    parser.add_argument("--size", type=parse_size, default=4 * GIB, help="4GiB")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.5, help="measured per run")
-    parser.add_argument("--ramp", type=float, default=0.3, help="before that, not counted")
-    parser.add_argument("--op", nargs="+", choices=list(FIO_RW), default=list(FIO_RW))
-    parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB])
-    parser.add_argument("--depth", nargs="+", type=int, default=[8, 32])
-    parser.add_argument("--contestants", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
-    parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"))
-    parser.add_argument("--fio", default="fio", help="the program to compare with")
+    parser.add_argument("--size", type=parse_size, default=4 * GIB, help="size of the file (default: 4GiB)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each program (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds that a run measures (default: %(default)s)")
+    parser.add_argument("--ramp", type=float, default=0.3, help="seconds before these, which do not count (default: %(default)s)")
+    parser.add_argument("--op", nargs="+", choices=list(FIO_RW), default=list(FIO_RW),
+                        help="kinds of load (default: all)")
+    parser.add_argument("--block", nargs="+", type=parse_size, default=[128 * KIB, MIB, 8 * MIB],
+                        help="sizes of a block (default: 128KiB 1MiB 8MiB)")
+    parser.add_argument("--depth", nargs="+", type=int, default=[8, 32], help="queue depths (default: %(default)s)")
+    parser.add_argument("--contestants", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS),
+                        help="who takes part (default: all)")
+    parser.add_argument("--ziggurat", default=str(ROOT / "build/ziggurat"), help="the program (default: %(default)s)")
+    parser.add_argument("--fio", default="fio", help="the fio to compare with (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 rounds of 0.5 s at 1 MiB and depth 32: to see that all works, not to conclude from")
     parser.add_argument("--out", help="write everything as JSON here")
     args = parser.parse_args()

@@ -126,8 +126,8 @@ def measure_with(name, args, new_drive, running):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(MODELS), default="gpt2-124m")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", choices=list(MODELS), default="gpt2-124m", help="the model (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3, help="counted steps per turn")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before bytes and compute are looked at")
     parser.add_argument("--case", action="append", choices=list(CASES), help="only this one (may be repeated)")
@@ -139,7 +139,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both programs, e.g. aio.verify=false")
     parser.add_argument("--trace-dir", help="write a timeline of each case here")
     parser.add_argument("--work", default=str(ROOT / "build/bench"), help="directory of the tokens")
-    parser.add_argument("--out")
+    parser.add_argument("--out", help="write the results here as JSON")
     args = parser.parse_args()
     results = {case: measure(case, args) for case in CASES if not args.case or case in args.case}
     if args.out:

@@ -74,10 +74,10 @@ def measure(way, a):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=2, help="sequences of a step (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a sequence (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the model (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of each way (default: %(default)s)")
     parser.add_argument("--host", default="256MiB", help="host memory of the store")
     parser.add_argument("--nvme", required=True, help="a directory on a drive")
     parser.add_argument("--way", help=argparse.SUPPRESS)

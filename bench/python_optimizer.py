@@ -113,10 +113,11 @@ def measure(row, count, steps, nvme):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=int, default=250_000_000)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out")
+    parser.add_argument("--parameters", type=int, default=250_000_000,
+                        help="parameters that are updated (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="steps of each turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each optimizer (default: %(default)s)")
+    parser.add_argument("--out", help="write the results here as JSON")
     parser.add_argument("--nvme", help="a directory on a drive, for the last rows")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     a = parser.parse_args()

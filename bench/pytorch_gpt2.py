@@ -140,24 +140,26 @@ class Trainer:
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=12, help="layers of the model (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=768, help="width of the model (default: %(default)s)")
+    parser.add_argument("--heads", type=int, default=12, help="heads of attention (default: %(default)s)")
     parser.add_argument("--context", type=int, default=256, help="tokens in a sequence")
     parser.add_argument("--positions", type=int, default=1024, help="rows of the position embedding")
-    parser.add_argument("--vocab", type=int, default=50257)
+    parser.add_argument("--vocab", type=int, default=50257, help="tokens of the vocabulary (default: %(default)s)")
     parser.add_argument("--sequences", type=int, default=8, help="sequences in one optimiser step")
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences at a time; 0: all")
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16",
                         help="bf16: autocast, with weights and optimiser state in float32")
-    parser.add_argument("--optimizer", choices=("foreach", "fused"), default="fused")
+    parser.add_argument("--optimizer", choices=("foreach", "fused"), default="fused",
+                        help="implementation of AdamW (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=0.0, help="largest gradient norm; 0: no clipping")
     parser.add_argument("--compile", action="store_true", help="torch.compile (needs a C++ compiler)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="threads that compute (default: one a core)")
     parser.add_argument("--warmup", type=int, default=1, help="steps before the measured ones")
     parser.add_argument("--steps", type=int, default=5, help="measured steps (without --serve)")
     parser.add_argument("--serve", action="store_true", help='one step per line "step" on stdin')
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and tokens (default: %(default)s)")
     return parser.parse_args()
 
 

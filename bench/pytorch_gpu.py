@@ -142,20 +142,22 @@ class Trainer:
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(MODELS), default="124m")
+    parser.add_argument("--model", choices=list(MODELS), default="124m", help="the model (default: %(default)s)")
     parser.add_argument("--context", type=int, default=1024, help="tokens in a sequence")
-    parser.add_argument("--vocab", type=int, default=50257)
+    parser.add_argument("--vocab", type=int, default=50257, help="tokens of the vocabulary (default: %(default)s)")
     parser.add_argument("--vocab-multiple", type=int, default=64, help="rows of the table are a multiple of it")
     parser.add_argument("--sequences", type=int, default=0, help="in one step; 0: the model's")
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences at a time; 0: all")
-    parser.add_argument("--weights", choices=("autocast", "bf16"), default="autocast")
-    parser.add_argument("--compile", choices=("whole", "blocks", "off"), default="whole")
+    parser.add_argument("--weights", choices=("autocast", "bf16"), default="autocast",
+                        help="autocast: bf16 copies of fp32 masters; bf16: no masters (default: %(default)s)")
+    parser.add_argument("--compile", choices=("whole", "blocks", "off"), default="whole",
+                        help="what torch.compile gets: the model, one block, or nothing (default: %(default)s)")
     parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", help="the GPU (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=3, help="steps before the measured ones")
     parser.add_argument("--steps", type=int, default=10, help="measured steps (without --serve)")
     parser.add_argument("--serve", action="store_true", help='one step per line "step" on stdin')
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and tokens (default: %(default)s)")
     args = parser.parse_args()
     args.layers, args.width, args.heads, sequences = MODELS[args.model]
     args.sequences = args.sequences or sequences

@@ -5,12 +5,14 @@
     bench/ranks_efficiency.py [--what efficiency|bubbles] [--model gpt2-124m|small] [--fp32] [--rounds 3] [--steps 4]
                               [--old PROGRAM] [--out bench/results/NAME.json]
 
-Each case is `ziggurat train` of the same model, data and global batch, in turns, on two cores; of each run the first
-step is not counted, and each is a ratio to the case that is named behind it. What is lost is told by the run's own log: shares of the step in which the compute streams of the ranks had no
-work, by cause (a mean over the ranks), and how long the axis of parts was busy. `efficiency`: ZeRO-3, parts of layers and
-stages on two ranks of one core each, beside one rank of two cores. `bubbles`: schedules of 2 and 4 stages; the formula
-is for a processor a stage, so stages that are more than the cores must wait for longer. `--old`: another build's program,
-whose cases take turns with this one's, and must end with the same losses.
+Each case is `ziggurat train` of the same model, data and global batch, in turns, on two cores. The first step of a run
+is not counted. Each figure is a ratio to the case that is named behind it. The run's own log says what is lost: the
+shares of the step in which the compute streams of the ranks had no work, by cause (a mean over the ranks), and how
+long the axis of parts was busy.
+
+`efficiency`: ZeRO-3, parts of layers and stages on two ranks of one core each, beside one rank of two cores. `bubbles`:
+schedules of 2 and 4 stages; the formula assumes a processor for each stage, so more stages than cores must wait for
+longer. `--old`: another build's program, whose cases take turns with this one's, and must end with the same losses.
 """
 import argparse
 import array
@@ -98,16 +100,17 @@ def text_of(cell, base):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=("efficiency", "bubbles"), default="efficiency")
-    parser.add_argument("--model", choices=MODELS, default="gpt2-124m")
+    parser.add_argument("--what", choices=("efficiency", "bubbles"), default="efficiency",
+                        help="which cases (default: %(default)s)")
+    parser.add_argument("--model", choices=MODELS, default="gpt2-124m", help="the model (default: %(default)s)")
     parser.add_argument("--fp32", action="store_true", help="in place of bf16")
     parser.add_argument("--only", default="", help="cases whose name has this part")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of the cases (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="counted in each run")
-    parser.add_argument("--program", default=str(ROOT / "build/ziggurat"))
+    parser.add_argument("--program", default=str(ROOT / "build/ziggurat"), help="the program (default: %(default)s)")
     parser.add_argument("--old", help="the same program of another build")
     parser.add_argument("--note", help="what else the machine did")
-    parser.add_argument("--out")
+    parser.add_argument("--out", help="write the results here as JSON")
     args = parser.parse_args()
     cases = {n: c for n, c in (EFFICIENCY if args.what == "efficiency" else BUBBLES).items() if args.only in n}
     if not cases:

@@ -39,16 +39,17 @@ def settings_of(args, ranks, drive):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4", help="the first is what the others are compared with")
-    parser.add_argument("--stage", type=int, default=3)
-    parser.add_argument("--model", choices=MODELS, default="small")
+    parser.add_argument("--stage", type=int, default=3, help="ZeRO stage (default: %(default)s)")
+    parser.add_argument("--model", choices=MODELS, default="small", help="the model (default: %(default)s)")
     parser.add_argument("--device", help="budget of each rank, e.g. 96MiB")
     parser.add_argument("--host", help="budget of all ranks together")
     parser.add_argument("--rate", type=float, default=1.5e9, help="of the drive of memory")
     parser.add_argument("--drive", help="directory on a real drive, in place of one of memory")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=2, help="counted in each round")
-    parser.add_argument("--work", default=str(ROOT / "build/bench"))
-    parser.add_argument("--out")
+    parser.add_argument("--work", default=str(ROOT / "build/bench"),
+                        help="directory of the tokens (default: %(default)s)")
+    parser.add_argument("--out", help="write the results here as JSON")
     args = parser.parse_args()
     program = [str(ROOT / "build/bench/bench_train_step"), str(ROOT / "configs/bench-gpt2-124m.json"), "--serve"]
     with drive_directories(args.drive or args.work) as new_drive, contextlib.ExitStack() as running:

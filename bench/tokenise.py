@@ -5,9 +5,9 @@
     bench/tokenise.py --text book.txt --tokenizer FOLDER... [--rounds 5] [--seconds 2] [--threads 1,2]
                       [--out FILE.json]
 
-For a Python that has `tokenizers`. FOLDER holds a tokenizer.json. Both encode pieces of about 1 MB that end behind a line; Hugging Face's by encode_batch, whose threads
-are set by RAYON_NUM_THREADS, ours by bench_tokenise --threads. Tokens of both are counted, and must be as many.
-Medians of the rounds.
+For a Python that has `tokenizers`. FOLDER holds a tokenizer.json. Both encode pieces of about 1 MB that end behind a
+line: Hugging Face's by encode_batch, whose threads RAYON_NUM_THREADS sets, ours by bench_tokenise --threads. The
+tokens of both are counted, and must be equally many. Figures are medians of the rounds.
 """
 import argparse
 import json
@@ -42,13 +42,13 @@ print(json.dumps({"tokens": tokens, "rounds": rounds, "mb_per_second": size * ro
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--tokenizer", required=True, nargs="+")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2)
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--build", default=str(ROOT / "build"))
-    parser.add_argument("--out")
+    parser.add_argument("--text", required=True, help="text file to encode")
+    parser.add_argument("--tokenizer", required=True, nargs="+", help="folders that hold a tokenizer.json")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=2, help="seconds that a turn measures (default: %(default)s)")
+    parser.add_argument("--threads", default="1,2", help="numbers of threads (default: %(default)s)")
+    parser.add_argument("--build", default=str(ROOT / "build"), help="the build folder (default: %(default)s)")
+    parser.add_argument("--out", help="write the results here as JSON")
     args = parser.parse_args()
     results = []
     for folder in args.tokenizer:

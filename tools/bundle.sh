@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Packs what bench/gpu.sh needs so that it runs on a machine that has a GPU, CUDA's libraries and python3, and nothing of
+# Packs what bench/gpu.sh needs, so that it runs on a machine that has a GPU, CUDA's libraries and python3 but nothing of
 # this project: programs, the shared libraries that such a machine lacks, scripts and configurations.
 #
 #   tools/bundle.sh OUT_DIR [BUILD_DIR]      # BUILD_DIR: build, configured with -DZG_CUDA=ON
-#   OUT_DIR/run.sh [flags of bench/gpu.sh]   # there
+#   OUT_DIR/run.sh [FLAGS OF bench/gpu.sh]   # on the machine with the GPU
 #
 # It builds what is not up to date, with cuDNN's headers (tools/cudnn_headers.sh).
 # Build for the GPU in question alone (-DCMAKE_CUDA_ARCHITECTURES=90 for H100 and H200): it is smaller. The system there must

@@ -232,11 +232,12 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     for command in ("to-dcp", "to-universal", "from-dcp", "from-universal"):
         sub = commands.add_parser(command)
-        sub.add_argument("source", metavar="DIR" if command.startswith("from") else "CHECKPOINT")
-        sub.add_argument("target", metavar="FILE" if command.startswith("from") else "DIR")
-        sub.add_argument("--prefix", help="stands before the parameters' names there")
+        sub.add_argument("source", metavar="DIR" if command.startswith("from") else "CHECKPOINT", help="what is read")
+        sub.add_argument("target", metavar="FILE" if command.startswith("from") else "DIR", help="what is written")
+        sub.add_argument("--prefix", help="stands before the parameters' names in the other form")
         if command.startswith("from"):
-            sub.add_argument("--like", required=True, metavar="CHECKPOINT", help="says which tensors there must be")
+            sub.add_argument("--like", required=True, metavar="CHECKPOINT",
+                             help="a checkpoint of the run that goes on: says which tensors there must be")
     args = parser.parse_args()
     if torch is None:
         print(f"checkpoint_doors.py: torch cannot be imported ({NO_TORCH}); there is no door", file=sys.stderr)

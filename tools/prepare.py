@@ -207,10 +207,11 @@ def write(preparation, inputs, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", metavar="FILE.jsonl")
-    parser.add_argument("--tokenizer", required=True, metavar="DIR")
-    parser.add_argument("--out", required=True, metavar="NAME")
-    parser.add_argument("--learn", choices=("assistant", "all"), default="assistant")
+    parser.add_argument("inputs", nargs="+", metavar="FILE.jsonl", help="files of documents, one JSON object a line")
+    parser.add_argument("--tokenizer", required=True, metavar="DIR", help="model directory with tokenizer.json")
+    parser.add_argument("--out", required=True, metavar="NAME", help="the output's path without its extensions")
+    parser.add_argument("--learn", choices=("assistant", "all"), default="assistant",
+                        help="which tokens are targets of the loss (default: %(default)s)")
     arguments = parser.parse_args()
     out = pathlib.Path(arguments.out)
     out.parent.mkdir(parents=True, exist_ok=True)

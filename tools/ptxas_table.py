@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""What `nvcc -Xptxas -v` says of kernels, as a Markdown table: `tools/ptxas_table.py ARCHITECTURE CUDA_VERSION COMMIT FILE.txt...`"""
+"""What `nvcc -Xptxas -v` says of kernels, as a Markdown table:
+
+    tools/ptxas_table.py ARCHITECTURE CUDA_VERSION COMMIT FILE.txt...
+"""
 import pathlib
 import re
 import subprocess

@@ -3,13 +3,13 @@
 # below, into BUILD_DIR/python-packages: nothing is installed into the system's Python.
 #
 #   tools/python_packages.sh [BUILD_DIR]       # default: build
-#   tools/python_packages.sh --torch           # torch, transformers, peft, accelerate, lightning, tensorboard, ..
+#   tools/python_packages.sh --torch           # torch, transformers, peft, accelerate, lightning, tensorboard, ...
 #
 # With --torch they come into an environment of their own, outside of the tree: in $XDG_CACHE_HOME/ziggurat
 # (~/.cache/ziggurat), some 6 GB with the CUDA libraries that PyPI's torch brings.
 #
-# Where PyPI cannot be reached this script says so in a line, and ends with 0: the package is then not built, and its
-# tests are skipped. Its last line on stdout is the folder, or the environment's Python, if it is there.
+# Where PyPI cannot be reached this script says so in a line and ends with 0: the package is then not built, and its
+# tests are skipped. The last line on stdout is the folder, or with --torch the environment's Python, if it is there.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel of the Python package: the store, the optimizers and the I/O part, with the libraries that they
 # need inside, for Python 3.12 and all later versions from one file (abi3). Training runs are not in it: they need
-# oneDNN, and that OpenMP, of which a process must not have two (docs/python.md).
+# oneDNN, which needs OpenMP, and a process must not have two of that (docs/python.md).
 #
 #   tools/wheel.sh [--python PYTHON] [DIRECTORY]     PYTHON: 3.12 or later (default: python3); DIRECTORY: build/dist
 #

@@ -299,9 +299,10 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
   sub->add_option("DIR", flags->path, "The output.dir of a run, or its directory of checkpoints")->required();
   sub->footer(
       "Reads manifests and headers, not the tensors.\nExample:\n  ziggurat checkpoint list runs/quickstart");
-  sub = add("show", "Show one checkpoint: when, of what, and what a resumed run may not change", show);
+  sub = add("show",
+            "Show one checkpoint: when it was written, of what, and what a resumed run may not change", show);
   sub->add_option("PATH", flags->path, std::string(kAny) + ", of which the newest is shown")->required();
-  sub->add_flag("--tensors", flags->tensors, "The pieces of all tensors, too");
+  sub->add_flag("--tensors", flags->tensors, "Show the pieces of all tensors, too");
   sub->footer("Example:\n  ziggurat checkpoint show runs/quickstart --tensors");
   sub = add("verify", "Read checkpoints whole, and compare the hashes of all tensors", verify);
   sub->add_option("PATH", flags->path, std::string(kAny) + ", all of which are read")->required();
@@ -311,51 +312,56 @@ void add_checkpoint(CLI::App& app, int& exit_code) {
   sub = add("export", "Copy a checkpoint elsewhere, or write its weights as a model for others", export_to);
   sub->add_option("PATH", flags->path, std::string(kAny) + ", of which the newest is taken")->required();
   sub->add_option("TO", flags->to,
-                  "A directory, on any file system: the copy gets its own name in it; with --model it is the "
-                  "model's")
+                  "Directory, on any file system, in which the copy gets a name of its own; with --model, "
+                  "the model's directory")
       ->required();
   sub->add_flag("--model", flags->model,
-                "Write a Hugging Face directory instead: the master weights in fp32, without tokenizer; of a "
-                "run that trains adapters (LoRA) these, as PEFT writes them");
+                "Write a Hugging Face directory instead, with the master weights in fp32 and no "
+                "tokenizer; of a run that trains adapters (LoRA), write the adapters, in PEFT's layout");
   sub->add_flag("--merged", flags->merged,
-                "With --model, of a run that trains adapters: the model with them merged into its weights")
+                "With --model, of a run that trains adapters: the model, with the adapters merged into "
+                "its weights")
       ->needs("--model");
   sub->footer(
-      "Compares all hashes on the way. State that is pinned in the files of drives is in the copy, too, "
-      "which "
-      "needs no\ndrive then. The copy has its name only when all of it is on the drive, and train\n"
-      "--resume TO goes on from it. tools/checkpoint_doors.py writes it in the forms of PyTorch and "
-      "DeepSpeed.\n"
-      "Examples:\n  ziggurat checkpoint export runs/quickstart /mnt/backup/quickstart\n"
+      "All hashes are compared on the way. The copy also contains the state that is pinned in "
+      "the files of drives, so it\n"
+      "needs those files no more. It gets its name only when all of it is on the drive; train "
+      "--resume TO goes on from it.\n"
+      "tools/checkpoint_doors.py writes a checkpoint in the forms of PyTorch and DeepSpeed.\n"
+      "Examples:\n"
+      "  ziggurat checkpoint export runs/quickstart /mnt/backup/quickstart\n"
       "  ziggurat checkpoint export runs/quickstart runs/quickstart/model-now --model");
-  sub =
-      add("import", "Make a checkpoint of weights and moments that another program has trained", import_from);
+  sub = add("import", "Make a checkpoint from weights and moments that another program has trained",
+            import_from);
   sub->add_option("FILE", flags->path,
-                  "A safetensors file with all tensors that --like has, by its names, in F32")
+                  "Safetensors file with all tensors that --like has, under the same names, in F32")
       ->required();
-  sub->add_option("TO", flags->to, "A directory of checkpoints; the new one gets its own name in it")
+  sub->add_option("TO", flags->to, "Directory of checkpoints, in which the new one gets a name of its own")
       ->required();
-  sub->add_option("--like", flags->like, "A checkpoint of the run that shall go on, of any step")->required();
-  sub->add_option("--step", flags->step, "The steps that were done; the run goes on behind them")
+  sub->add_option("--like", flags->like, "A checkpoint, of any step, of the run that is to go on")
+      ->required();
+  sub->add_option("--step", flags->step, "Number of steps that were done; the run goes on after them")
       ->required()
       ->check(CLI::NonNegativeNumber);
   sub->footer(
-      "tools/checkpoint_doors.py makes such files of checkpoints of PyTorch and DeepSpeed.\n"
-      "Example:\n  ziggurat checkpoint import theirs.safetensors runs/mine/checkpoints --like runs/first "
+      "tools/checkpoint_doors.py makes such files from checkpoints of PyTorch and DeepSpeed.\n"
+      "Example:\n"
+      "  ziggurat checkpoint import theirs.safetensors runs/mine/checkpoints --like runs/first "
       "--step 1000");
   sub = add("discard", "Remove checkpoints, and the drives' files that they alone need", discard);
-  sub->add_option("PATH", flags->paths, "Checkpoints; with --all, directories of them")->required();
-  sub->add_flag("--all", flags->all, "All checkpoints of a run, and what was not completed");
+  sub->add_option("PATH", flags->paths,
+                  "Checkpoints; with --all, the output.dir of runs or their directories of checkpoints")
+      ->required();
+  sub->add_flag("--all", flags->all, "Remove all checkpoints of these runs, and what was not completed");
   sub->footer("Example:\n  ziggurat checkpoint discard --all runs/quickstart");
   command->footer(
-      "A run writes checkpoints where its configuration asks for them (checkpoint.every=STEPS), and train "
-      "--resume goes\n"
-      "on from the newest valid one. A checkpoint is a directory: manifest.json, and a safetensors file of "
-      "each "
-      "rank with\n"
-      "its pieces of the master weights and of the optimizer's moments; or a list of where they are pinned "
-      "in "
-      "the files of\nthe run's drives. It has its name only when it is complete.\n"
+      "A run writes checkpoints where its configuration asks for them "
+      "(checkpoint.every=STEPS), and train --resume goes on\n"
+      "from the newest valid one. A checkpoint is a directory with manifest.json and, for each "
+      "rank, a safetensors file of its\n"
+      "pieces of the master weights and of the optimizer's moments, or a list of where these "
+      "are pinned in the files of the\n"
+      "run's drives. The directory gets its name only when it is complete.\n"
       "Examples:\n"
       "  ziggurat checkpoint list runs/quickstart\n"
       "  ziggurat checkpoint verify runs/quickstart\n"

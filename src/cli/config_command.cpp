@@ -118,30 +118,32 @@ int print(const Flags& flags) {
 }  // namespace
 
 void add_config(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("config", "What a configuration may say");
+  CLI::App* command = app.add_subcommand("config", "Print the keys that a configuration may have");
   command->require_subcommand(1);
+  command->footer("Examples:\n  ziggurat config keys\n  ziggurat config keys --section tiers");
   auto flags = std::make_shared<Flags>();
   CLI::App* keys = command->add_subcommand(
-      "keys", "Print the keys of a configuration: type, range or choices, default and meaning of each");
+      "keys",
+      "Print the keys of a configuration, each with its type, range or choices, default and "
+      "meaning");
   keys->add_option("--format", flags->format,
-                   "text: a paragraph for each key; markdown: tables, as the reference has them")
+                   "text: a paragraph for each key; markdown: tables, as in docs/configuration.md")
       ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Format>{{"text", Format::kText}, {"markdown", Format::kMarkdown}}));
-  keys->add_option(
-          "--section", flags->sections,
-          "Print these sections alone (may be repeated): aio, tiers, tiers.nvme, optimizer.params, ...; run, "
-          "batch, device, precision and memory are parts of the topmost level; model.gpt2, model.llama "
-          "and so on describe new models; deepspeed-no-effect and deepspeed-refused are DeepSpeed's keys "
-          "that do "
-          "nothing here")
+          std::map<std::string, Format>{{"text", Format::kText}, {"markdown", Format::kMarkdown}}))
+      ->option_text("text|markdown (default: text)");
+  keys->add_option("--section", flags->sections,
+                   "Print this section alone (may be repeated): aio, tiers, tiers.nvme, optimizer.params, "
+                   "...; run, batch, device, precision and memory are parts of the top level; model.gpt2, "
+                   "model.llama, ... describe new models; deepspeed-no-effect and deepspeed-refused are "
+                   "DeepSpeed's keys that have no effect, or are refused")
       ->allow_extra_args(false);
   keys->footer(
       "Examples:\n"
       "  ziggurat config keys --section aio\n"
       "  ziggurat config keys --section tiers --section tiers.nvme --format markdown\n"
-      "What is printed comes from the readers that parse a configuration: a key that is not here is refused "
-      "there.\n"
-      "`[]` stands for the index of an entry of a list: --set tiers.nvme.0.path=/mnt/fast");
+      "The keys come from the code that parses a configuration, which refuses all others. `[]` "
+      "stands for the index of an\n"
+      "entry of a list: --set tiers.nvme.0.path=/mnt/fast");
   keys->callback([flags, &exit_code] { exit_code = print(*flags); });
 }
 

@@ -107,28 +107,31 @@ class Evaluation {
 
 void add_eval(CLI::App& app, int& exit_code) {
   auto f = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("eval", "Loss and perplexity of a trained model on texts");
+  CLI::App* command =
+      app.add_subcommand("eval", "Measure the loss and perplexity of a trained model on texts");
   command->add_option("--model", f->model, "Hugging Face directory (a run leaves one in output.dir/model)")
       ->required();
-  command->add_option("--data", f->data, "Files: each line of a .jsonl is a document, another text is one")
+  command
+      ->add_option("--data", f->data,
+                   "Files of documents: each line of a .jsonl file is one, any other file as a whole is one")
       ->required();
   command
-      ->add_option(
-          "--context", f->context,
-          "Tokens of a piece of a document, which is all that the model sees of it at once (default: "
-          "the model's, at most 4096)")
+      ->add_option("--context", f->context,
+                   "Tokens that the model sees at once: longer documents are evaluated in pieces of this "
+                   "many (default: the model's context, at most 4096)")
       ->check(whole_number(1));
-  command->add_option("--documents", f->documents, "Stop after so many (0: all)")
+  command->add_option("--documents", f->documents, "Stop after this many documents (0: all)")
       ->capture_default_str()
       ->check(whole_number(0));
-  command->add_flag("--each", f->each, "A line for each document, too");
-  command->add_flag("--json", f->json, "Print JSON, one object a line");
+  command->add_flag("--each", f->each, "Print a line for each document, too");
+  command->add_flag("--json", f->json, "Print JSON instead of text, one object a line");
   add_adapter(*command, f->adapter);
   add_memory(*command, f->memory);
   command->footer(
-      "The loss is the mean of -log p over the tokens that count, in natural logarithms; the perplexity is "
-      "its\n"
-      "exponential. Masks of documents (\"labels\", \"loss_mask\") are kept.\n\n"
+      "The loss is the mean of -log p (natural logarithms) over all tokens but the first of "
+      "each document and those that a\n"
+      "mask (\"labels\", \"loss_mask\") leaves out; the perplexity is its exponential.\n"
+      "\n"
       "Examples:\n"
       "  ziggurat eval --model runs/quickstart/model --data held-out.txt\n"
       "  ziggurat eval --model Qwen3-8B --data answers.jsonl --each --json");

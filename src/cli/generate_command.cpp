@@ -143,29 +143,33 @@ void run(const Flags& f, Prompt kind, bool has_prompt) {
 
 void add_generate(CLI::App& app, int& exit_code) {
   auto f = std::make_shared<Flags>();
-  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
+  CLI::App* command = app.add_subcommand("generate", "Continue a text, or chat, with a trained model");
   command->add_option("--model", f->model, "Hugging Face directory (a run leaves one in output.dir/model)")
       ->required();
   auto* prompt = command->add_option("--prompt", f->prompt, "Text to continue");
   auto* ids = command->add_option("--prompt-ids", f->ids, "Token ids to continue: 1,2,3");
   prompt->excludes(ids);
-  command->add_option("--tokens", f->options.tokens, "Tokens to make")
+  command->add_option("--tokens", f->options.tokens, "Most tokens to generate")
       ->capture_default_str()
       ->check(whole_number<std::int64_t>(1, 1'000'000'000));
-  command->add_flag("--greedy", f->options.greedy, "Always the most likely token");
-  command->add_option("--temperature", f->options.temperature, "Below 1: safer, above 1: wilder")
+  command->add_flag("--greedy", f->options.greedy, "Take the most likely token always");
+  command
+      ->add_option("--temperature", f->options.temperature,
+                   "Divides the logits: below 1 the text is safer, above 1 wilder; 0 is --greedy")
       ->capture_default_str()
       ->check(real_number(0, 100));
-  command->add_option("--top-k", f->options.top_k, "Choose among the k most likely (0: all)")
+  command->add_option("--top-k", f->options.top_k, "Choose among the k most likely tokens (0: among all)")
       ->capture_default_str()
       ->check(whole_number(0));
-  command->add_option("--seed", f->options.seed, "The same seed gives the same text")
+  command->add_option("--seed", f->options.seed, "Seed of the choices: the same seed gives the same text")
       ->capture_default_str()
       ->check(whole_number<std::uint64_t>(0));
   auto* print_ids = command->add_flag("--ids", f->print_ids, "Print token ids instead of text");
-  command->add_flag("--past-the-end", f->options.past_the_end, "Go on behind a token that ends a text");
+  command->add_flag("--past-the-end", f->options.past_the_end, "Go on after a token that ends a text");
   auto* chat = command->add_flag(
-      "--chat", f->chat, "Talk: each line of stdin, or --prompt alone, is put into the model's template");
+      "--chat", f->chat,
+      "Chat: each line of stdin becomes a turn of the user in the model's chat form, until an "
+      "empty line; with --prompt, that text alone");
   chat->excludes(ids);
   chat->excludes(print_ids);
   add_adapter(*command, f->adapter);
@@ -175,11 +179,9 @@ void add_generate(CLI::App& app, int& exit_code) {
       "  ziggurat generate --model runs/quickstart/model --prompt \"And God said\" --tokens 200\n"
       "  ziggurat generate --model runs/quickstart/model --prompt-ids 65,110,100 --tokens 16 --greedy --ids\n"
       "  ziggurat generate --model Qwen3-8B --adapter runs/qwen3-8b-lora/adapter --prompt Once\n"
-      "  ziggurat generate --model Qwen3-8B --chat --tokens 400          # a conversation, until an empty "
-      "line\n"
-      "  ziggurat generate --model Llama-3.1-70B --prompt Once --memory 48GiB    # layers that do not fit "
-      "are read\n"
-      "                                                                  # from the files for each token");
+      "  ziggurat generate --model Qwen3-8B --chat --tokens 400                # until an empty line\n"
+      "  ziggurat generate --model Llama-3.1-70B --prompt Once --memory 48GiB  # layers beyond that are read "
+      "for each token");
   command->callback([f, prompt, ids, &exit_code] {
     if (prompt->count() + ids->count() == 0 && !f->chat)
       throw Error(Errc::kUsage, "generate", "needs --prompt, --prompt-ids or --chat", "say what to continue");

@@ -310,33 +310,37 @@ void add_options(CLI::App& c, Flags& f) {
   const std::vector<std::string> on_off = {"on", "off"};
   auto* path =
       c.add_option("--path", f.paths, "Directories, one per drive, each of which gets a temporary file");
-  c.add_option("--file", f.files, "Existing files instead, taken as they are")->excludes(path);
-  c.add_flag("--overwrite", f.overwrite, "Writing may replace the contents of --file");
-  choice("--op", f.op, {"read", "write", "mixed"}, "read, write or mixed (half of each)");
-  choice("--pattern", f.pattern, {"sequential", "random"}, "sequential or random");
+  c.add_option("--file", f.files, "Existing files to measure instead, with the contents that they have")
+      ->excludes(path);
+  c.add_flag("--overwrite", f.overwrite, "Let --op write or mixed replace the contents of --file");
+  choice("--op", f.op, {"read", "write", "mixed"}, "What is measured: read, write or mixed (half of each)");
+  choice("--pattern", f.pattern, {"sequential", "random"}, "Order of the blocks: sequential or random");
   c.add_option("--block-size", f.block_size, "Bytes of one request")
       ->capture_default_str()
       ->check(byte_size(4096));
   c.add_option("--queue-depth", f.queue_depth,
-               "Requests in flight per path (default: as many as are 64 MiB, at least 4 and at most 256)")
+               "Requests in flight per path (default: as many as make 64 MiB, at least 4 and at most "
+               "256)")
       ->check(whole_number(1, 4096));
   c.add_option("--size", f.size,
-               "Of each file (default: 4GiB, or half of what is free, or 65536 blocks, whichever is least)")
+               "Size of each file that is made, or of the part of --file that is used (default: the "
+               "least of 4GiB, half of what is free and 65536 blocks; all of --file)")
       ->check(byte_size(4096));
-  c.add_option("--seconds", f.seconds, "Measured for so long (0: one pass over the files)")
+  c.add_option("--seconds", f.seconds, "Seconds that are measured (0: one pass over the files)")
       ->capture_default_str()
       ->check(real_number(0, 1e6));
-  c.add_option("--ramp", f.ramp, "Seconds before that, which do not count")
+  c.add_option("--ramp", f.ramp, "Seconds before the measurement, which do not count")
       ->capture_default_str()
       ->check(real_number(0, 1e6));
   choice("--backend", f.backend, {"auto", "io_uring", "libaio", "threads", "ram"},
-         "auto, io_uring, libaio, threads, or ram (memory: what the engine itself costs)");
-  choice("--registered", f.registered, on_off, "io_uring: registered file and buffers");
+         "auto, io_uring, libaio, threads, or ram (memory in place of a drive, to see what the "
+         "engine itself costs)");
+  choice("--registered", f.registered, on_off, "io_uring: register files and buffers with the kernel");
   choice("--huge-pages", f.huge_pages, on_off, "Buffers in huge pages, where the system has them");
-  c.add_option("--queues", f.queues, "Rings with a thread each, per path; they share its depth")
+  c.add_option("--queues", f.queues, "Queues per path, each with an I/O thread; they share the path's depth")
       ->capture_default_str()
       ->check(whole_number(1, 64));
-  c.add_option("--threads", f.threads, "Threads of the back end threads, per queue")
+  c.add_option("--threads", f.threads, "Threads per queue of the back end \"threads\"")
       ->capture_default_str()
       ->check(whole_number(1, 256));
   c.add_flag("--sqpoll", f.sqpoll,
@@ -344,45 +348,45 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_flag("--iopoll", f.iopoll, "io_uring: poll for completions (drives with poll queues)");
   choice("--adaptive", f.adaptive, on_off, "The engine finds the depth itself, beginning with --queue-depth");
   choice("--verify", f.verify, on_off,
-         "Checksum what is written, compare what is read (twice the depth is offered, so that sums are made "
-         "beside the transfers; latency has that wait in it)");
-  c.add_option("--seed", f.seed, "Of random offsets and of the mix")
+         "Checksum what is written, and compare what is read. Twice the depth is offered, so that "
+         "checksums are computed beside the transfers; the latency includes that wait");
+  c.add_option("--seed", f.seed, "Seed of the random offsets and of the mix")
       ->capture_default_str()
       ->check(whole_number<std::uint64_t>(0));
-  c.add_flag("--json", f.json, "One JSON object on stdout, in SI units");
+  c.add_flag("--json", f.json, "Print one JSON object, in SI units");
 }
 
 constexpr const char* kFooter = R"(Examples:
   ziggurat io-bench --path /mnt/nvme0
   ziggurat io-bench --path /mnt/nvme0 /mnt/nvme1 --op mixed --verify on
-  ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   latency of single reads
-  ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  one pass
+  ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   # latency of single reads
+  ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  # one pass
   ziggurat io-bench --file data.bin --json | jq .bytes_per_second
 What to choose:
-  A drive is only busy while it has requests: block size times queue depth is what is under way. Small
-  blocks cost CPU for each; large ones and a deep queue reach the drive's bandwidth, and beyond that only
-  add latency, since each waits for those before it. 64 MiB under way (the default: 64 blocks of 1MiB) suit
-  many NVMe drives, and some take more; io-tune searches for the best.
+  A drive is busy only while it has requests: block size times queue depth is in flight. Each block costs CPU time,
+  so small ones cost more per byte; large blocks and a deep queue reach the drive's bandwidth, and beyond that only
+  add latency, since each request waits for those before it. 64 MiB in flight (the default: 64 blocks of 1 MiB) suit
+  many NVMe drives, and some use more; io-tune searches for the best.
 How to read the result:
-  latency is from submission to completion; with a full queue p50 is about depth x block size / throughput.
-  A p99 far above p50 means that the drive stalls: hot, or busy with its own housekeeping. CPU seconds per
-  GB are those of the whole process, kernel side included. Writes go to blocks that were written before;
-  many drives slow down when a fast cache is full, so measure as long as your run will write.
-  Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the
-  result says how much was written.
-  SIGUSR1 has it say where it stands, on stderr and in state.txt.
+  Latency is the time from submission to completion; with a full queue p50 is about depth x block size / throughput.
+  A p99 far above p50 means that the drive stalls: it is hot, or busy with its own housekeeping. CPU seconds per GB
+  are those of the whole process, kernel side included. Writes go to blocks that were written before; many drives
+  slow down when a fast cache is full, so measure as long as your run will write.
+  Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the result says how
+  much was written.
+  SIGUSR1 (kill -USR1 PID) makes it say how far it is, on stderr and in state.txt in the current directory.
 The same in fio:
   fio --name=a --filename=data.bin --ioengine=io_uring --direct=1 --fixedbufs=1 --registerfiles=1
-    --rw=read|write|rw (randread...) --bs=1M --iodepth=32 --time_based --runtime=5 --ramp_time=500ms
-  Its buffers are in small pages, as with --huge-pages off; the streams of its mix begin together, not half
-  a file apart; and it changes its buffers before each write, unless told --scramble_buffers=0.)";
+    --rw=read|write|rw (randread...) --bs=1M --iodepth=64 --time_based --runtime=5 --ramp_time=500ms
+  fio's buffers are in small pages, as with --huge-pages off; the streams of its mix begin together, not half a file
+  apart; and it changes its buffers before each write, unless told --scramble_buffers=0.)";
 
 }  // namespace
 
 void add_io_bench(CLI::App& app, int& exit_code) {
   auto f = std::make_shared<Flags>();
   CLI::App* command =
-      app.add_subcommand("io-bench", "Measure what drives give: throughput, latency, CPU time per byte");
+      app.add_subcommand("io-bench", "Measure drives: throughput, latency, CPU time per byte");
   add_options(*command, *f);
   command->footer(kFooter);
   command->callback([f, &exit_code] { exit_code = run(*f); });

@@ -302,48 +302,51 @@ constexpr const char* kFooter = R"(Examples:
   ziggurat io-tune --path /mnt/nvme0
   ziggurat io-tune --path /mnt/nvme0 --path /mnt/nvme1 --seconds 300 --output tuned
   ziggurat io-tune --path /mnt/nvme0 --for read --backend io_uring --json
-How: each back end at a few points, a coarse grid of block size (64 KiB to 16 MiB) x queue depth (1 to 256)
-on the best, finer steps around its best, more queues, then the best few again and again in random order
-until it is clear which is ahead. The score is the harmonic mean of read and write bandwidth. Of points
-within 1% of the fastest the one with the smallest depth is chosen, then fewest queues, then least
-processor time. It says "not sure" when it is not; more --seconds help.
-Leaves io-tune.html (heat maps, the chosen point) and io-tune.jsonl (all measurements) in --output. The same
-command takes over what io-tune.jsonl holds, so a run that was interrupted goes on; --fresh begins anew.
-SIGUSR1 has it say where it stands, on stderr and in OUTPUT/state.txt.
+How it searches: it measures each back end at a few points; with the best one a coarse grid of block size (64 KiB to
+16 MiB) x queue depth (1 to 256), finer steps around the best point, and more queues; then the best few points again
+and again, in random order, until it is clear which is ahead. The score is the bandwidth or, with --for both, the
+harmonic mean of read and write bandwidth. Of the points within 1% of the fastest it chooses the one with the smallest
+depth, then with the fewest queues, then with the least processor time. It says "not sure" when it is not; more
+--seconds help.
+Leaves io-tune.html (heat maps, the chosen point) and io-tune.jsonl (all measurements) in --output. The same command
+takes over what io-tune.jsonl holds, so it goes on after an interruption; --fresh begins anew.
+SIGUSR1 (kill -USR1 PID) makes it say how far it is, on stderr and in OUTPUT/state.txt.
 Space: one file per path, removed at the end; of every disk 5%, and at least 1 GiB, stay free.
-Wear: writes are half of what is measured. What is written is counted, and --write-limit ends it.
-The aio section goes into our configuration, and into DeepSpeed's, which leaves out what it does not know.
+Wear: with --for both half of what is measured is writes. What is written is counted, and --write-limit ends the run.
+The aio section that it prints goes into our configuration, and into DeepSpeed's, which ignores the keys that it does
+not know.
 Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in the flags, 130 interrupted.)";
 
 }  // namespace
 
 void add_io_tune(CLI::App& app, int& exit_code) {
   auto f = std::make_shared<Flags>();
-  CLI::App* command =
-      app.add_subcommand("io-tune", "Find the settings at which drives give most, and how sure that is");
+  CLI::App* command = app.add_subcommand(
+      "io-tune", "Find the I/O settings at which drives are fastest, and say how sure that is");
   command->add_option("--path", f->paths, "Directories on the drives to tune; several are tuned as one")
       ->required();
-  command->add_option("--seconds", f->seconds, "Time for all of it")
+  command->add_option("--seconds", f->seconds, "Seconds that the whole search may take")
       ->check(real_number(1, 86400))
       ->capture_default_str();
   command->add_option("--size", f->size,
-                      "Size of the file on each path (default: 4GiB, or a quarter of what is free)");
-  command->add_option("--for", f->goal, "What shall be fast: read, write or both")
+                      "Size of the file on each path (default: 4GiB, or a quarter of what is free if that is "
+                      "less)");
+  command->add_option("--for", f->goal, "What is to be fast: read, write or both")
       ->check(CLI::IsMember({"read", "write", "both"}))
       ->capture_default_str();
   command
       ->add_option("--backend", f->backends,
-                   "Only these: io_uring, libaio, threads (default: all that work here)")
+                   "Try only these back ends: io_uring, libaio, threads (default: all that work here)")
       ->check(CLI::IsMember({"io_uring", "libaio", "threads"}));
   command->add_option("--output", f->output, "Directory for io-tune.html and io-tune.jsonl")
       ->capture_default_str();
-  command->add_option("--report", f->report, "The report, instead of OUTPUT/io-tune.html");
-  command->add_option("--state", f->state, "The measurements, instead of OUTPUT/io-tune.jsonl");
-  command->add_option("--write-limit", f->write_limit, "Bytes written to each path, at most")
+  command->add_option("--report", f->report, "File of the report, instead of OUTPUT/io-tune.html");
+  command->add_option("--state", f->state, "File of the measurements, instead of OUTPUT/io-tune.jsonl");
+  command->add_option("--write-limit", f->write_limit, "Most bytes that are written to each path")
       ->capture_default_str();
-  command->add_option("--seed", f->seed, "Of the order within each round")->capture_default_str();
-  command->add_flag("--fresh", f->fresh, "Forget what the state file holds");
-  command->add_flag("--json", f->json, "One object on stdout instead of tables");
+  command->add_option("--seed", f->seed, "Seed of the order within each round")->capture_default_str();
+  command->add_flag("--fresh", f->fresh, "Forget the measurements of an earlier run (--state)");
+  command->add_flag("--json", f->json, "Print one JSON object instead of tables");
   command->footer(kFooter);
   command->callback([f, &exit_code] { exit_code = TuneRun(*f).run(); });
 }

@@ -30,8 +30,9 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
 int main(int argc, char** argv) {
   zg::install_interrupt_handler();
   CLI::App app{
-      "Ziggurat trains models that are larger than the memory of the machine: weights, gradients, optimizer\n"
-      "state and activations move between device, host memory and NVMe exactly when they are needed.\n"};
+      "Ziggurat trains models that are larger than the memory of the machine: weights, "
+      "gradients, optimizer state and\n"
+      "activations move between device, host memory and NVMe as the step needs them.\n"};
   app.name("ziggurat");
   app.require_subcommand(1);
   app.set_version_flag("--version", "ziggurat 0.1.0");
@@ -41,14 +42,16 @@ int main(int argc, char** argv) {
       "  ziggurat train configs/tiny.json configs/deepspeed/zero3_nvme.json --set tiers.host=64MiB\n"
       "  ziggurat generate --model runs/quickstart/model --prompt \"In the beginning\" --tokens 200\n"
       "  ziggurat eval --model runs/quickstart/model --data held-out.txt\n"
+      "  ziggurat merge Qwen3-8B runs/qwen3-8b-lora/adapter Qwen3-8B-merged\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
       "  ziggurat io-bench --path /mnt/nvme0 --op mixed\n"
       "  ziggurat io-tune --path /mnt/nvme0\n"
       "  ziggurat trace record configs/quickstart.json -o step.trace\n"
       "  ziggurat config keys --section tiers\n"
       "  ziggurat checkpoint list runs/quickstart\n"
-      "Exit codes: 0 done, 1 a machine or I/O failure, 2 a mistake in flags, configuration or files, 130 "
-      "interrupted.");
+      "Exit codes: 0 done; 1 the machine or its I/O failed, or the loss is not a number; 2 a mistake in "
+      "flags,\n"
+      "configuration or files, or budgets that are too small; 130 interrupted.");
   int exit_code = 0;
   try {
     zg::cli::add_train(app, exit_code);

@@ -13,8 +13,9 @@ void add_merge(CLI::App& app, int& exit_code) {
   auto f = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand("merge", "Merge adapters (LoRA) into their model");
   command->add_option("base", f->base, "Hugging Face directory of the model")->required();
-  command->add_option("adapter", f->adapter, "Directory of adapters, as PEFT or a run writes it")->required();
-  command->add_option("out", f->out, "Directory that gets the merged model")->required();
+  command->add_option("adapter", f->adapter, "Directory of adapters, as PEFT or a run has written it")
+      ->required();
+  command->add_option("out", f->out, "Directory for the merged model")->required();
   command->footer(
       "Sums are made in fp32 and rounded once: to bf16 where all weights of the model are bf16, else to "
       "fp32.\n\n"

@@ -10,17 +10,15 @@
 namespace zg::cli {
 
 inline void add_adapter(CLI::App& command, std::string& adapter) {
-  command.add_option(
-      "--adapter", adapter,
-      "Directory of adapters (LoRA) to merge into the weights, as PEFT writes them (a run with a "
-      "section lora leaves one in output.dir/adapter)");
+  command.add_option("--adapter", adapter,
+                     "Directory of adapters (LoRA), in PEFT's layout, to merge into the weights in memory (a "
+                     "run with a section lora leaves one in output.dir/adapter)");
 }
 
 inline void add_memory(CLI::App& command, std::string& memory) {
-  command.add_option(
-      "--memory", memory,
-      "Most memory for the weights, in fp32; what does not fit is read from the model's files for "
-      "each token (default: most of what is free)");
+  command.add_option("--memory", memory,
+                     "Most memory for the weights, in fp32, e.g. 48GiB; layers that do not fit are read from "
+                     "the model's files in every pass (default: three quarters of what is free)");
 }
 
 // In bytes; 0: the flag was not given.

@@ -120,7 +120,7 @@ void add_probe(CLI::App& app, int& exit_code) {
   command->add_option("path", f->paths, "Directories to probe as NVMe tiers (default: the current one)");
   command
       ->add_option("--size", f->size,
-                   "Bytes written and read back per path to measure it (0: no measurement)")
+                   "Bytes that are written to each path and read back, to measure it (0: no measurement)")
       ->capture_default_str();
   command->footer("Examples:\n  ziggurat probe\n  ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 4GiB");
   command->callback([f, &exit_code] {

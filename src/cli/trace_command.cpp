@@ -222,79 +222,91 @@ constexpr const char* kFooter =
     "  ziggurat trace record configs/quickstart.json -o step.trace\n"
     "  ziggurat trace show step.trace\n"
     "  ziggurat trace replay step.trace --host 10%,25%,50%\n"
-    "A trace holds what a run asks of the tensor store: tensors, and operations with what each reads and "
-    "writes.\n"
-    "Replays decide as the store would, but move nothing, so that budgets larger than this machine can be "
-    "tried.";
+    "A trace holds what a run asks of the tensor store: tensors, and operations with what "
+    "each of them reads and writes.\n"
+    "A replay decides as the store would, but moves nothing, so that budgets beyond this "
+    "machine's memory can be tried.";
 
 constexpr const char* kReplayFooter =
     "Examples:\n"
     "  ziggurat trace replay step.trace --host 5%,10%,25%,50%,100%\n"
-    "  ziggurat trace replay step.trace --policy next-use,next-use:1,pinned --host 64MiB --device "
-    "32MiB,48MiB\n"
-    "  ziggurat trace replay step.trace --host 10% --json | jq '.results[].policies[].nvme_read'\n"
+    "  ziggurat trace replay step.trace --policy next-use,next-use:1,pinned --host 64MiB "
+    "--device 32MiB,48MiB\n"
+    "  ziggurat trace replay step.trace --host 10% --json | jq "
+    "'.results[].policies[].nvme_read'\n"
     "Policies:\n"
-    "  next-use       what is needed farthest in the future leaves first, and what is needed once a round in "
-    "an\n"
-    "                 order that spreads it over the round; next-use:COST does without that, and lets "
-    "copies\n"
-    "                 that need no write leave while they are needed up to (1 + COST) times sooner\n"
-    "  lru, clock     the least recently used; one bit a copy and a hand that goes round\n"
-    "  pinned         what saves most NVMe bytes per byte held stays at the host, the rest streams by next "
-    "use\n"
+    "  next-use       evicts what is needed farthest in the future, but what is needed once "
+    "a round in an order that\n"
+    "                 spreads its reads over the round; next-use:COST has no such order, and "
+    "evicts a clean copy in place of\n"
+    "                 a dirty one whose next use is at most (1 + COST) times as far\n"
+    "  lru, clock     evict the least recently used copy; clock approximates that with a bit "
+    "for each copy\n"
+    "  pinned         pins at the host what saves most NVMe bytes per byte held; the rest is "
+    "evicted by next use\n"
     "How to read the result:\n"
-    "  A round is the whole trace, which is repeated until it moves the same bytes again. hits: accesses "
-    "that need\n"
-    "  content and find it at the device or the host. bound: bytes that no decisions can avoid, whatever the "
-    "policy.";
+    "  A round is the whole trace, which is repeated until it moves the same bytes again. "
+    "hits: share of the accesses that\n"
+    "  need content and find it at the device or the host. bound: bytes that no decision can "
+    "avoid, whatever the policy.";
 
 }  // namespace
 
 void add_trace(CLI::App& app, int& exit_code) {
-  CLI::App* trace =
-      app.add_subcommand("trace", "Record what a run asks of its memory; compare policies and budgets");
+  CLI::App* trace = app.add_subcommand(
+      "trace", "Record the memory accesses of a run; compare eviction policies and budgets");
   trace->require_subcommand(1);
   trace->footer(kFooter);
 
   auto r = std::make_shared<RecordFlags>();
-  CLI::App* rec = trace->add_subcommand("record", "Write the accesses of a training run, without running it");
-  rec->add_option("config", r->source.files, "Configuration file(s), as for ziggurat train")->required();
+  CLI::App* rec = trace->add_subcommand(
+      "record", "Write the memory accesses of a training run to a file, without running it");
+  rec->add_option("config", r->source.files, "Configuration files, as for ziggurat train")->required();
   rec->add_option("--set", r->source.overrides,
-                  "Override one key: --set tiers.device=48MiB (may be repeated)")
+                  "Override one key (may be repeated): --set tiers.device=48MiB")
       ->allow_extra_args(false);
-  rec->add_option("-o,--out", r->out, "The file to write (default: the name of the configuration, .trace)");
-  rec->add_option(
-         "--steps", r->steps,
-         "So many steps from the first, with evaluations (default: one step of the steady state, which\n"
-         "replays repeat)")
+  rec->add_option("-o,--out", r->out,
+                  "File to write (default: NAME.trace in the current directory, of the first configuration "
+                  "NAME.json)");
+  rec->add_option("--steps", r->steps,
+                  "Record this many steps from the first, with their evaluations (default: one step of the "
+                  "steady state, which replays repeat)")
       ->check(whole_number(1, 1000000));
   rec->footer(
       "Examples:\n"
       "  ziggurat trace record configs/quickstart.json -o step.trace\n"
-      "  ziggurat trace record configs/gpt2-124m.json --set train_micro_batch_size_per_gpu=8 -o large.trace\n"
+      "  ziggurat trace record configs/gpt2-124m.json --set train_micro_batch_size_per_gpu=8 "
+      "-o large.trace\n"
       "  ziggurat trace record configs/quickstart.json --steps 100 -o run.trace\n"
-      "The data must be there, since it decides on the vocabulary; no device and no drive is opened.");
+      "The data must be there, since the size of the vocabulary follows from it; no device and "
+      "no drive is opened.");
   rec->callback([r, &exit_code] { exit_code = record(*r); });
 
   add_trace_show(*trace, exit_code);
 
   auto p = std::make_shared<ReplayFlags>();
-  CLI::App* rep = trace->add_subcommand("replay", "What would move under these policies and budgets");
+  CLI::App* rep =
+      trace->add_subcommand("replay", "Say what would move under other eviction policies and budgets");
   rep->add_option("file", p->file, "A trace")->required();
-  rep->add_option("--policy", p->policies, "next-use, next-use:COST, lru, clock, pinned")
+  rep->add_option("--policy", p->policies,
+                  "Policies to compare, of next-use, next-use:COST, lru, clock and pinned (see below)")
       ->delimiter(',')
       ->capture_default_str();
-  rep->add_option("--host", p->host, "Sizes, or shares of all bytes (default: as recorded)")->delimiter(',');
-  rep->add_option("--device", p->device, "Sizes, or shares of all bytes (default: as recorded)")
+  rep->add_option("--host", p->host,
+                  "Host budgets to try: sizes, or shares of all bytes, e.g. 64MiB,10% (default: as "
+                  "recorded)")
       ->delimiter(',');
-  rep->add_flag(
-      "--direct", p->direct,
-      "As if drives reached the device's memory (GPUDirect Storage): what of the NVMe bytes goes past\n"
-      "the host");
-  rep->add_option("--rounds", p->rounds, "Repetitions of the trace, at most")
+  rep->add_option("--device", p->device,
+                  "Device budgets to try: sizes, or shares of all bytes, e.g. 64MiB,10% (default: as "
+                  "recorded)")
+      ->delimiter(',');
+  rep->add_flag("--direct", p->direct,
+                "As if drives reached the device's memory (GPUDirect Storage); says how many of the NVMe "
+                "bytes bypass the host");
+  rep->add_option("--rounds", p->rounds, "Most repetitions of the trace")
       ->capture_default_str()
       ->check(whole_number(1, 1000000));
-  rep->add_flag("--json", p->json, "One JSON object on stdout, bytes");
+  rep->add_flag("--json", p->json, "Print one JSON object, with sizes in bytes");
   rep->footer(kReplayFooter);
   rep->callback([p, &exit_code] { exit_code = run_replay(*p); });
 }

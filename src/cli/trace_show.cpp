@@ -151,16 +151,18 @@ int show(const Flags& f) {
 void add_trace_show(CLI::App& trace, int& exit_code) {
   auto s = std::make_shared<Flags>();
   CLI::App* sh =
-      trace.add_subcommand("show", "What is in a trace: tensors, operations, reuse, smallest budgets");
+      trace.add_subcommand("show", "Show what is in a trace: tensors, operations, reuse, smallest budgets");
   sh->add_option("file", s->file, "A trace")->required();
-  sh->add_flag("--json", s->json, "One JSON object on stdout");
+  sh->add_flag("--json", s->json, "Print one JSON object");
   sh->footer(
       "Examples:\n"
       "  ziggurat trace show step.trace\n"
       "  ziggurat trace show step.trace --json | jq .smallest_budgets\n"
-      "Reuse: where 50% of the accessed bytes have at most 2 GiB of others between two uses, a memory a "
-      "little\n"
-      "larger than that serves half of them under LRU. Of programs that run many times in a row, two count.");
+      "How to read the reuse: if 50% of the accessed bytes have at most 2 GiB of other bytes "
+      "between two uses, a memory a\n"
+      "little larger than 2 GiB serves half of the accessed bytes under LRU. Where a program "
+      "runs many times in a row, two\n"
+      "of its runs are looked at.");
   sh->callback([s, &exit_code] { exit_code = show(*s); });
 }
 

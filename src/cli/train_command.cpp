@@ -240,12 +240,13 @@ constexpr const char* kTrainExamples = R"(Examples:
   ziggurat train configs/quickstart.json --set optimizer.type=Lion --set optimizer.params.lr=3e-4
   ziggurat train configs/quickstart.json --set optimizer.overlap=off
   ziggurat train configs/quickstart.json --set checkpoint.every=100 --resume
-Leaves in output.dir: log.jsonl (one object a step), config.json (as resolved), model/ (Hugging Face layout), or
-with a section lora adapter/ (PEFT's), and checkpoints/ where the configuration asks for them (checkpoint.every=STEPS): from these --resume goes on as if
-the run had not stopped.
-Ctrl-C ends the run after the next step and saves the model; twice ends it at once.
-SIGUSR1 (kill -USR1 PID) has the run say what every part of it holds, moves and waits for: on stderr, and in
-output.dir/state.txt, newest last. The run goes on undisturbed.)";
+Leaves in output.dir: log.jsonl (one object for each step), config.json (the merged configuration), tokens/ (the
+tokenised text), model/ (Hugging Face's layout) or, with a section lora, adapter/ (PEFT's layout), and checkpoints/
+where the configuration asks for them (checkpoint.every=STEPS). From these --resume goes on as if the run had not
+stopped.
+Ctrl-C ends the run after the next step and saves the model; a second Ctrl-C ends it at once.
+SIGUSR1 (kill -USR1 PID) makes the run say what each of its parts holds, moves and waits for: on stderr, and in
+output.dir/state.txt, the newest last. The run goes on undisturbed.)";
 
 }  // namespace
 
@@ -254,29 +255,29 @@ void add_train(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("train", "Train a model as a configuration says");
   command
       ->add_option("config", flags->source.files,
-                   "Configuration file(s), JSON with comments; keys of later ones win. DeepSpeed's files "
-                   "work as they are, "
-                   "behind one that names model and data")
+                   "Configuration files, JSON with comments; keys of later files win. A DeepSpeed file goes "
+                   "after one that names model and data")
       ->required();
   command
       ->add_option("--set", flags->source.overrides,
-                   "Override one key: --set tiers.device=48MiB (may be repeated)")
+                   "Override one key (may be repeated): --set tiers.device=48MiB")
       ->allow_extra_args(false);
-  command->add_option("--steps", flags->steps, "Optimizer steps, instead of the file's")
+  command
+      ->add_option("--steps", flags->steps, "Optimizer steps of the whole run, instead of the file's steps")
       ->check(whole_number(1));
-  command->add_option(
-      "--devices", flags->devices,
-      "What to train on: host (the processor), host:4 (four ranks on it), cuda:0 (the first GPU), "
-      "cuda:0-3, cuda:0,2 or cuda:all (a rank on each), or auto, instead of the file's; auto is a GPU where "
-      "there is one");
+  command->add_option("--devices", flags->devices,
+                      "What to train on, instead of the file's devices: host (the processor), host:4 (four "
+                      "ranks on it), cuda:0 (the first GPU), cuda:0-3, cuda:0,2 or cuda:all (a rank on each "
+                      "GPU), or auto (the first GPU, or the processor where there is none)");
   auto resume_path = std::make_shared<std::string>();
   CLI::Option* resume =
       command
           ->add_option(
               "--resume", *resume_path,
-              "Go on from a checkpoint: from the newest valid one of checkpoint.path, or from the one "
-              "at PATH, or the newest in PATH. Without any checkpoint the run begins with its first "
-              "step. Comes after the configuration")
+              "Go on from the newest valid checkpoint of checkpoint.path and checkpoint.export.path, "
+              "or from the one at PATH, or from the newest in PATH. Without any checkpoint the run "
+              "begins with its first step. Stands after the configuration files, which would else be "
+              "taken for PATH")
           ->expected(0, 1)
           ->type_name("[PATH]");
   command
@@ -286,12 +287,13 @@ void add_train(CLI::App& app, int& exit_code) {
                       "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
   command
       ->add_option("--stall-seconds", flags->stall_seconds,
-                   "Warn, with the state of everything, when nothing has got on for so long while somebody "
-                   "waits (0: never)")
+                   "Warn, with the state of every part of the run, when one waits and nothing has made "
+                   "progress for this many seconds (0: never)")
       ->capture_default_str()
       ->check(real_number(0, 1e6));
   command->add_flag("--plan", flags->plan,
-                    "Say what would be allocated and moved, or the smallest budgets that do, and stop");
+                    "Say what would be allocated and moved or, where the budgets are too small, the smallest "
+                    "that suffice, and stop");
   command
       ->add_flag_callback(
           "--help-parallel",
@@ -299,9 +301,10 @@ void add_train(CLI::App& app, int& exit_code) {
             std::fputs(composition_text().c_str(), stdout);
             throw CLI::Success();
           },
-          "Say what a run can be composed of, what is refused, why, and what comes nearest, and stop")
+          "Say what a run can be composed of, what is refused, why, and what to choose instead, "
+          "and stop")
       ->trigger_on_parse();  // before it is found that no configuration is named
-  command->add_flag("-v,--verbose", flags->verbose, "Log details");
+  command->add_flag("-v,--verbose", flags->verbose, "Log details, too");
   command->footer(kTrainExamples);
   command->callback([flags, resume, resume_path, &exit_code] {
     if (resume->count() > 0) flags->resume = *resume_path;

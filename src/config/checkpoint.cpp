@@ -11,10 +11,14 @@ namespace fs = std::filesystem;
 const Keys& export_keys() {
   using E = CheckpointConfig::Export;
   static const Keys keys({
-      {"path", TextSpec{}, "Directory of the copies, on any file system, for this run alone.", "required"},
+      {"path", TextSpec{},
+       "Directory of copies of the checkpoints, on any file system, for this run alone. "
+       "They are made while the training goes on and need no drive of `tiers.nvme`; `train "
+       "--resume` goes on from a copy that is newer than what `checkpoint.path` has.",
+       "required"},
       {"every", &E::every, IntSpec{.min = 1},
-       "Every n-th checkpoint is copied, and the last one of a run that has done all its steps. One that "
-       "would be copied while another still is, is passed over for the next."},
+       "Every n-th checkpoint is copied, and the last one of a run that has done all its "
+       "steps. If another copy is still being made, the next checkpoint is copied instead."},
       {"keep", &E::keep, IntSpec{.min = 1},
        "Number of newest copies that are kept. Older ones are removed when a new one is complete."},
   });
@@ -29,22 +33,22 @@ const Keys& checkpoint_keys() {
   static const Keys keys({
       {"every", &C::every, IntSpec{}, "Steps between checkpoints; 0: none by steps."},
       {"every_seconds", &C::every_seconds, NumberSpec{},
-       "Seconds between checkpoints, from where the training went on behind the last one, each after the "
-       "step "
-       "that is under way; 0: none by time."},
+       "Seconds between checkpoints, counted from when the training went on after the last "
+       "one; the next one follows the step that is then under way. 0: none by time."},
       {"keep", &C::keep, IntSpec{.min = 1},
        "Number of newest checkpoints that are kept. Older ones are removed when a new one is complete."},
-      {"on_interrupt", BoolSpec{}, "Whether a run that is interrupted (Ctrl-C) writes one before it ends.",
+      {"on_interrupt", BoolSpec{},
+       "Whether a run that is interrupted (Ctrl-C) writes a checkpoint before it ends.",
        "`true` where `every` or `every_seconds` asks for checkpoints"},
       {"state", &C::state,
        ChoiceSpec(C::State::kAuto,
                   {{"auto", C::State::kAuto}, {"pin", C::State::kPin}, {"copy", C::State::kCopy}}),
-       "What becomes of state that lies on the drives of `tiers.nvme`. `\"pin\"`: it stays in the drives' "
-       "files, where the checkpoint names and pins it, and only what is newer in memory is written; the "
-       "drives "
-       "need room for `keep` + 1 versions of the state, one more with `export`. `\"copy\"`: all of it is "
-       "copied into the checkpoint. "
-       "`\"auto\"`: `\"pin\"` where that can be done; the start of the run says why not."},
+       "What becomes of state that lies on the drives of `tiers.nvme`. `\"pin\"`: it stays in "
+       "the drives' files, where the checkpoint names and pins it, and only what is dirty "
+       "in memory is written back; the drives need room for `keep` + 1 versions of the "
+       "state, one more with `export`. `\"copy\"`: all state is copied into the checkpoint. "
+       "`\"auto\"`: `\"pin\"` where that can be done; else the start of the run says why it "
+       "copies."},
       {"path", TextSpec{}, "Directory of the checkpoints. All processes of a run must see it.",
        "`checkpoints` in `output.dir`"},
       {"export", SectionSpec{export_keys},

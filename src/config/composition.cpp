@@ -91,7 +91,7 @@ std::string composition_text() {
   for (const Axis& axis : composition_axes()) text += text_of(axis);
   for (const bool refused : {true, false}) {
     text += refused ? "\nRefused, before anything is allocated:\n"
-                    : "\nWithout effect, which a warning says (of the first of the two):\n";
+                    : "\nWithout effect: the first of the two is left out, with a warning:\n";
     for (const Exclusion& e : exclusions()) {
       if ((e.drop == nullptr) == refused) text += text_of(e);
     }

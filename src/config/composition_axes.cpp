@@ -16,7 +16,8 @@ int ranks_of(Run r) {
   return r.ranks();
 }
 // With a section "tiers", what no offload section places goes wherever there is room.
-constexpr const char* kAnywhere = "wherever there is room: a section tiers, and nothing that says otherwise";
+constexpr const char* kAnywhere =
+    "wherever there is room: with a section tiers, unless another key says otherwise";
 
 Choices parameter_places() {
   return {{"none",
@@ -110,7 +111,10 @@ Choices state_formats() {
 
 Choices arithmetics() {
   return {
-      {"fp32", {"bf16.enabled=false"}, "the default", [](Run r) { return r.dtype == DType::kF32; }},
+      {"fp32",
+       {"bf16.enabled=false"},
+       "everything in fp32, the default",
+       [](Run r) { return r.dtype == DType::kF32; }},
       {"bf16",
        {"bf16.enabled=true"},
        "weights and activations in bf16",
@@ -119,23 +123,25 @@ Choices arithmetics() {
        {"fp16.enabled=true"},
        "weights and activations in fp16, with a loss scale; a step that overflows is skipped by all ranks",
        [](Run r) { return r.dtype == DType::kF16; }},
-      {"fp64", {"fp64.enabled=true"}, "for tests", [](Run r) { return r.dtype == DType::kF64; }}};
+      {"fp64", {"fp64.enabled=true"}, "everything in fp64, for tests", [](Run r) {
+         return r.dtype == DType::kF64;
+       }}};
 }
 
 Choices communication_types() {
   return {{"as the arithmetic",
            {"communication_data_type=none"},
-           "gradients leave the device as they are computed",
+           "gradients are sent in the type in which they are computed",
            [](Run r) { return r.gradient_dtype == r.dtype; }},
           {"fp32",
            {"communication_data_type=fp32"},
-           "in fp32",
+           "gradients are sent in fp32",
            [](Run r) { return r.gradient_dtype == DType::kF32; }},
           {"bf16",
            {"communication_data_type=bf16"},
-           "in bf16",
+           "gradients are sent in bf16",
            [](Run r) { return r.gradient_dtype == DType::kBF16; }},
-          {"fp16", {"communication_data_type=fp16"}, "in fp16", [](Run r) {
+          {"fp16", {"communication_data_type=fp16"}, "gradients are sent in fp16", [](Run r) {
              return r.gradient_dtype == DType::kF16;
            }}};
 }
@@ -149,11 +155,11 @@ Choices parameter_groups() {
   return {{"none", {}, "one rule for all parameters", [](Run r) { return r.optimizer.groups.empty(); }},
           {"with a rule",
            {R"(optimizer.param_groups=[{"params": "*.bias", "lr_factor": 2}])"},
-           "some have a learning rate or a weight decay of their own",
+           "some parameters have a learning rate or a weight decay of their own",
            [](Run r) { return any_group(r, false); }},
           {"frozen",
            {R"(optimizer.param_groups=[{"params": "*.bias", "frozen": true}])"},
-           "some are never updated",
+           "some parameters are never updated, and have no state",
            [](Run r) { return any_group(r, true); }}};
 }
 
@@ -172,7 +178,7 @@ Choices devices() {
            [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) == 1; }},
           {"cuda:N,M",
            {"devices=cuda:0-7"},
-           "a rank on each of several GPUs, over NCCL; also cuda:0,1 and cuda:all, and one process on each "
+           "a rank on each of several GPUs, over NCCL; also cuda:0,1, cuda:all, and a process a "
            "machine",
            [](Run r) { return r.device.kind == Kind::kCuda && ranks_of(r) > 1; }}};
 }
@@ -194,10 +200,13 @@ Choices stages_of_zero() {
 }
 
 Choices shardings() {
-  return {{"over all ranks", {}, "they hold everything once", [](Run r) { return r.shard_group == 0; }},
+  return {{"over all ranks",
+           {},
+           "all ranks together hold everything once",
+           [](Run r) { return r.shard_group == 0; }},
           {"over groups",
            {"zero_optimization.zero_hpz_partition_size=2"},
-           "hybrid, also mics_shard_size: each group of neighbouring ranks holds everything once",
+           "hybrid sharding: each group of neighbouring ranks holds everything once; also mics_shard_size",
            [](Run r) { return r.shard_group > 0; }}};
 }
 
@@ -205,11 +214,12 @@ Choices tensor_parts() {
   return {{"off", {}, "each rank has whole layers", [](Run r) { return r.parallel.tensor == 1; }},
           {"on",
            {"parallel.tensor=2"},
-           "so many neighbouring ranks have a part of every layer each; also tensor_parallel.autotp_size",
+           "this many neighbouring ranks have a part of every layer each; also "
+           "tensor_parallel.autotp_size",
            [](Run r) { return r.parallel.tensor > 1 && !r.parallel.sequence; }},
           {"sequence",
            {"parallel.tensor=2", "parallel.sequence=true"},
-           "they share norms, residuals and checkpoints, too, by rows",
+           "these ranks also divide norms, residuals and activation checkpoints, by rows",
            [](Run r) { return r.parallel.tensor > 1 && r.parallel.sequence; }}};
 }
 
@@ -218,11 +228,11 @@ Choices context_parts() {
       {"off", {}, "every rank has whole sequences", [](Run r) { return r.parallel.context == 1; }},
       {"ring",
        {"parallel.context=2"},
-       "ranks have parts of each sequence; keys and values go around",
+       "ranks have parts of each sequence; keys and values go around the ranks",
        [](Run r) { return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kRing; }},
       {"ulysses",
        {"parallel.context=2", "parallel.context_method=ulysses"},
-       "ranks have parts of each sequence, and in attention some heads of all of it",
+       "ranks have parts of each sequence and, in attention, some heads of whole sequences",
        [](Run r) { return r.parallel.context > 1 && r.parallel.context_method == ContextMethod::kUlysses; }}};
 }
 
@@ -240,7 +250,7 @@ Choices weight_bits() {
   return {{"off", {}, "weights are gathered as they are", [](Run r) { return !r.quantize_weights; }},
           {"on",
            {"zero_optimization.zero_quantized_weights=true"},
-           "in 8 bits, with a scale for each 256",
+           "weights are gathered in 8 bits, with a scale for each 256 of them",
            [](Run r) { return r.quantize_weights; }}};
 }
 
@@ -248,7 +258,7 @@ Choices gradient_bits() {
   return {{"off", {}, "gradients are summed as they are", [](Run r) { return !r.quantize_gradients; }},
           {"on",
            {"zero_optimization.zero_quantized_gradients=true"},
-           "sent in 4 or 8 bits (parallel.quantized_gradient_bits), with a scale for each 256",
+           "gradients are sent in 4 or 8 bits (parallel.quantized_gradient_bits), scaled for each 256",
            [](Run r) { return r.quantize_gradients; }}};
 }
 
@@ -257,7 +267,7 @@ Choices update_shares() {
       {"1", {}, "what is offloaded is updated on the host", [](Run r) { return r.host_update_share == 1; }},
       {"below 1",
        {"zero_optimization.offload_optimizer.ratio=0.5"},
-       "the rest stays on the device and is updated there",
+       "the rest has its state on the device and is updated there",
        [](Run r) { return r.host_update_share < 1; }}};
 }
 
@@ -265,7 +275,7 @@ Choices drives() {
   return {{"none", {}, "device and host memory only", [](Run r) { return r.tiers.nvme.empty(); }},
           {"drives",
            {R"(tiers.nvme=[{"path": "/mnt/nvme0/ziggurat"}])"},
-           "one or several, shared by all ranks",
+           "one or several drives, shared by all ranks",
            [](Run r) { return !r.tiers.nvme.empty(); }}};
 }
 
@@ -273,7 +283,8 @@ Choices direct_transfers() {
   using Direct = DeviceConfig::Direct;
   return {{"off",
            {"cuda.gpudirect_storage=off"},
-           "bytes of drives pass through host memory; or auto",
+           "off: drives are reached through host memory; auto: past it where that spares host "
+           "memory",
            [](Run r) { return r.device.direct != Direct::kOn; }},
           {"on", {"cuda.gpudirect_storage=on"}, "drives read and write the GPU's memory", [](Run r) {
              return r.device.direct == Direct::kOn;
@@ -281,10 +292,11 @@ Choices direct_transfers() {
 }
 
 Choices clippings() {
-  return {{"0", {"gradient_clipping=0"}, "off", [](Run r) { return r.gradient_clipping == 0; }},
-          {"above 0", {"gradient_clipping=1"}, "by the norm over all ranks", [](Run r) {
-             return r.gradient_clipping > 0;
-           }}};
+  return {
+      {"0", {"gradient_clipping=0"}, "off", [](Run r) { return r.gradient_clipping == 0; }},
+      {"above 0", {"gradient_clipping=1"}, "gradients are clipped by their norm over all ranks", [](Run r) {
+         return r.gradient_clipping > 0;
+       }}};
 }
 
 Choices overlaps() {
@@ -301,7 +313,7 @@ Choices adapters() {
   return {{"off", {}, "the model itself is trained", [](Run r) { return !r.lora.on(); }},
           {"on",
            {"lora.rank=16"},
-           "low-rank adapters are trained beside the model of model.from, which is not written",
+           "low-rank adapters are trained beside the model of model.from, which stays as it is",
            [](Run r) { return r.lora.on(); }}};
 }
 
@@ -325,13 +337,17 @@ Choices accumulations() {
 }
 
 Choices tile_modes() {
-  return {
-      {"auto",
-       {"tiers.tiles=auto"},
-       "the weights of a layer are multiplied in tiles where the whole layer does not fit",
-       [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kAuto; }},
-      {"on", {"tiers.tiles=on"}, "always", [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOn; }},
-      {"off", {"tiers.tiles=off"}, "never", [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOff; }}};
+  return {{"auto",
+           {"tiers.tiles=auto"},
+           "the weights of a layer are multiplied in tiles where the whole layer does not fit",
+           [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kAuto; }},
+          {"on",
+           {"tiers.tiles=on"},
+           "in tiles always",
+           [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kOn; }},
+          {"off", {"tiers.tiles=off"}, "in tiles never", [](Run r) {
+             return r.tiers.tiles == TierConfig::Tiles::kOff;
+           }}};
 }
 
 Choices recomputations() {
@@ -355,11 +371,11 @@ Choices checkpoint_modes() {
 Choices samples() {
   return {{"none",
            {},
-           "also ziggurat generate, later, with the saved model",
+           "none by the run; ziggurat generate makes text from the saved model",
            [](Run r) { return r.sample_tokens == 0; }},
           {"sample.tokens",
            {"sample.tokens=20"},
-           "at the end, on the processor, with the saved model",
+           "text is generated at the end, on the processor, from the saved model",
            [](Run r) { return r.sample_tokens > 0; }}};
 }
 

@@ -76,12 +76,16 @@ void read_batch(Section& root, RunConfig& run) {
 
 std::vector<Key> batch_keys() {
   constexpr const char* kTwo = "from the other two, at least one of which is a batch size";
-  return {{kTrain, kBatchSize, "Sequences of a step: the product of the other two and the number of ranks.",
+  return {{kTrain, kBatchSize,
+           "Sequences of a step: the product of the other two and the number of data-parallel "
+           "ranks.",
            kTwo},
-          {kMicro, kBatchSize, "Sequences of a micro-batch.", kTwo},
+          {kMicro, kBatchSize, "Sequences of a micro-batch of a data-parallel rank.", kTwo},
           {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo},
           {kDataParallel, IntSpec{.fallback = 1, .autos = Auto::kTakesFallback},
-           "The number of ranks, which `devices` says: above 1, it must be the same.", "as `devices` says"}};
+           "The number of data-parallel ranks, which `devices` and `parallel` determine: a "
+           "value above 1 must be the same.",
+           "what `devices` and `parallel` make it"}};
 }
 
 namespace {
@@ -93,15 +97,16 @@ const Keys& fp16_keys() {
       {"enabled", BoolSpec{false, Auto::kOwnMeaning},
        "Weights and activations in fp16, with a loss scale. `\"auto\"` is `false`."},
       {"loss_scale", &C::loss_scale, NumberSpec{},
-       "A loss scale that stays; 0: one that follows the overflows."},
+       "A constant loss scale; 0: a dynamic one, which follows the overflows."},
       {"initial_scale_power", &C::initial_scale_power, IntSpec{.max = kMostPower},
        "The first loss scale is 2 to the power of this."},
       {"loss_scale_window", &C::loss_scale_window, IntSpec{.min = 1},
        "Steps without overflow after which the loss scale doubles."},
       {"hysteresis", &C::hysteresis, IntSpec{.min = 1, .max = 1'000'000},
-       "The loss scale halves at this overflow, and at each after it."},
+       "Number of the overflow that halves the loss scale, as does each one after it."},
       {"consecutive_hysteresis", &C::consecutive_hysteresis, BoolSpec{},
-       "A step without overflow lets the count of overflows begin anew; else the end of a window does."},
+       "Each step without overflow resets the count of overflows; else the end of a window "
+       "does."},
       {"min_loss_scale", &C::min_loss_scale, NumberSpec{.range = kPositive},
        "The loss scale goes no lower; an overflow there ends the run."},
       {"fp16_master_weights_and_grads", RefusedSpec{.why = "master weights are fp32 always"},
@@ -118,11 +123,12 @@ constexpr const char* kNoLossScale = "bf16 has the range of fp32, and needs no l
 const Keys& bf16_keys() {
   static const Keys keys({
       {"enabled", BoolSpec{false, Auto::kOwnMeaning},
-       "Weights and activations in bf16. Master weights stay fp32, and what else the optimizer keeps is as "
-       "`optimizer.state` has it. `\"auto\"`: on a GPU, and where the processor has the instructions."},
+       "Weights and activations in bf16. Master weights stay fp32; `optimizer.state` says "
+       "how the optimizer's state is kept. `\"auto\"`: `true` on a GPU, and on a processor "
+       "that has bf16 instructions."},
       {"bf16_optimizer_states", BoolSpec{},
-       "DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`, and so is `\"fp32_optimizer_states\": "
-       "false` in `optimizer.params`."},
+       "DeepSpeed's form of `\"state\": \"bf16\"` in `optimizer`, as is "
+       "`\"fp32_optimizer_states\": false` in `optimizer.params`."},
       {"bf16_master_weights_and_grads", RefusedSpec{.why = "master weights are fp32 always"},
        "remove the key; bf16_optimizer_states does without it here"},
       {"immediate_grad_update", kIgnoredFlag, "gradients are accumulated as soon as they exist"},
@@ -145,7 +151,7 @@ const Keys& data_types_keys() {
   static const Keys keys({
       {"grad_accum_dtype",
        ChoiceSpec(false, {{"fp32", false}, {"auto", false}, {"bf16", true}, {"fp16", true}}),
-       "gradients are accumulated in fp32 always",
+       "gradients are accumulated in fp32, and in fp64 with fp64",
        {},
        {},
        Effect::kNone},
@@ -249,10 +255,11 @@ std::vector<Key> precision_keys() {
                                       {"fp16", Format::kF16},
                                       {"none", Format::kSame},
                                       {"auto", Format::kSame}}),
-           "Type of gradients on their way to the host. `\"fp16\"` only where `fp16` is enabled.",
+           "Type of gradients on their way to the optimizer. `\"fp16\"` only where `fp16` is "
+           "enabled.",
            "as the arithmetic"},
           {"bf16", SectionSpec{bf16_keys}, "Training in bf16."},
-          {"bfloat16", AliasSpec{"bf16"}, "Its older name."},
+          {"bfloat16", AliasSpec{"bf16"}, "Older name of the same key."},
           {"fp16", SectionSpec{fp16_keys}, "Training in fp16."},
           {"fp64", SectionSpec{fp64_keys}, "Training in fp64."},
           {"data_types", SectionSpec{data_types_keys}, "DeepSpeed's choice of types."}};

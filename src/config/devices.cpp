@@ -42,20 +42,24 @@ const Keys& cuda_keys() {
   using Direct = D::Direct;
   static const Keys keys({
       {"deterministic", &D::deterministic, BoolSpec{},
-       "The same bits in every run: no sums by atomics, and of libraries only what promises so."},
+       "The same bits in every run: no sums by atomics, and only those routines of "
+       "libraries that promise the same."},
       {"attention", &D::attention,
        ChoiceSpec(AttentionKernel::kAuto, {{"auto", AttentionKernel::kAuto},
                                            {"own", AttentionKernel::kOwn},
                                            {"cudnn", AttentionKernel::kCudnn}}),
-       "Kernel of attention. `\"cudnn\"` must be there and take the shape. `\"auto\"`: cuDNN's where it "
-       "takes the shape and the run need not be deterministic, since its deterministic backward takes memory "
-       "by the square of the sequence."},
-      {"tf32", &D::tf32, BoolSpec{}, "Products of fp32 with 10 bits of mantissa."},
+       "Kernel of attention. `\"own\"`: this program's. `\"cudnn\"`: cuDNN's, which must be "
+       "installed and take the shape. `\"auto\"`: cuDNN's where it takes the shape and the "
+       "run need not be deterministic, since cuDNN's deterministic backward takes memory "
+       "that grows with the square of the sequence."},
+      {"tf32", &D::tf32, BoolSpec{}, "Products of fp32 matrices are made in TF32, with 10 bits of mantissa."},
       {"pin", &D::pin, BoolSpec{},
-       "Registers the host tier with CUDA, so that copies run by themselves and at full speed."},
+       "Registers the host tier with CUDA (pinned memory), so that copies are asynchronous "
+       "and run at full speed."},
       {"graphs", &D::graphs, BoolSpec{},
-       "Operations of forward and backward that come again with the same operands are launched as a whole "
-       "(CUDA graphs). For steps of many short operations, where the GPU waits for the processor."},
+       "Operations of forward and backward that repeat with the same operands are launched "
+       "together, as CUDA graphs. For steps of many short operations, where the GPU waits "
+       "for the processor."},
       {"gpudirect_storage", &D::direct,
        ChoiceSpec(Direct::kAuto, {{"auto", Direct::kAuto}, {"on", Direct::kOn}, {"off", Direct::kOff}}),
        "Drives read into and write from the GPU's memory, past host memory (NVIDIA's cuFile, found when the "
@@ -67,20 +71,19 @@ const Keys& cuda_keys() {
 }  // namespace
 
 std::vector<Key> device_keys() {
-  return {
-      {"devices",
-       TextSpec{"auto"},
-       "What the run trains on: the processor, or GPUs as CUDA counts them. `\"auto\"`: the first GPU, or "
-       "the processor where there is none. `\"host:N\"`: N ranks on the processor, which share its memory "
-       "and drives; under an MPI launcher, of each process. `\"cuda:0-3\"`, `\"cuda:0,2\"`, `\"cuda:all\"`: "
-       "a "
-       "rank on each of these GPUs; under an MPI launcher, of each machine's. `--devices` is short for it.",
-       {},
-       "`\"auto\"`, `\"host\"`, `\"host:N\"`, `\"cuda:N\"`, `\"cuda:N-M\"`, `\"cuda:N,M\"` or "
-       "`\"cuda:all\"`"},
-      {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
-      {"parallel", SectionSpec{parallel_keys}, "What holds for all ranks together."},
-      {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
+  return {{"devices",
+           TextSpec{"auto"},
+           "What the run trains on: the processor, or GPUs as CUDA counts them. `\"auto\"`: the "
+           "first GPU, or the processor where there is none. `\"host:N\"`: N ranks on the "
+           "processor (under an MPI launcher, N in each process), which share its memory and "
+           "drives. `\"cuda:0-3\"`, `\"cuda:0,2\"`, `\"cuda:all\"`: a rank on each of these GPUs "
+           "(under an MPI launcher, on those of each machine). `--devices` sets this key.",
+           {},
+           "`\"auto\"`, `\"host\"`, `\"host:N\"`, `\"cuda:N\"`, `\"cuda:N-M\"`, `\"cuda:N,M\"` or "
+           "`\"cuda:all\"`"},
+          {"cuda", SectionSpec{cuda_keys}, "Training on a GPU."},
+          {"parallel", SectionSpec{parallel_keys}, "What holds for all ranks together."},
+          {"threads", SectionSpec{threads_keys}, "Which cores compute."}};
 }
 
 void read_devices(Section& root, const Machine& machine, RunConfig& run) {

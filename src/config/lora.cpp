@@ -8,10 +8,9 @@ const Keys& lora_keys() {
       {"rank", IntSpec{.min = 1, .max = 1 << 24},
        "Rows of A and columns of B of each adapter: y = W x + alpha / rank * B A x.",
        "this or `from` is required"},
-      {"alpha", NumberSpec{.range = kPositive}, "What adapters are multiplied by, divided by their rank.",
-       "the rank"},
+      {"alpha", NumberSpec{.range = kPositive}, "Adapters are multiplied by `alpha` / rank.", "the rank"},
       {"rslora", &LoraConfig::rslora, BoolSpec{},
-       "Whether `alpha` is divided by the square root of the rank instead."},
+       "Whether adapters are multiplied by `alpha` / sqrt(rank) instead."},
       {"dropout", &LoraConfig::dropout, NumberSpec{.range = kBelowOne},
        "Share of the elements of a matrix's input that training drops on their way to the adapter."},
       {"target", FormSpec{},
@@ -21,9 +20,8 @@ const Keys& lora_keys() {
        "match as in a shell; `all-linear`: all of them.",
        "`\"all-linear\"`", "a text, or a list of texts"},
       {"from", TextSpec{},
-       "Directory of adapters to start from, as PEFT or a run before wrote it, which says rank, alpha, "
-       "rslora and "
-       "target.",
+       "Directory of adapters to start from, as PEFT or an earlier run wrote it. It sets "
+       "rank, alpha, rslora and target.",
        "new adapters, which change nothing at first"},
   });
   return keys;

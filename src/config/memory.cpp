@@ -13,9 +13,11 @@ namespace {
 const Keys& activation_keys() {
   static const Keys keys({
       {"recompute", &RunConfig::recompute, BoolSpec{},
-       "Keeps only the input of each block, and runs the block's forward again in the backward."},
+       "Keeps only the input of each block, and runs the block's forward again in the "
+       "backward pass."},
       {"cpu_checkpointing", BoolSpec{},
-       "Whether those inputs may be demoted to host memory; else they stay on the device.",
+       "Whether the inputs of blocks may be demoted to host memory; else they stay on the "
+       "device.",
        "wherever there is room, with a `tiers` section; else `false`"},
       {"partition_activations", kIgnoredSwitch, "parallel.sequence is what partitions them"},
       {"contiguous_memory_optimization", kIgnoredSwitch, "checkpoints lie in one arena anyway"},
@@ -37,8 +39,9 @@ const Keys& aio_keys() {
                                    {"libaio", Backend::kLibaio},
                                    {"threads", Backend::kThreads},
                                    {"ram", Backend::kRam}}),
-       "What moves blocks. `\"auto\"` takes the first of the next three that works; one that is named must "
-       "work, with O_DIRECT. `\"ram\"` is for tests."},
+       "What transfers blocks. `\"auto\"`: the first of `\"io_uring\"`, `\"libaio\"` and "
+       "`\"threads\"` that works. A back end that is named must work, with O_DIRECT. `\"ram\"`: "
+       "drives made of memory, for tests."},
       {"block_size", &A::block_size,
        IntSpec{.min = io::Engine::alignment(),
                .max = io::Engine::max_block_size(),
@@ -51,26 +54,26 @@ const Keys& aio_keys() {
                .max = 4096,
                .autos = Auto::kOwnMeaning},
        "Requests in flight on a drive.",
-       fmt::format(
-           "as many blocks as are a quarter of `tiers.host` over the drives, {} to {} MiB for each, but "
-           "at least 4 and at most 256",
-           io::kBytesInFlight >> 20, io::kMostBytesInFlight >> 20)},
+       fmt::format("as many blocks as fill a quarter of `tiers.host`, divided by the number of drives, "
+                   "within {} to {} MiB for each; at least 4 and at most 256",
+                   io::kBytesInFlight >> 20, io::kMostBytesInFlight >> 20)},
       {"adaptive_depth", &A::adaptive_depth, BoolSpec{},
-       "From `queue_depth` on, each queue looks for the shallowest depth that loses little bandwidth. For "
-       "those to whom latency counts for more than the last percents of bandwidth."},
+       "Each queue begins with `queue_depth` and searches for the smallest depth that loses "
+       "little bandwidth. For runs where latency counts for more than the last percents of "
+       "bandwidth."},
       {"max_queue_depth", IntSpec{.fallback = d.max_queue_depth, .min = 1, .max = 4096},
-       "The most that `adaptive_depth` may take; `queue_depth` or more.",
+       "Largest depth that `adaptive_depth` may take; `queue_depth` or more.",
        fmt::format("`{}`, or `queue_depth` if that is more", d.max_queue_depth)},
       {"queues", &A::queues, IntSpec{.min = 1, .max = 64},
-       "Rings on a drive, each with an I/O thread. They share the drive's depth."},
+       "Queues of a drive, each with an I/O thread. They share the drive's `queue_depth`."},
       {"sqpoll", &A::sqpoll, BoolSpec{},
-       "io_uring: a thread of the kernel takes submissions, which costs its processor time."},
+       "io_uring: a thread of the kernel takes submissions, which costs processor time."},
       {"iopoll", &A::iopoll, BoolSpec{},
        "io_uring: completions are polled for. For drives with polled queues."},
       {"intra_op_parallelism", &A::threads, IntSpec{.min = 1, .max = 256, .autos = Auto::kTakesFallback},
        "Threads of the back end `\"threads\"` for each queue."},
-      {"thread_count", AliasSpec{"intra_op_parallelism"}, "Its older name."},
-      {"verify", &A::verify, BoolSpec{}, "Compares checksums of what comes back from NVMe."},
+      {"thread_count", AliasSpec{"intra_op_parallelism"}, "Older name of the same key."},
+      {"verify", &A::verify, BoolSpec{}, "Compares the checksums of what is read back from NVMe."},
       {"use_gds", BoolSpec{}, "DeepSpeed's form of `\"gpudirect_storage\": \"on\"` in `cuda`."},
       {"single_submit", kIgnoredFlag, "requests are submitted in batches as large as they come"},
       {"overlap_events", kIgnoredFlag, "submission and completion always overlap"},
@@ -83,13 +86,17 @@ const Keys& ram_keys() {
   static const Keys keys({
       {"bytes_per_second", &M::bytes_per_second, NumberSpec{}, "Bandwidth; 0: as fast as memory."},
       {"latency_seconds", &M::latency_seconds, NumberSpec{}, "Latency of a block."},
-      {"duplex", &M::duplex, BoolSpec{}, "Reads and writes have the bandwidth each, instead of sharing it."},
-      {"stall_every_seconds", &M::stall_every_seconds, NumberSpec{}, "How often the drive stalls; 0: never."},
-      {"stall_seconds", &M::stall_seconds, NumberSpec{}, "How long a stall lasts."},
+      {"duplex", &M::duplex, BoolSpec{},
+       "Reads and writes each have the whole bandwidth, instead of sharing it."},
+      {"stall_every_seconds", &M::stall_every_seconds, NumberSpec{},
+       "Seconds from the start of one stall to the next; 0: the drive never stalls."},
+      {"stall_seconds", &M::stall_seconds, NumberSpec{},
+       "How long a stall lasts, at most 0.99 of `stall_every_seconds`."},
       {"change_every_seconds", &M::change_every_seconds, NumberSpec{},
-       "How often the bandwidth changes between all of it and all of it divided by `change_factor`; 0: "
-       "never."},
-      {"change_factor", &M::change_factor, NumberSpec{}, "See `change_every_seconds`."},
+       "Seconds until the bandwidth changes, by turns to `bytes_per_second` divided by "
+       "`change_factor` and back; 0: it never changes."},
+      {"change_factor", &M::change_factor, NumberSpec{},
+       "By how much the bandwidth is divided, 1 or more (`change_every_seconds`)."},
   });
   return keys;
 }
@@ -98,9 +105,10 @@ const Keys& drive_keys() {
   static const Keys keys({
       {"path", &io::DriveOptions::path, TextSpec{}, "Directory on the drive.", "required"},
       {"bytes", BytesSpec{},
-       "The most that the drive gives, 4096 or more. Drives need not be equal: what lies in the tier is "
-       "spread over them by the bandwidth that they are measured to give.",
-       "as much as the run needs and is free; of several drives up to half more than an equal part each"},
+       "Most bytes that the run takes on the drive, 4096 or more. Drives need not be equal: "
+       "what lies in the tier is spread over them in proportion to their measured bandwidth.",
+       "what the run needs, if it is free; of several drives, up to 1.5 times an equal part "
+       "each"},
       {"endurance", BytesSpec{},
        "Bytes that the drive's maker says may be written to it in its life, e.g. `\"600TB\"`. The report "
        "sets what was written against it.",
@@ -115,15 +123,15 @@ const Keys& tiers_keys() {
   using T = TierConfig;
   static const Keys keys({
       {"device", &T::device, BytesSpec{},
-       "Budget of device memory. On a GPU in steps of 2 MiB, which is how CUDA gives memory, and besides "
-       "some 100 MiB for its libraries.",
+       "Budget of device memory of each rank. On a GPU it counts in steps of 2 MiB, in "
+       "which CUDA allocates; CUDA's libraries take some 100 MiB besides.",
        "what the run can use, at most half of the memory that is free; on a GPU all that is free but 1 GiB"},
       {"host", &T::host, BytesSpec{}, "Budget of host memory, of all ranks of a machine together.",
        "what the run can use, at most a third of the memory that is free"},
-      {"nvme", ListSpec{drive_keys}, "The drives of the NVMe tier, an object each.", "no NVMe tier"},
+      {"nvme", ListSpec{drive_keys}, "The drives of the NVMe tier, an object for each.", "no NVMe tier"},
       {"prefetch_depth", &T::prefetch_depth, IntSpec{.max = 4096},
-       "Operations of the program that are decided ahead. How much is fetched early is bounded by the "
-       "budgets."},
+       "Number of operations for which fetches and evictions are decided ahead. The budgets "
+       "bound how much is fetched early."},
       {"read_ahead", NumberSpec{.range = kBelowOne, .autos = Auto::kOwnMeaning},
        "Share of each budget that stays free for what is on its way in or out, so that a fetch need not wait "
        "for the write-back that makes room for it. Less is taken where the budgets are too small for it.",
@@ -199,16 +207,16 @@ void read_drives(Section& tiers, RunConfig& run) {
 }  // namespace
 
 std::vector<Key> memory_keys() {
-  return {
-      {"accumulation", &RunConfig::accumulation,
-       ChoiceSpec(Accumulation::kLayerMajor, {{"layer_major", Accumulation::kLayerMajor},
-                                              {"micro_batch_major", Accumulation::kMicroBatchMajor}}),
-       "The order in which micro-batches pass through the layers. Layer-major: weights cross each link twice "
-       "a step; micro-batch-major: twice a micro-batch, with less memory for activations."},
-      {"tiers", SectionSpec{tiers_keys}, "Budgets of the tiers."},
-      {"zero_optimization", SectionSpec{zero_keys}, "DeepSpeed's ZeRO: what may be offloaded."},
-      {"activation_checkpointing", SectionSpec{activation_keys}, "What is kept of the forward."},
-      {"aio", SectionSpec{aio_keys}, "How drives are read and written."}};
+  return {{"accumulation", &RunConfig::accumulation,
+           ChoiceSpec(Accumulation::kLayerMajor, {{"layer_major", Accumulation::kLayerMajor},
+                                                  {"micro_batch_major", Accumulation::kMicroBatchMajor}}),
+           "The order in which micro-batches pass through the layers. `\"layer_major\"`: weights "
+           "cross each link twice a step; `\"micro_batch_major\"`: twice a micro-batch, but "
+           "activations take less memory."},
+          {"tiers", SectionSpec{tiers_keys}, "Budgets of the tiers."},
+          {"zero_optimization", SectionSpec{zero_keys}, "DeepSpeed's ZeRO: what may be offloaded."},
+          {"activation_checkpointing", SectionSpec{activation_keys}, "What is kept of the forward."},
+          {"aio", SectionSpec{aio_keys}, "How drives are read and written."}};
 }
 
 void read_activation_checkpointing(Section& root, RunConfig& run) {

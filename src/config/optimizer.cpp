@@ -51,10 +51,10 @@ const Keys& params_keys() {
         {"weight_decay", &C::weight_decay, NumberSpec{.autos = Auto::kTakesFallback},
          "Weight decay: decoupled with AdamW and Lion, else added to the gradient."},
         {"decay", &C::decay_all, ChoiceSpec(false, {{"matrices", false}, {"all", true}}),
-         "What decays: matrices, or norms and biases too."},
+         "Which parameters decay: matrices, or norms and biases too."},
         {"adam_w_mode", BoolSpec{d.decoupled},
          "Type Adam: `false` is plain Adam with L2. As in DeepSpeed, Adam is AdamW otherwise."},
-        {"adamw_mode", AliasSpec{"adam_w_mode", "another name"}, "Another name of it."},
+        {"adamw_mode", AliasSpec{"adam_w_mode", "another name"}, "Another name of the same key."},
         {"bias_correction", &C::bias_correction, BoolSpec{},
          "Adam, AdamW: corrects the bias of the moments."},
         {"momentum", &C::momentum, NumberSpec{.range = kBelowOne},
@@ -68,7 +68,7 @@ const Keys& params_keys() {
         {"amsgrad", RefusedSpec{Form::kSwitch, "AMSGrad is not supported"},
          "remove the key: plain Adam is what is left"},
         {"maximize", RefusedSpec{Form::kSwitch, "the loss is minimised"}, "remove the key"},
-        {"max_grad_norm", NumberSpec{}, "Another place of `gradient_clipping`."},
+        {"max_grad_norm", NumberSpec{}, "Older form of `gradient_clipping`."},
         {"torch_adam", kIgnoredFlag, "there is one Adam, with the same formula"},
     };
     for (const char* key : {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}) {
@@ -82,8 +82,9 @@ const Keys& params_keys() {
 const Keys& group_keys() {
   static const Keys keys({
       {"params", FormSpec{},
-       "Names in the weight files that the group is for: `*` matches any text, `?` one letter. The first "
-       "group that matches a parameter holds; a pattern that matches nothing is an error.",
+       "The group's parameters, by their names in the weight files: `*` matches any text, "
+       "`?` one character. The first group that matches a parameter applies; a pattern that "
+       "matches nothing is an error.",
        "required", "a pattern, or a list of them"},
       {"weight_decay", NumberSpec{}, "Weight decay of all parameters of the group, norms and biases too.",
        "the optimizer's"},
@@ -96,8 +97,8 @@ const Keys& group_keys() {
 
 const Keys& optimizer_keys() {
   static const Keys keys({
-      {"type", TextSpec{}, "The optimizer, in any case.", "required; AdamW without the section",
-       "`\"AdamW\"`, `\"Adam\"`, `\"SGD\"` or `\"Lion\"`"},
+      {"type", TextSpec{}, "The optimizer; upper or lower case does not matter.",
+       "required; AdamW without the section", "`\"AdamW\"`, `\"Adam\"`, `\"SGD\"` or `\"Lion\"`"},
       {"state", &OptimizerConfig::state,
        ChoiceSpec(StatePrecision::kFull, {{"fp32", StatePrecision::kFull},
                                           {"split", StatePrecision::kSplit},

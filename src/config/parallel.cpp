@@ -40,46 +40,53 @@ const Keys& parallel_keys() {
        IntSpec{.fallback = 4, .min = 4, .max = 8, .multiple_of = 4},
        "Bits of a gradient's element on its way between ranks, 4 or 8, with zero_quantized_gradients."},
       {"tensor", &ParallelConfig::tensor, IntSpec{.min = 1, .max = 256},
-       "Tensor parallelism: so many neighbouring ranks have a part of every layer each, and compute one "
-       "batch together. It divides the ranks, the model's heads and its inner width. Also DeepSpeed's "
-       "`tensor_parallel.autotp_size`."},
+       "Tensor parallelism: this many neighbouring ranks have a part of every layer each, "
+       "and compute one batch together. It divides the number of ranks, the model's numbers "
+       "of heads and its inner width. Also DeepSpeed's `tensor_parallel.autotp_size`."},
       {"context", &ParallelConfig::context, IntSpec{.min = 1, .max = 1 << 16},
-       "Ranks that each compute with a part of every sequence (context parallelism). It divides the number "
-       "of ranks; those that are left have sequences of their own."},
+       "Context parallelism: this many ranks compute with a part of every sequence each. It "
+       "divides the number of ranks; each group of that many ranks has sequences of its own."},
       {"context_method", &ParallelConfig::context_method,
        ChoiceSpec(ContextMethod::kRing,
                   {{"ring", ContextMethod::kRing}, {"ulysses", ContextMethod::kUlysses}}),
-       "How these ranks compute attention. `\"ring\"`: keys and values go around; `data.seq_len` is a "
-       "multiple of twice `context`. `\"ulysses\"`: each rank has some of the heads, whose numbers `context` "
-       "divides, over whole sequences."},
+       "How the ranks of `context` compute attention. `\"ring\"`: keys and values go around "
+       "the ranks; `data.seq_len` must be a multiple of twice `context`. `\"ulysses\"`: each "
+       "rank has some of the heads, over whole sequences; `context` must divide "
+       "`data.seq_len`, the heads, and the heads of keys and values."},
       {"pipeline", &ParallelConfig::pipeline, IntSpec{.fallback = 1, .min = 1, .max = kMostStages},
-       "Stages of a pipeline, each a rank with a stretch of the layers: ranks are cut into as many runs of "
-       "neighbours. It divides their number."},
+       "Pipeline parallelism: the number of stages, each of which has a stretch of the "
+       "layers. A stage is a group of neighbouring ranks, so the number of stages divides "
+       "the number of ranks."},
       {"chunks", &ParallelConfig::chunks, IntSpec{.fallback = 1, .min = 1, .max = kMostStages},
-       "Stretches of layers of each stage, which a micro-batch passes in as many rounds: the idle time of a "
-       "pipeline is divided by it. There are at least as many layers as `pipeline` times this."},
+       "Stretches of layers of each stage (interleaving): a micro-batch passes all stages "
+       "this many times, which divides the pipeline's idle time by this number. There are "
+       "at least `pipeline` times this many layers."},
       {"pipeline_schedule", &ParallelConfig::pipeline_schedule,
        ChoiceSpec(kBreadthFirst, {{"breadth_first", kBreadthFirst},
                                   {"depth_first", kDepthFirst},
                                   {"1f1b", kOneForwardOneBackward},
                                   {"gpipe", kGPipe},
                                   {"zero_bubble", kZeroBubble}}),
-       "In which order stages take up micro-batches: all through a chunk before the next chunk, which "
-       "fetches weights least; as few at a time as keep all stages busy, with few activations; one forward, "
-       "one backward, with one chunk; all forwards, then all backwards; as `\"1f1b\"`, with the gradients of "
-       "weights later, where stages would wait."},
+       "In which order stages take up micro-batches. `\"breadth_first\"`: all of them pass a "
+       "chunk before the next chunk, so weights are fetched least often. `\"depth_first\"`: "
+       "as few at a time as keep all stages busy, so there are few activations. `\"1f1b\"`: "
+       "one forward, one backward, with one chunk. `\"gpipe\"`: all forwards, then all "
+       "backwards. `\"zero_bubble\"`: as `\"1f1b\"`, but the gradients of weights are computed "
+       "later, where stages would wait."},
       {"pipeline_group", &ParallelConfig::pipeline_group, IntSpec{.max = 1 << 20},
-       "Micro-batches that pass a chunk before the next chunk, between those of `\"depth_first\"`, "
-       "`pipeline`, and of `\"breadth_first\"`, all.",
+       "Micro-batches that pass a chunk before the next chunk: at least `pipeline`, which "
+       "is `\"depth_first\"`, and at most all, which is `\"breadth_first\"`.",
        "as the schedule says"},
       {"stage_layers", FormSpec{},
-       "Layers of each stage, in their order; with `chunks`, of each stretch, of which the first one of "
-       "every stage comes first. They add up to the model's layers. Stages have the same bits however "
-       "layers are divided.",
-       "such that the stage with the most products has the fewest", "list of whole numbers, 1 or more"},
+       "Numbers of layers of the stages, in order; with `chunks`, of all stretches, first "
+       "those of the first chunk of every stage. They add up to the model's layers. How "
+       "layers are divided changes no bit of the results.",
+       "so that the largest FLOPs of a stage's matrix products are least",
+       "list of whole numbers, 1 or more"},
       {"sequence", &ParallelConfig::sequence, BoolSpec{},
-       "Sequence parallelism: those ranks share norms, residuals and checkpoints, too, by rows. "
-       "`tensor` divides the tokens of a micro-batch."},
+       "Sequence parallelism: the ranks of `tensor` divide norms, residuals and activation "
+       "checkpoints among them, too, by rows. `tensor` must divide the tokens of a "
+       "micro-batch."},
   });
   return keys;
 }

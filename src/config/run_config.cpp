@@ -17,11 +17,12 @@ namespace {
 const Keys& dropout_keys() {
   static const Keys keys({
       {"embedding", &DropoutRates::embedding, NumberSpec{.range = kBelowOne},
-       "Share of the elements of the sum of token and position embeddings that training drops: GPT-2's "
-       "`embd_pdrop`. With `model.from` too this key decides, not that of `config.json`."},
+       "Share of the elements of the sum of token and position embeddings that training "
+       "drops: GPT-2's `embd_pdrop`. With `model.from`, too, this key decides and not that "
+       "of `config.json`."},
       {"residual", &DropoutRates::residual, NumberSpec{.range = kBelowOne},
-       "Share of the elements that training drops of what each attention and each MLP adds to the residual "
-       "stream: GPT-2's `resid_pdrop`, likewise."},
+       "Share of the elements that training drops of what each attention and each MLP adds "
+       "to the residual stream: GPT-2's `resid_pdrop`. This key, too, decides alone."},
   });
   return keys;
 }
@@ -69,19 +70,18 @@ const Keys& data_keys() {
        "Text file, documents (`.jsonl`, one object a line), or token file (`.bin`) to train on, or a list of "
        "them. A name with `*`, `?` or `[` stands for all files that match.",
        "this or `blend` is required", "a text, or a list of texts"},
-      {"blend", ListSpec{blend_keys}, "Several sources with weights, in place of `train`, an object each.",
-       "none"},
+      {"blend", ListSpec{blend_keys},
+       "Several sources with weights, an object for each, in place of `train`.", "none"},
       {"packing", &D::packing,
        ChoiceSpec(Packing::kNone, {{"none", Packing::kNone}, {"documents", Packing::kDocuments}}),
-       "How documents become sequences: `\"none\"`, as windows of all of them one behind the other; "
-       "`\"documents\"`, several whole ones in each sequence, with positions and attention of their own."},
+       "How documents become sequences. `\"none\"`: windows of all documents, one behind the "
+       "other; `\"documents\"`: each sequence has several whole documents, each with "
+       "positions and attention of its own."},
       {"order", &D::order,
        ChoiceSpec(Order::kRandom, {{"random", Order::kRandom}, {"epochs", Order::kEpochs}}),
-       "In which order sequences are drawn: `\"random\"`, each from all windows of the data, with "
-       "replacement; "
-       "`\"epochs\"`, windows without overlap, or packed sequences, all of them once, then all of them once "
-       "more, "
-       "each time in another order."},
+       "In which order sequences are drawn. `\"random\"`: from all windows of the data, with "
+       "replacement; `\"epochs\"`: windows without overlap, or packed sequences, each of them "
+       "once per epoch, and every epoch in another order."},
       {"validation", FormSpec{},
        "Data to validate on: one file, or a share of each training file, taken from its end; 0: none.",
        fmt::format("`{}`", d.validation_share), "a text, or a number from 0 to below 1"},

@@ -49,14 +49,16 @@ const Keys& params_keys() {
       {"decay_lr_rate", &C::decay_lr_rate, NumberSpec{},
        "OneCycle: decay of the learning rate after the cycle."},
       {"cycle_momentum", &C::cycle_momentum, BoolSpec{},
-       "OneCycle: beta1 moves against the learning rate. Beta2 stays, which is 0.99 in DeepSpeed."},
+       "OneCycle: beta1 moves against the learning rate. Beta2 stays as it is; DeepSpeed "
+       "sets it to 0.99."},
       {"cycle_min_mom", &C::cycle_min_mom, NumberSpec{.range = kBelowOne},
        "OneCycle: lowest beta1 of the cycle."},
       {"cycle_max_mom", &C::cycle_max_mom, NumberSpec{.range = kBelowOne},
        "OneCycle: highest beta1 of the cycle."},
       {"decay_mom_rate", &C::decay_mom_rate, NumberSpec{}, "OneCycle: decay of beta1 after the cycle."},
       {"last_batch_iteration", IntSpec{.fallback = -1, .min = -1},
-       "The step that a run goes on from: a checkpoint says it (`--resume`), so it is -1."},
+       "The step that a run goes on from. Here a checkpoint says it (`--resume`), so only "
+       "-1 is taken."},
   });
   return keys;
 }

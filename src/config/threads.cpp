@@ -22,13 +22,14 @@ std::optional<int> read_count(Section& threads, const char* key) {
 const Keys& threads_keys() {
   static const Keys keys({
       {"compute", IntSpec{.min = 1, .max = kMostCores, .autos = Auto::kOwnMeaning},
-       "Threads that compute, in all, at most one a core. `--threads N` is short for it.",
+       "Threads that compute, in all, at most one a core. `--threads N` sets this key.",
        "`\"auto\"`: one for each core that is not reserved"},
       {"reserved", IntSpec{.max = kMostCores, .autos = Auto::kOwnMeaning},
-       "Cores of each NUMA node on which nothing computes, for I/O threads and those that drive a device.",
+       "Cores of each NUMA node on which nothing computes, for I/O threads and for threads "
+       "that drive a device.",
        "`\"auto\"`: by the number of cores, drives and devices of the node"},
       {"bind", BoolSpec{false, Auto::kOwnMeaning},
-       "Keeps threads to their cores. With `true` the run ends where that cannot be.",
+       "Binds threads to their cores. With `true` the run ends where that cannot be done.",
        "`\"auto\"`: with several NUMA nodes or reserved cores"},
   });
   return keys;

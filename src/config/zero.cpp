@@ -55,8 +55,8 @@ const Keys& offload_optimizer_keys() {
        kOtherwise},
       {"nvme_path", TextSpec{}, "Directory of the NVMe tier where `tiers.nvme` is not given.", "none"},
       {"ratio", &RunConfig::host_update_share, NumberSpec{.range = kShare, .autos = Auto::kTakesFallback},
-       "Share of the parameters that is updated on the host; with stage 3, when the state may leave the "
-       "device. As many whole blocks as are in the rest of them have their state on the device, and are "
+       "Share of the parameters that is updated on the host, with stage 3 and state that "
+       "may leave the device. The rest, in whole blocks, has its state on the device and is "
        "updated there."},
       {"pin_memory", kIgnoredFlag, kPinned},
       {"buffer_count", kIgnoredNumber, kBudget},
@@ -65,7 +65,7 @@ const Keys& offload_optimizer_keys() {
       {"pipeline", kIgnoredFlag, kOverlapped},
       {"fast_init", kIgnoredFlag, "the optimizer state is initialised in one way"},
       {"super_offload", kIgnoredFlag, kOverlapped},
-      {"convert_grad_on_cpu", kIgnoredFlag, "gradients are converted inside the Adam kernel"},
+      {"convert_grad_on_cpu", kIgnoredFlag, "gradients are converted inside the update's kernel"},
       {"cpuadam_cores_perc", kIgnoredNumber, "the updates share all cores with the rest"},
   });
   return keys;
@@ -144,29 +144,30 @@ const Keys& zero_keys() {
       {"offload_optimizer", SectionSpec{offload_optimizer_keys},
        "Where the optimizer's state may be demoted to."},
       {kQuantizedWeights, BoolSpec{},
-       "Weights are gathered as 8-bit integers with a scale for each 256 of them: half the bytes of bf16, a "
-       "quarter of fp32. Each is wrong by at most a 254th of the largest of its 256."},
+       "Weights are gathered as 8-bit integers with a scale for each 256 of them: half the "
+       "bytes of bf16, a quarter of fp32. The error of a weight is at most 1/254 of the "
+       "largest magnitude of its 256."},
       {kQuantizedGradients, BoolSpec{},
-       "Gradients are summed from integers of `parallel.quantized_gradient_bits` bits with a scale for each "
-       "256 of them: an eighth of the bytes with 4 bits, a quarter with 8. What a rank sends is wrong by at "
-       "most a 14th, or a 254th, of the largest of its 256. With groups of ranks sums are made within a "
-       "group "
-       "first, and then between the groups."},
+       "Gradients are summed from integers of `parallel.quantized_gradient_bits` bits with "
+       "a scale for each 256 of them: an eighth of the bytes of fp32 with 4 bits, a quarter "
+       "with 8. The error of an element that a rank sends is at most 1/14 (4 bits) or 1/254 "
+       "(8 bits) of the largest magnitude of its 256. With groups of ranks sums are made "
+       "within a group first, and then between the groups."},
       {"zero_quantized_nontrainable_weights", refused("frozen weights are kept as they are"),
        "remove the key; zero_quantized_weights gathers them, too, in 8 bits"},
       {kHpz, IntSpec{.fallback = 1, .min = 1, .max = 1 << 20},
-       "Hybrid sharding: so many neighbouring ranks hold everything once, and the other ranks hold it again. "
-       "It divides the number of ranks; 1: all ranks together.",
+       "Hybrid sharding: each group of this many neighbouring ranks holds everything once. "
+       "It divides the number of ranks; 1: one group of all ranks.",
        "all ranks"},
       {kMics, IntSpec{.fallback = -1, .min = -1, .max = 1 << 20},
-       "The same, as MiCS names it; -1: all ranks together.", "all ranks"},
-      {"zenflow", refused("its updates are late, here they are exact", Form::kPresence),
+       "MiCS's name of `zero_hpz_partition_size`; -1: one group of all ranks.", "all ranks"},
+      {"zenflow", refused("its updates are late; here none is", Form::kPresence),
        "remove the section; updates overlap with the computation anyway"},
       {"zeropp_loco_param", refused("quantized gradients are sent without error feedback", Form::kPresence),
        "remove the section"},
       {kOldState, BoolSpec{}, "DeepSpeed's old form of `\"offload_optimizer\": {\"device\": \"cpu\"}`."},
       {kOldParams, BoolSpec{}, "DeepSpeed's old form of `\"offload_param\": {\"device\": \"cpu\"}`."},
-      {"cpu_offload_params", AliasSpec{kOldParams, "another name"}, "Another name of it."},
+      {"cpu_offload_params", AliasSpec{kOldParams, "another name"}, "Another name of the same key."},
       {"allgather_bucket_size", kIgnoredNumber, kBuckets},
       {"allgather_partitions", kIgnoredFlag, kBuckets},
       {"allgather_size", kIgnoredNumber, kBuckets},

@@ -29,12 +29,13 @@ Rows gpt2_keys() {
           {"layer_norm_epsilon", kNumber, "1e-5", "What is added to the variance in layer norms."},
           {"activation_function", "`\"gelu_new\"`, `\"gelu_pytorch_tanh\"`", "\"gelu_new\"",
            "The activation of the MLP; both names mean the same."},
-          {"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."},
+          {"initializer_range", kDeviation, "0.02", "Standard deviation of the initial weights."},
           {"tie_word_embeddings", kBool, "true", "The output matrix is the embedding."},
-          {"scale_attn_weights", "`true`", "true", "Attention is scaled by the root of the head's size."},
+          {"scale_attn_weights", "`true`", "true",
+           "Scores of attention are divided by the square root of the head's size."},
           {"scale_attn_by_inverse_layer_idx", "`false`", "false",
-           "Attention is not scaled by the layer's number."},
-          {"reorder_and_upcast_attn", "`false`", "false", "Sums of attention are fp32 anyway."},
+           "Scores of attention are not divided by the layer's number."},
+          {"reorder_and_upcast_attn", "`false`", "false", "Attention sums in fp32 in any case."},
           {"add_cross_attention", "`false`", "false", "There is no cross-attention."}};
 }
 
@@ -73,22 +74,24 @@ void add_rope(Arch arch, Rows& rows) {
   const bool phi = arch == Arch::kPhi3, nested = arch == Arch::kGemma3;
   rows.push_back({"rope_theta", kNumber, nested ? "1000000" : "10000", "Base of the rotary embedding."});
   if (nested) {
-    rows.push_back({"rope_local_base_freq", kNumber, "10000", "The same of layers with a window."});
+    rows.push_back(
+        {"rope_local_base_freq", kNumber, "10000", "Base of the rotary embedding in layers with a window."});
     rows.push_back({"rope_scaling", kObject, "null",
                     "How frequencies of layers without a window are scaled: `rope_type` `\"linear\"`, "
                     "`\"llama3\"` or `\"yarn\"`, with the keys of transformers."});
     rows.push_back({"rope_parameters", kObject, "null",
-                    "The form of newer files: objects `full_attention` and `sliding_attention`."});
+                    "The form of newer `config.json` files: objects `full_attention` and "
+                    "`sliding_attention`."});
     return;
   }
   rows.push_back(
       {"rope_scaling", kObject, "null",
        phi ? "`rope_type` `\"longrope\"` with `short_factor` and `long_factor`: sequences are never "
-             "longer than the original context, so that the short ones act."
+             "longer than the original context, so `short_factor` alone is used."
            : "How frequencies are scaled: `rope_type` `\"linear\"`, `\"llama3\"` or `\"yarn\"`, with the "
              "keys of transformers."});
   rows.push_back({"rope_parameters", kObject, "null",
-                  "The form of newer files: the keys of `rope_scaling`, and `rope_theta`."});
+                  "The form of newer `config.json` files: the keys of `rope_scaling`, and `rope_theta`."});
   if (phi) {
     rows.push_back({"original_max_position_embeddings", kSize, "4096", "The original context of LongRoPE."});
     rows.push_back({"partial_rotary_factor", "number above 0, 1 at most", "1",
@@ -121,11 +124,12 @@ void add_gemma(Arch arch, Rows& rows) {
   constexpr const char* kCap = "`null`, or a number above 0";
   rows.push_back({"hidden_activation", "`\"gelu_pytorch_tanh\"`", "\"gelu_pytorch_tanh\"",
                   "The activation of the MLP's gate."});
-  rows.push_back({"query_pre_attn_scalar", kNumber, "256", "Scores are divided by its root."});
+  rows.push_back(
+      {"query_pre_attn_scalar", kNumber, "256", "Scores of attention are divided by its square root."});
   if (second) {
     rows.push_back(
         {"attn_logit_softcapping", kCap, "50.0", "Scores s count as cap * tanh(s / cap), before the mask."});
-    rows.push_back({"final_logit_softcapping", kCap, "30.0", "The same of logits."});
+    rows.push_back({"final_logit_softcapping", kCap, "30.0", "Logits l count as cap * tanh(l / cap)."});
   } else {
     rows.push_back({"attn_logit_softcapping", "`null`", "null", "Scores have no cap."});
     rows.push_back({"final_logit_softcapping", kCap, "null", "Logits l count as cap * tanh(l / cap)."});
@@ -161,13 +165,13 @@ Rows decoder_keys(Arch arch) {
   rows.push_back(
       {"tie_word_embeddings", kBool, gemma ? "true" : "false", "The output matrix is the embedding."});
   if (arch == Arch::kLlama || arch == Arch::kQwen3 || arch == Arch::kOlmo2 || gemma)
-    rows.push_back({"attention_bias", kBool, "false", "The products of attention have biases."});
-  rows.push_back(
-      {"attention_sinks", kBool, "false",
-       "Each head has a learned score that takes part in the softmax's denominator alone. No family of "
-       "Hugging Face's has it in dense models, whose library refuses what is saved of it."});
+    rows.push_back({"attention_bias", kBool, "false", "The projections of attention have biases."});
+  rows.push_back({"attention_sinks", kBool, "false",
+                  "Each head has a learned score that takes part in the softmax's denominator alone. "
+                  "Hugging Face's transformers has no dense model with it, and refuses to load one "
+                  "that is saved with it."});
   if (arch == Arch::kLlama) rows.push_back({"mlp_bias", "`false`", "false", "The MLP has no biases."});
-  rows.push_back({"initializer_range", kDeviation, "0.02", "Standard deviation of the first weights."});
+  rows.push_back({"initializer_range", kDeviation, "0.02", "Standard deviation of the initial weights."});
   return rows;
 }
 

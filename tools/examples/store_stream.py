@@ -13,9 +13,9 @@ import ziggurat as zg
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", help="on a drive")
-    parser.add_argument("--total", default="1GiB")
-    parser.add_argument("--host", default="128MiB")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--total", default="1GiB", help="size of the tensor (default: %(default)s)")
+    parser.add_argument("--host", default="128MiB", help="host memory for it (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="times that it is streamed (default: %(default)s)")
     a = parser.parse_args()
     count = zg.bytes_of(a.total) // 4
     with zg.Store(host_bytes=a.host, drives={a.directory: zg.bytes_of(a.total) * 5 // 4}) as store:

@@ -34,8 +34,8 @@ def train(model, optimizer, first, last):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=40, help="steps of the run (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="width of the model (default: %(default)s)")
     parser.add_argument("--nvme", help="a directory on a drive")
     a = parser.parse_args()
     model, optimizer = make(a.width, a.nvme)

@@ -282,7 +282,7 @@ void add_train(CLI::App& app, int& exit_code) {
           ->type_name("[PATH]");
   command
       ->add_option("--threads", flags->threads, "Threads that compute, instead of the file's threads.compute")
-      ->check(whole_number(1, 4096));
+      ->check(whole_number(1, 8192));
   command->add_option("--trace", flags->trace_file,
                       "Write a timeline for Perfetto (ui.perfetto.dev) to this file");
   command

@@ -48,27 +48,29 @@ void read_batch(Section& root, RunConfig& run) {
               "e.g. \"train_batch_size\": 16, \"train_micro_batch_size_per_gpu\": 4");
   }
   const std::int64_t ranks = run.data_ranks();
+  const auto counted = [&run] {
+    const std::int64_t all = run.ranks(), parts = all / run.data_ranks();
+    return parts == 1
+               ? fmt::format("devices names {} ranks in all", all)
+               : fmt::format("devices names {} ranks in all, {} of which make one of data", all, parts);
+  };
   complete(b, ranks);
   if (b.train != b.micro * b.accumulation * ranks) {
-    root.fail(
-        kTrain,
-        fmt::format(
-            "is not equal to train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size: "
-            "{} != {} * {} * {}",
-            b.train, b.micro, b.accumulation, ranks),
-        ranks == 1
-            ? "give two of the three, or make the product right"
-            : fmt::format("give two of the three, or make the product right; devices names {} ranks{}",
-                          run.device.ranks,
-                          run.processes > 1 ? fmt::format(" of each of {} processes", run.processes) : ""));
+    root.fail(kTrain,
+              fmt::format("is not equal to train_micro_batch_size_per_gpu * gradient_accumulation_steps * "
+                          "data-parallel ranks: "
+                          "{} != {} * {} * {}",
+                          b.train, b.micro, b.accumulation, ranks),
+              ranks == 1 ? "give two of the three, or make the product right"
+                         : fmt::format("give two of the three, or make the product right; {}", counted()));
   }
   for (const auto& [key, value] :
        {std::pair{kTrain, b.train}, {kMicro, b.micro}, {kAccumulation, b.accumulation}}) {
     if (root.is_auto(key)) root.notice(key, fmt::format("\"auto\": took {}", value));
   }
   if (const std::int64_t stated = root.integer(kDataParallel); stated > 1 && stated != ranks) {
-    root.fail(kDataParallel, fmt::format("is {}, but devices names {} rank(s)", stated, ranks),
-              "remove the key: devices says how many ranks there are");
+    root.fail(kDataParallel, fmt::format("is {}, but the run's data-parallel degree is {}", stated, ranks),
+              "remove the key: " + counted());
   }
   run.micro_batch = b.micro;
   run.accumulation_steps = b.accumulation;

@@ -99,7 +99,7 @@ std::vector<Mistake> flags() {
       {"NoThreads",
        {"train", "config.json", "--threads", "0"},
        "--threads",
-       "found 0, expected a whole number, 1 to 4096"},
+       "found 0, expected a whole number, 1 to 8192"},
       {"NegativeThreads", {"train", "config.json", "--threads=-2"}, "--threads", "found -2"},
       {"UnknownDevice",
        {"train", "config.json", "--devices", "tpu:1"},

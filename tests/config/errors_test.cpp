@@ -225,7 +225,7 @@ const Bad kBad[] = {
      "zero_optimization.mics_shard_size", "is 4, and zero_hpz_partition_size is 2"},
     {R"({"devices": "host:4", "gradient_allreduce_op": "sum"})", "gradient_allreduce_op",
      "found text \"sum\", expected \"mean\""},
-    {R"({"data_parallel_size": 4})", "data_parallel_size", "is 4, but devices names 1 rank(s)"},
+    {R"({"data_parallel_size": 4})", "data_parallel_size", "is 4, but the run's data-parallel degree is 1"},
     {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
      "zero_optimization.offload_param.nvme_path", "is missing"},
     {R"({"zero_optimization": {"stage": 3, "offload_param": {}}})", "zero_optimization.offload_param.device",

@@ -34,7 +34,7 @@ class CrashModel : public CheckpointFixture {
     trainer.start();
     struct Manifests final : TrainObserver {
       std::function<void()> note;
-      Recorder* files = nullptr;
+      CrashRecorder* files = nullptr;
       void on_checkpoint(std::int64_t) override { note(); }
       void on_step(const StepRecord&) override { files->look(); }
     } observer;
@@ -214,7 +214,7 @@ class CrashModel : public CheckpointFixture {
                        "data.seq_len=8"};
   Strings settings_;
   std::vector<std::string> drives_;  // their directories
-  Recorder files_;
+  CrashRecorder files_;
   std::map<std::string, std::string> placed_;  // what lies on each drive now
   std::map<std::int64_t, std::string> manifests_;
   const std::string path_ = directory_ + "/out/checkpoints";

@@ -45,7 +45,7 @@ inline bool is_sync(const Op& op) {
 // Any thread. With watch(), what a run writes to drives' files is noted, too, before each other operation and
 // at each look(): by what has changed since, in pages. So those writes are known to have begun by then; which
 // of them a flush has brought to the drive is what the flush after them says.
-class Recorder final : public Files {
+class CrashRecorder final : public Files {
  public:
   std::vector<Op> ops;
   std::map<std::string, std::string> drives;  // the contents of each, as they are now; by its directory

@@ -14,6 +14,15 @@
 
 namespace zg::test {
 
+// How many times as long everything may take: what sanitizers watch is so much slower.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr int kSlower = 20;
+#elif defined(__SANITIZE_ADDRESS__)
+inline constexpr int kSlower = 4;
+#else
+inline constexpr int kSlower = 1;
+#endif
+
 // For tests whose workers may take long, but must not stop: each of them has a counter that it moves on.
 class StallWatch {
  public:
@@ -22,7 +31,7 @@ class StallWatch {
   // Aborts when one of `count` counters has not moved for `seconds`. A counter that is kOver may rest: its
   // worker is through.
   StallWatch(int count, int seconds, std::function<std::string()> state)
-      : counters_(static_cast<std::size_t>(count)), seconds_(seconds), state_(std::move(state)) {
+      : counters_(static_cast<std::size_t>(count)), seconds_(kSlower * seconds), state_(std::move(state)) {
     thread_ = NamedThread("stall-watch", [this] { watch(); });
   }
   ~StallWatch() {

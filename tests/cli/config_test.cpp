@@ -40,7 +40,7 @@ TEST_F(ConfigKeys, WithoutSectionsAllOfThemArePrinted) {
     EXPECT_EQ(names.count(name), 1u) << name;
     EXPECT_HAS("\n" + text, std::string("\n") + name + "\n") << name;
   }
-  EXPECT_HAS(text, "  aio.queues: whole number, 1 to 64; default: 1\n      Rings");
+  EXPECT_HAS(text, "  aio.queues: whole number, 1 to 64; default: 1\n      Queues of a drive");
   EXPECT_EQ(text.find('`'), std::string::npos);
 }
 

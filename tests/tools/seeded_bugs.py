@@ -121,7 +121,7 @@ BUGS = (
           "  for (const double x : scalars[static_cast<std::size_t>(layout_.options.sharding.rank)])\n"
           "    finite = finite && std::isfinite(x);"),)),
     Bug("random numbers of updates by the index in the shard",
-         ((WEIGHTS, "      params.first_element = number;\n", "      params.first_element = from - first;\n"),)),
+         ((WEIGHTS, "      params.first_element = number;\n", "      params.first_element = from - first + 0 * number;\n"),)),
     Bug("samples by the rank's own numbers",
         ((TRAINER, "place.micro_batch(static_cast<std::int64_t>(m)) * config", "static_cast<std::int64_t>(m) * config"),), TRAIN),
     Bug("evaluation counts padding micro-batches",

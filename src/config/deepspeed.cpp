@@ -49,10 +49,10 @@ void read_batch(Section& root, RunConfig& run) {
   }
   const std::int64_t ranks = run.data_ranks();
   const auto counted = [&run] {
-    const std::int64_t all = run.ranks(), parts = all / run.data_ranks();
-    return parts == 1
-               ? fmt::format("devices names {} ranks in all", all)
-               : fmt::format("devices names {} ranks in all, {} of which make one of data", all, parts);
+    const int parts = run.ranks() / run.data_ranks();
+    return fmt::format("devices names {} ranks{}{}", run.device.ranks,
+                       run.processes > 1 ? fmt::format(" of each of {} processes", run.processes) : "",
+                       parts > 1 ? fmt::format(", and {} of them are one of data", parts) : "");
   };
   complete(b, ranks);
   if (b.train != b.micro * b.accumulation * ranks) {

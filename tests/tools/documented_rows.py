@@ -199,7 +199,9 @@ ROWS = (
     Row("checkpoint_doors_alone", ("tools/checkpoint_doors.py", "tests/tools/checkpoint_doors_test.py"),
         why="tools.checkpoint_doors tests the one with the other"),
     Row("train", ("ziggurat train configs/quickstart.json", "ziggurat train configs/quickstart.json *"), files=BOOK,
-        replace={"optimizer.state=STATE": "optimizer.state=bf16"}, set={"--steps": "1"}, more=SMALL),
+        replace={"optimizer.state=STATE": "optimizer.state=bf16",
+                 "checkpoint.export.path=/mnt/backup/quickstart": "checkpoint.export.path=copies"},
+        set={"--steps": "1"}, more=SMALL),
     Row("train_again", ("ziggurat train runs/quickstart/config.json",), files=BOOK, before=(TRAIN,)),
     Row("train_deepspeed", ("ziggurat train configs/tiny.json configs/deepspeed/zero3_nvme.json *",), files=BOOK,
         set={"--steps": "1"}, more="--devices host --set zero_optimization.offload_param.nvme_path=/mnt/nvme0 "

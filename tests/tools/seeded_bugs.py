@@ -736,7 +736,7 @@ BUGS = (
     Bug("copies: the version that is being copied is unpinned",
         ((SAVER, "it = it->first == held_ ? std::next(it) : unpin(it);", "it = unpin(it);"),), BEHIND),
     Bug("copies: the checkpoint that is being copied is removed",
-        ((CHECKPOINT_WRITER, "++kept <= keep || entry.number == held)", "++kept <= keep)"),), BEHIND),
+        ((CHECKPOINT_WRITER, "++kept <= keep || entry.number == held)", "++kept <= keep || entry.number == -held - 1)"),), BEHIND),
     Bug("copies: the run has no version for what is being copied",
         (("include/ziggurat/config/checkpoint.hpp", "(exports.path.empty() ? 0 : 1)", "(exports.path.empty() ? 0 : 0)"),), BEHIND),
     Bug("copies: one that failed counts as made",

@@ -52,7 +52,7 @@ void read_batch(Section& root, RunConfig& run) {
     const int parts = run.ranks() / run.data_ranks();
     return fmt::format("devices names {} ranks{}{}", run.device.ranks,
                        run.processes > 1 ? fmt::format(" of each of {} processes", run.processes) : "",
-                       parts > 1 ? fmt::format(", and {} of them are one of data", parts) : "");
+                       parts > 1 ? fmt::format(", of which {} form one data-parallel rank", parts) : "");
   };
   complete(b, ranks);
   if (b.train != b.micro * b.accumulation * ranks) {

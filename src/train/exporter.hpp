@@ -2,8 +2,8 @@
 //
 // The run's first process has one. A thread copies one checkpoint at a time, which stays where it is until
 // the copy is done: all ranks leave its versions pinned, and nobody removes it (Checkpointer). The thread has
-// less of the processors than those that train, and of the drives what these leave (Pace). A copy that fails
-// is told, and nothing of it stays; training goes on.
+// a lower priority than the threads that train, and its reads give way to theirs (Pace). A copy that fails is
+// logged as a warning, and nothing of it stays; training goes on.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -41,7 +41,7 @@ std::string run_of(const CheckpointEntry& entry) {
   }
 }
 
-// Those elsewhere, newest first.
+// The copies of the run's checkpoints in checkpoint.export.path, newest first.
 std::vector<CheckpointEntry> copies_in(const CheckpointConfig& config) {
   if (config.exports.path.empty()) return {};
   try {
@@ -113,7 +113,8 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   number_ = static_cast<std::int64_t>(first[2]);
 }
 
-// Copies of another run's checkpoints are none of those that this run may go on from.
+// Whether checkpoint.export.path has copies that this run may go on from: where its own directory tells which
+// run it is, all of them must be of that run.
 bool RunCheckpoints::has_copies_of_its_own() const {
   const std::vector<CheckpointEntry> copies = copies_in(config_);
   std::string own;
@@ -152,7 +153,8 @@ void RunCheckpoints::open(const std::string& asked) {
   }
   processes_.together([&] {
     if (first) return;
-    std::string mine = paths[static_cast<std::size_t>(theirs[1])];
+    // This process may see other copies than the first one, so that its own list of paths does not count.
+    std::string mine = theirs[1] > 0 ? without_slash(config_.exports.path) : paths[0];
     for (const CheckpointEntry& entry : list_checkpoints(mine)) {
       if (entry.number == static_cast<std::int64_t>(theirs[0])) mine = entry.path;
     }

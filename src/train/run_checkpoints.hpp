@@ -78,7 +78,7 @@ class RunCheckpoints {
   std::optional<Checkpoint> from_;
   std::string run_;              // names the run
   std::int64_t number_ = 0;      // of the newest checkpoint
-  std::int64_t began_with_ = 0;  // number_ of this process
+  std::int64_t began_with_ = 0;  // number_ before the run has written any
   std::int64_t bytes_ = 0;       // of a checkpoint, of all ranks
   std::int64_t pinned_ = 0;      // bytes of state that it pins on the drives
   std::string copies_because_;

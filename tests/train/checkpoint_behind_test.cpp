@@ -193,6 +193,18 @@ TEST_F(Behind, ACopyThatFailsLeavesNothing) {
   }
 }
 
+// The copy of the last step, after which no other is made, is tried once more at the end.
+TEST_F(Behind, ACopyOfTheLastStepThatFailsIsTriedAgain) {
+  CopyFiles files(copies());
+  files.fails = [&](const std::string& is) { return is == "write" && files.failed == 0 ? EIO : 0; };
+  Trainer trainer(config("out", copied({"steps=1"})), {.files = &files});
+  trainer.start();
+  (void)trainer.run();
+  trainer.finish_exports();
+  EXPECT_EQ(files.failed, 1);
+  EXPECT_EQ(steps_there(), (std::vector<std::int64_t>{1}));
+}
+
 // Ctrl-C while a copy is made, and a run that fails then.
 TEST_F(Behind, ARunThatEndsEarlyGivesTheCopyUp) {
   for (const bool fails : {false, true}) {

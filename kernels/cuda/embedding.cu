@@ -84,8 +84,10 @@ __global__ void __launch_bounds__(kThreads) embedding_rows(Extent extent, Embedd
   if (r >= extent.rows) return;
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t row = row_of(args, args.ids[r]);
+  const bool here = is_here(args, row);
+  if (args.part.only && !here) return;
   Pack<T> x = {};
-  if (is_here(args, row)) x = load_columns<T, kPacks>(args.wte.row(row), tile, extent.cols, lane);
+  if (here) x = load_columns<T, kPacks>(args.wte.row(row), tile, extent.cols, lane);
   if (args.wpe.data != nullptr) {
     const T* const position =
         args.wpe.row(checked(position_of(args.rows, args.first_keys, r), args.positions));

@@ -161,7 +161,9 @@ void embedding(Extent extent, const Embedding<T>& args) {
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t id = args.ids[r] - args.part.first;
-      const T* token = id >= 0 && id < args.vocabulary ? args.wte.row(id) : zeros.data();
+      const bool is_here = id >= 0 && id < args.vocabulary;
+      if (args.part.only && !is_here) continue;
+      const T* token = is_here ? args.wte.row(id) : zeros.data();
       T* out = args.out.row(r);
       if (args.wpe.data == nullptr) {
         std::memcpy(out, token, static_cast<std::size_t>(extent.cols) * sizeof(T));

@@ -339,7 +339,7 @@ Choices accumulations() {
 Choices tile_modes() {
   return {{"auto",
            {"tiers.tiles=auto"},
-           "the weights of a layer are multiplied in tiles where the whole layer does not fit",
+           "the weights of layers and tables are multiplied in tiles where whole ones do not fit",
            [](Run r) { return r.tiers.tiles == TierConfig::Tiles::kAuto; }},
           {"on",
            {"tiers.tiles=on"},

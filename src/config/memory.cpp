@@ -139,8 +139,8 @@ const Keys& tiers_keys() {
       {"tiles", &T::tiles,
        ChoiceSpec{T::Tiles::kAuto,
                   {{"auto", T::Tiles::kAuto}, {"on", T::Tiles::kOn}, {"off", T::Tiles::kOff}}},
-       "Whether the weights of a layer come to the device in tiles, some rows of a matrix each: where whole "
-       "layers do not fit, always, or never. Tiles round differently from whole layers."},
+       "Whether the weights of layers and tables come to the device in tiles, some rows of a matrix each: "
+       "where whole ones do not fit, always, or never. Tiles round differently from whole layers."},
       {"ram", SectionSpec{ram_keys}, "What the back end `\"ram\"` pretends to be."},
   });
   return keys;

@@ -147,9 +147,6 @@ namespace {
 std::int64_t activation_count(const Layout& layout) {
   return layout.model->residual_rows(layout.options.micro_batch) * layout.model->config().width;
 }
-std::int64_t table_count(const Layout& layout) {
-  return layout.model->units().front().count;
-}
 
 // What a send or receive passes on, and between whom.
 CommCall passing_of(const Layout& layout, const StepOp& op) {
@@ -159,10 +156,10 @@ CommCall passing_of(const Layout& layout, const StepOp& op) {
   const bool sends = op.kind == OpKind::kSend;
   int other = 0;
   if (op.has(Operand::kWeight) || op.has(Operand::kTable)) {
-    call.count = table_count(layout);
+    call.count = layout.tile(op.tile).count;
     other = sends ? parts.stages - 1 : 0;
   } else if (op.has(Operand::kAccumulator) || op.has(Operand::kTableAccumulator)) {
-    call.count = table_count(layout);
+    call.count = layout.tile(op.tile).count;
     call.dtype = model.accumulator_dtype();
     other = sends ? 0 : parts.stages - 1;
   } else {
@@ -311,10 +308,12 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
                                 shape.chunks, name_of(shape.schedule), shape.group));
     lines.push_back(
         fmt::format("parts of the pipeline begin at layers {}", fmt::join(layout.first_layer, ", ")));
+    const Unit& embedding = layout.model->units().front();
     lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
                                 activation_count(layout), name_of(layout.model->dtype()),
-                                layout.model->config().tied ? table_count(layout) : 0));
-    lines.push_back(fmt::format("layers in {} tiles", layout.model->units()[1].tiles.size()));
+                                layout.model->config().tied ? embedding.count : 0));
+    lines.push_back(fmt::format("layers in {} tiles, the embedding in {}",
+                                layout.model->units()[1].tiles.size(), embedding.tiles.size()));
     if (layout.is_sharded())
       lines.push_back(fmt::format("weights are gathered {} units ahead", programs.gather_ahead));
     lines.push_back(fmt::format("ranks exchange weights in {} bits, gradients in {} (0: as they are)",

@@ -197,7 +197,7 @@ void StepExecutor::Pass::issue() {
 
 void StepExecutor::Pass::embedding() {
   model_.embedding_forward(stream_, shape_, weight(), workspace_.ids(op_.micro_batch), rows(Operand::kOutput),
-                           workspace_.scratch(), dropout(), documents_);
+                           workspace_.scratch(), dropout(), documents_, tiles());
 }
 
 void StepExecutor::Pass::forward(const View& out, void* saved) {
@@ -207,7 +207,7 @@ void StepExecutor::Pass::forward(const View& out, void* saved) {
 
 void StepExecutor::Pass::head_loss() {
   model_.head_loss(stream_, shape_, weight(), table(), rows(Operand::kInput),
-                   workspace_.targets(op_.micro_batch), workspace_.scalar(0), workspace_.scratch());
+                   workspace_.targets(op_.micro_batch), workspace_.scalar(0), workspace_.scratch(), tiles());
 }
 
 void StepExecutor::Pass::head() {
@@ -218,7 +218,7 @@ void StepExecutor::Pass::head() {
   model_.head_loss_and_gradient(stream_, shape_, weight(), table(), rows(Operand::kInput),
                                 workspace_.targets(op_.micro_batch), workspace_.scalar(0),
                                 rows(Operand::kActivationGradient), sum, table_sum, workspace_.scratch(),
-                                engine_.head_scale_, into_);
+                                engine_.head_scale_, into_, tiles());
 }
 
 // A forward in tiles moves on to later operations, whose leases are others: operands are found before it.
@@ -250,7 +250,7 @@ void StepExecutor::Pass::backward_weight() {
 void StepExecutor::Pass::embedding_backward() {
   model_.embedding_backward(stream_, shape_, workspace_.ids(op_.micro_batch),
                             rows(Operand::kActivationGradient), accumulator(), into_, workspace_.scratch(),
-                            dropout(), documents_);
+                            dropout(), documents_, tiles());
 }
 
 }  // namespace zg

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
@@ -38,13 +39,12 @@ class Emitter {
       case OpKind::kUpdate:
         return for_tiles(slot.unit, [&](std::int32_t t) { update(slot, t); });
       case OpKind::kEmbedding:
-        return embedding(slot);
+      case OpKind::kHead:
+      case OpKind::kHeadLoss:
+      case OpKind::kEmbeddingBackward:
+        return layout_.in_tiles(multiplied(slot)) ? in_tiles(slot) : of_table(slot);
       case OpKind::kForward:
         return layout_.in_tiles(slot.unit) ? in_tiles(slot) : forward(slot);
-      case OpKind::kHead:
-        return head(slot);
-      case OpKind::kHeadLoss:
-        return head_loss(slot);
       case OpKind::kBackward:
         return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward(slot);
       case OpKind::kBackwardInput:
@@ -52,46 +52,49 @@ class Emitter {
       case OpKind::kBackwardWeight:
         return layout_.in_tiles(slot.unit) && !layout_.is_frozen(slot.unit) ? in_tiles(slot)
                                                                             : backward_weight(slot);
-      case OpKind::kEmbeddingBackward:
-        return embedding_backward(slot);
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
         return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
       case OpKind::kGather:
         if (gathers_by_use(slot.unit)) return;
-        return for_tiles(slot.unit, [&](std::int32_t t) { gather(slot, t, slot.last); });
+        return for_tiles(slot.unit, [&](std::int32_t t) { gather(t, slot.last); });
       case OpKind::kSend:
+        if (slot.passed == PipelineEvent::Kind::kTable || slot.passed == PipelineEvent::Kind::kTableGradient)
+          return for_tiles(0, [&](std::int32_t t) { send_table(slot, t); });
         return add(slot, {sent(slot)});
       case OpKind::kReceive:
+        if (slot.passed == PipelineEvent::Kind::kTable)
+          return for_tiles(0, [&](std::int32_t t) {
+            add(slot, t, {{Operand::kTable, overwrite(weight(t))}});
+          });
+        if (slot.passed == PipelineEvent::Kind::kTableGradient) {
+          return for_tiles(0, [&](std::int32_t t) {
+            add(slot, t, {{Operand::kAccumulator, overwrite(accumulator(t))}});
+          });
+        }
         return add(slot, {received(slot)});
     }
   }
 
-  // What a stage passes on is dead there, but for the embedding's weight.
+  // What a stage passes on is dead there.
   Use sent(const Slot& slot) const {
     const std::int32_t m = slot.micro_batch;
-    switch (slot.passed) {
-      case PipelineEvent::Kind::kGradient:
-        return {Operand::kActivationGradient, read(activation_gradient(slot.unit, m), true)};
-      case PipelineEvent::Kind::kTable:
-        return {Operand::kWeight, read(weight(0), dead(slot, 0))};
-      case PipelineEvent::Kind::kTableGradient:
-        return {Operand::kTableAccumulator, read(accumulator(0), true)};
-      default:
-        return {Operand::kOutput, read(activation(slot.unit, m), true)};
-    }
+    if (slot.passed == PipelineEvent::Kind::kGradient)
+      return {Operand::kActivationGradient, read(activation_gradient(slot.unit, m), true)};
+    return {Operand::kOutput, read(activation(slot.unit, m), true)};
   }
   Use received(const Slot& slot) const {
     const std::int32_t m = slot.micro_batch;
-    switch (slot.passed) {
-      case PipelineEvent::Kind::kGradient:
-        return {Operand::kActivationGradient, overwrite(activation_gradient(slot.unit, m))};
-      case PipelineEvent::Kind::kTable:
-        return {Operand::kTable, overwrite(weight(0))};
-      case PipelineEvent::Kind::kTableGradient:
-        return {Operand::kAccumulator, overwrite(accumulator(0))};
-      default:
-        return {Operand::kInput, overwrite(activation(slot.unit - 1, m))};
-    }
+    if (slot.passed == PipelineEvent::Kind::kGradient)
+      return {Operand::kActivationGradient, overwrite(activation_gradient(slot.unit, m))};
+    return {Operand::kInput, overwrite(activation(slot.unit - 1, m))};
+  }
+  // Of a tied table, which the last stage has too: the weight, which stays here, or the gradient that the
+  // head has summed there.
+  void send_table(const Slot& slot, std::int32_t t) {
+    if (slot.passed == PipelineEvent::Kind::kTableGradient)
+      return add(slot, t, {{Operand::kTableAccumulator, read(accumulator(t), true)}});
+    if (gathers_by_use(0)) gather(t, slot.last);
+    add(slot, t, {{Operand::kWeight, read(weight(t), gathers_by_use(0) || is_dead(slot, t))}});
   }
 
   // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
@@ -139,15 +142,63 @@ class Emitter {
     }
   }
 
-  void embedding(const Slot& slot) {
-    const bool read_by_head = tied() && !layout_.is_pipeline();
-    add(slot, {{Operand::kWeight, read(weight(0), dead(slot, 0) && (slot.drop || !read_by_head))},
-               {Operand::kOutput, overwrite(activation(0, slot.micro_batch))}});
+  // The unit whose matrices the slot's products have: of a head with a tied table the embedding.
+  std::int32_t multiplied(const Slot& slot) const {
+    const bool head = slot.kind == OpKind::kHead || slot.kind == OpKind::kHeadLoss;
+    return head && tied() ? 0 : slot.unit;
+  }
+  // An embedding or head whose table is whole.
+  void of_table(const Slot& slot) {
+    const bool frozen = layout_.is_frozen(multiplied(slot));
+    const int passes = slot.kind == OpKind::kHead ? (frozen ? 2 : 3) : slot.kind == OpKind::kHeadLoss ? 1 : 0;
+    add(slot, beside_table(slot, true, true), passes * products(multiplied(slot)));
+  }
+  // What the operations of an embedding or head have besides tiles: where the table is whole, all.
+  std::vector<Use> beside_table(const Slot& slot, bool begins, bool ends) const {
+    const std::int32_t u = slot.unit, m = slot.micro_batch, of_unit = layout_.first_tile(u);
+    const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
+    const auto sum = [&](std::int32_t t) { return add_to(accumulator(t), begins && is_first_sum(slot)); };
+    if (slot.kind == OpKind::kEmbeddingBackward) {
+      return {{Operand::kActivationGradient, read(activation_gradient(0, m), ends)},
+              {Operand::kAccumulator, sum(of_unit)}};
+    }
+    const bool dead = u == multiplied(slot) ? table_is_dead(slot, of_unit) : is_dead(slot, of_unit);
+    std::vector<Use> uses{{Operand::kWeight, read(weight(of_unit), ends && dead)}};
+    if (slot.kind == OpKind::kEmbedding) {
+      uses.push_back({Operand::kOutput, made(activation(0, m))});
+      return uses;
+    }
+    const std::int32_t table = layout_.first_tile(0);
+    if (tied()) uses.push_back({Operand::kTable, read(weight(table), ends && table_is_dead(slot, table))});
+    uses.push_back({Operand::kInput, read(activation(layers(), m), ends)});
+    if (slot.kind == OpKind::kHeadLoss) return uses;
+    AccessStep gradient = made(activation_gradient(u, m));
+    gradient.last = ends && u == layout_.first_trained();
+    uses.push_back({Operand::kActivationGradient, gradient});
+    if (!layout_.is_frozen(u)) uses.push_back({Operand::kAccumulator, sum(of_unit)});
+    if (tied() && !layout_.is_frozen(0)) uses.push_back({Operand::kTableAccumulator, sum(table)});
+    return uses;
+  }
+  // With a tied head, the head was the first to add to the embedding's accumulator, or what another stage's
+  // head has summed was received there.
+  bool is_first_sum(const Slot& slot) const {
+    return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied());
+  }
+  // Whether the slot's operation is the last to read a tile of the table before that is written as a whole. A
+  // stage of a pipeline receives the table of a tied head once a step.
+  bool table_is_dead(const Slot& slot, std::int32_t t) const {
+    if (gathers_by_use(layout_.tile(t).unit)) return true;
+    if (slot.kind == OpKind::kEmbedding) {
+      const bool read_by_head = tied() && !layout_.is_pipeline();
+      return is_dead(slot, t) && (slot.drop || !read_by_head);
+    }
+    if (tied() && layout_.is_pipeline()) return slot.micro_batch + 1 == layout_.options.micro_batches;
+    return is_dead(slot, t);
   }
 
   void forward(const Slot& slot) {
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
-    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), slot.drop)},
+    std::vector<Use> uses{{Operand::kWeight, read(weight(layout_.first_tile(slot.unit)), slot.drop)},
                           {Operand::kInput, read(activation(layer, m), slot.last)},
                           {Operand::kOutput, overwrite(activation(layer + 1, m))}};
     if (!layout_.options.recompute && !slot.last)
@@ -162,34 +213,13 @@ class Emitter {
     if (t >= 0) uses.push_back({Operand::kAdapters, read(layout_.whole(layout_.tile(t).weight), dead)});
   }
 
-  void head_loss(const Slot& slot) {
-    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), slot.drop)}};
-    if (tied()) uses.push_back({Operand::kTable, read(weight(0), table_is_dead(slot, slot.drop))});
-    uses.push_back({Operand::kInput, read(activation(layers(), slot.micro_batch), true)});
-    add(slot, uses, head_products());
-  }
-
-  void head(const Slot& slot) {
-    const std::int32_t u = slot.unit, m = slot.micro_batch;
-    std::vector<Use> uses{{Operand::kWeight, read(weight(u), dead(slot, u))}};
-    if (tied()) uses.push_back({Operand::kTable, read(weight(0), table_is_dead(slot, dead(slot, 0)))});
-    uses.push_back({Operand::kInput, read(activation(layers(), m), true)});
-    AccessStep gradient = overwrite(activation_gradient(u, m));
-    gradient.last = u == layout_.first_trained();
-    uses.push_back({Operand::kActivationGradient, gradient});
-    if (!layout_.is_frozen(u)) uses.push_back({Operand::kAccumulator, add_to(accumulator(u), slot.first)});
-    const bool table = !layout_.is_frozen(tied() ? 0 : u);
-    if (tied() && table) uses.push_back({Operand::kTableAccumulator, add_to(accumulator(0), slot.first)});
-    add(slot, uses, (table ? 3 : 2) * head_products());
-  }
-
   void backward(const Slot& slot) {
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
+    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
     const bool recompute = layout_.options.recompute, frozen = layout_.is_frozen(slot.unit);
-    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
+    std::vector<Use> uses{{Operand::kWeight, read(weight(first), is_dead(slot, first))},
                           {Operand::kInput, read(activation(layer, m), true)},
                           {Operand::kActivationGradient, activation_gradient_of(slot)}};
-    if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
+    if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(first), slot.first)});
     if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
     add_last_adapters(slot, uses);
     add_adapter_sum(slot, slot.first, uses);
@@ -216,10 +246,10 @@ class Emitter {
   // Input and saved activations are written: they are what the second half finds. With recomputation the
   // latter are made here.
   void backward_input(const Slot& slot) {
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
+    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
     const bool recompute = layout_.options.recompute;
     const SegmentId kept = saved(layer, m);
-    std::vector<Use> uses{{Operand::kWeight, read(weight(slot.unit), dead(slot, slot.unit))},
+    std::vector<Use> uses{{Operand::kWeight, read(weight(first), is_dead(slot, first))},
                           {Operand::kInput, write(activation(layer, m))},
                           {Operand::kActivationGradient, activation_gradient_of(slot)},
                           {Operand::kSaved, recompute ? overwrite(kept) : write(kept)}};
@@ -231,17 +261,10 @@ class Emitter {
     std::vector<Use> uses{{Operand::kInput, read(activation(layer, m), true)},
                           {Operand::kSaved, read(saved(layer, m), true)}};
     const bool frozen = layout_.is_frozen(slot.unit);
-    if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(slot.unit), slot.first)});
+    if (!frozen)
+      uses.push_back({Operand::kAccumulator, add_to(accumulator(layout_.first_tile(slot.unit)), slot.first)});
     add_adapter_sum(slot, slot.first, uses);
     add(slot, uses, frozen ? layout_.tile(layout_.adapter_tile(slot.unit)).count : products(slot.unit));
-  }
-
-  // With a tied head, the head was the first to add to the embedding's accumulator, or what another stage's
-  // head has summed was received there.
-  void embedding_backward(Slot slot) {
-    slot.first = slot.first && !tied();
-    add(slot, {{Operand::kActivationGradient, read(activation_gradient(0, slot.micro_batch), true)},
-               {Operand::kAccumulator, add_to(accumulator(0), slot.first)}});
   }
 
   // The accumulator of a tile of which nothing is trained, in a unit of which something is, is dropped.
@@ -254,62 +277,95 @@ class Emitter {
   }
 
   // `last`: the shard is not read again before the update.
-  void gather(const Slot& slot, std::int32_t t, bool last) {
-    add({OpKind::kGather, slot.unit}, t,
+  void gather(std::int32_t t, bool last) {
+    add({OpKind::kGather, layout_.tile(t).unit}, t,
         {{Operand::kShard, read(updated(t), last && rebuilt(t))},
          {Operand::kWeight, overwrite(layout_.whole(layout_.tile(t).weight))}});
   }
 
   // A forward or backward, with an operation for each use of a tile. Recomputation comes first. In the last
-  // backward of a step the gradient of each tile is final after its use.
+  // backward of a step the gradient of each tile is final after its last use.
   void in_tiles(const Slot& slot) {
-    const bool backward = slot.kind != OpKind::kForward;
-    const std::vector<TileUse> all = tile_uses(slot.kind, layout_.is_frozen(slot.unit));
-    const std::int32_t first = layout_.first_tile(slot.unit);
-    if (gathers_by_use(slot.unit) && slot.kind != OpKind::kBackwardWeight) {
-      gather(slot, first, backward && slot.last);
-      if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)
-        gather(slot, t, backward && slot.last);
+    const std::int32_t unit = multiplied(slot), first = layout_.first_tile(unit);
+    const std::vector<TileUse> all = tile_uses(slot.kind, layout_.is_frozen(unit));
+    const bool reads_weights =
+        slot.kind != OpKind::kBackwardWeight && slot.kind != OpKind::kEmbeddingBackward;
+    if (gathers_by_use(unit) && reads_weights) {
+      gather(first, is_last_gather(slot));
+      if (const std::int32_t t = layout_.adapter_tile(unit); t >= 0) gather(t, is_last_gather(slot));
     }
+    const std::int64_t chunks = split_of(slot.kind, all);
     for (std::size_t i = 0; i < all.size(); ++i) {
       const TileUse& use = all[i];
+      const auto at = all.begin() + static_cast<std::ptrdiff_t>(i);
       const std::int32_t t = first + use.tile;
       const bool begins = i == 0, ends = i + 1 == all.size(), reads = use.kind == TileUse::Kind::kWeight;
-      const bool last_use =
-          std::find(all.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.end(), use) == all.end();
+      const bool first_use = std::find(all.begin(), at, use) == at;
+      const bool last_use = std::find(at + 1, all.end(), use) == all.end();
       if (!begins) hold(beside_tiles(slot, false, false));
-      if (reads && gathers_by_use(slot.unit)) gather(slot, t, backward && slot.last && last_use);
+      if (reads && gathers_by_use(unit)) gather(t, last_use && is_last_gather(slot));
       held_.clear();
       std::vector<Use> uses = beside_tiles(slot, begins, ends);
       if (reads) {
-        const SegmentId tile = layout_.whole(layout_.tile(t).weight);
-        uses.push_back(
-            {Operand::kTile, read(tile, gathers_by_use(slot.unit) || (last_use && tile_is_dead(slot, t)))});
+        const bool dead = gathers_by_use(unit) || (last_use && tile_is_dead(slot, t));
+        uses.push_back({Operand::kTile, read(weight(t), dead)});
       } else {
-        uses.push_back(
-            {Operand::kTileAccumulator, add_to(layout_.whole(layout_.tile(t).accumulator), slot.first)});
+        uses.push_back({Operand::kTileAccumulator, add_to(accumulator(t), first_use && is_first_sum(slot))});
       }
-      add(slot, t, uses, layout_.tile(t).count);
+      add(slot, t, uses, layout_.tile(t).count / chunks);
       out_.ops.back().use = use;
       out_.ops.back().goes_on = !begins;
       if (!ends) hold(beside_tiles(slot, false, false));
-      if (!reads && last_backward_[static_cast<std::size_t>(slot.unit)] == &slot)
-        finish_gradient(slot.unit, t);
+      if (!reads && last_use && last_backward_[static_cast<std::size_t>(unit)] == &slot)
+        finish_gradient(unit, t);
       held_.clear();
     }
   }
+  // By how much the time of a tile's products (products()) is divided. A head has one for each of its chunks
+  // of rows, in which it uses its tiles as weights twice, or once for the loss alone; an embedding multiplies
+  // nothing.
+  static std::int64_t split_of(OpKind kind, const std::vector<TileUse>& all) {
+    const std::int64_t uses = std::count(all.begin(), all.end(), all.front());
+    if (kind == OpKind::kHead) return uses / 2;
+    if (kind == OpKind::kHeadLoss) return uses;
+    return is_of_table(kind) ? std::numeric_limits<std::int64_t>::max() : 1;
+  }
+  // Whether the last gather of a tile for the slot is that of the step. A tied embedding's is the head's or,
+  // where another stage has that, the one of what is passed last.
+  bool is_last_gather(const Slot& slot) const {
+    if (slot.kind == OpKind::kForward || slot.kind == OpKind::kHeadLoss) return false;
+    return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.is_pipeline());
+  }
   // `frozen`: the unit is, so that a backward computes no gradients of its tiles.
   std::vector<TileUse> tile_uses(OpKind kind, bool frozen) const {
-    const Model& model = *layout_.model;
-    if (kind == OpKind::kForward) return model.tile_uses(ModelCall::kBlock);
-    if (kind == OpKind::kBackwardWeight) return model.tile_uses(ModelCall::kBlockBackwardWeight);
-    std::vector<TileUse> all;
-    if (layout_.options.recompute) all = model.tile_uses(ModelCall::kBlockAgain);
-    const bool whole = kind == OpKind::kBackward && !frozen;
-    for (const TileUse& use :
-         model.tile_uses(whole ? ModelCall::kBlockBackward : ModelCall::kBlockBackwardInput))
-      all.push_back(use);
-    return all;
+    const auto of = [&](ModelCall call) {
+      return layout_.model->tile_uses(call, layout_.options.micro_batch);
+    };
+    switch (kind) {
+      case OpKind::kEmbedding:
+        return of(ModelCall::kEmbedding);
+      case OpKind::kForward:
+        return of(ModelCall::kBlock);
+      case OpKind::kHeadLoss:
+        return of(ModelCall::kHeadLoss);
+      case OpKind::kHead: {
+        std::vector<TileUse> all = of(ModelCall::kHeadLossAndGradient);
+        if (frozen) std::erase_if(all, [](const TileUse& u) { return u.kind == TileUse::Kind::kGradient; });
+        return all;
+      }
+      case OpKind::kEmbeddingBackward:
+        return of(ModelCall::kEmbeddingBackward);
+      case OpKind::kBackwardWeight:
+        return of(ModelCall::kBlockBackwardWeight);
+      default: {
+        std::vector<TileUse> all;
+        if (layout_.options.recompute) all = of(ModelCall::kBlockAgain);
+        const bool whole = kind == OpKind::kBackward && !frozen;
+        for (const TileUse& use : of(whole ? ModelCall::kBlockBackward : ModelCall::kBlockBackwardInput))
+          all.push_back(use);
+        return all;
+      }
+    }
   }
   // The operations that follow keep these where they are: the model's call goes on with them.
   void hold(const std::vector<Use>& uses) {
@@ -317,6 +373,7 @@ class Emitter {
   }
   // What all operations of a forward or backward in tiles have.
   std::vector<Use> beside_tiles(const Slot& slot, bool begins, bool ends) const {
+    if (is_of_table(slot.kind)) return beside_table(slot, begins, ends);
     const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
     const Layout::UnitTensors& vectors = layout_.tile(first);
     const auto sum = [&] {
@@ -328,10 +385,10 @@ class Emitter {
               sum()};
     }
     const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
-    const bool dead = gathers_by_use(slot.unit) || tile_is_dead(slot, first);
-    std::vector<Use> uses{{Operand::kWeight, read(layout_.whole(vectors.weight), ends && dead)}};
+    std::vector<Use> uses{
+        {Operand::kWeight, read(layout_.whole(vectors.weight), ends && tile_is_dead(slot, first))}};
     if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)
-      add_adapters(slot, ends && (gathers_by_use(slot.unit) || tile_is_dead(slot, t)), uses);
+      add_adapters(slot, ends && tile_is_dead(slot, t), uses);
     if (slot.kind == OpKind::kForward) {
       uses.push_back({Operand::kInput, read(activation(layer, m), ends && slot.last)});
       uses.push_back({Operand::kOutput, made(activation(layer + 1, m))});
@@ -354,20 +411,27 @@ class Emitter {
       uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
     return uses;
   }
-  // As dead(), of a tile that is used for the last time in the slot.
+  // The same of a tile that is used for the last time in the slot.
   bool tile_is_dead(const Slot& slot, std::int32_t t) const {
-    if (slot.kind == OpKind::kForward || layout_.is_sharded()) return slot.drop;
-    return slot.last && rebuilt(t);
+    if (is_of_table(slot.kind)) return table_is_dead(slot, t);
+    if (gathers_by_use(slot.unit)) return true;
+    return slot.kind == OpKind::kForward ? slot.drop : is_dead(slot, t);
+  }
+  static bool is_of_table(OpKind kind) {
+    return kind == OpKind::kEmbedding || kind == OpKind::kHead || kind == OpKind::kHeadLoss ||
+           kind == OpKind::kEmbeddingBackward;
   }
   // Whether the unit's tiles are gathered each before its use, and dropped after it. Kept weights are
-  // gathered as a whole unit's are.
+  // gathered as a whole unit's are, and the table of another stage is not gathered.
   bool gathers_by_use(std::int32_t unit) const {
-    return layout_.in_tiles(unit) && layout_.is_sharded() && !layout_.options.sharding.keep_weights;
+    return layout_.in_tiles(unit) && layout_.is_sharded() && !layout_.options.sharding.keep_weights &&
+           layout_.has_unit(unit);
   }
   void find_last_backwards(const Schedule& schedule) {
     last_backward_.assign(layout_.model->units().size(), nullptr);
     for (const Slot& slot : schedule) {
-      if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight)
+      if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight ||
+          slot.kind == OpKind::kHead || slot.kind == OpKind::kEmbeddingBackward)
         last_backward_[static_cast<std::size_t>(slot.unit)] = &slot;
     }
   }
@@ -376,14 +440,10 @@ class Emitter {
     for (std::int32_t t = layout_.first_tile(unit); t < layout_.first_tile(unit + 1); ++t) f(t);
   }
 
-  // Whether the slot is the last to read the unit's weight before that is written as a whole: gathered, or
+  // Whether the slot is the last to read the tile's weight before that is written as a whole: gathered, or
   // rebuilt by its update.
-  bool dead(const Slot& slot, std::int32_t unit) const {
-    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(layout_.first_tile(unit));
-  }
-  // A stage of a pipeline receives the table once a step.
-  bool table_is_dead(const Slot& slot, bool otherwise) const {
-    return layout_.is_pipeline() ? slot.micro_batch + 1 == layout_.options.micro_batches : otherwise;
+  bool is_dead(const Slot& slot, std::int32_t t) const {
+    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(t);
   }
   static AccessStep read(SegmentId s, bool last = false) { return {s, Tier::kDevice, Access::kRead, last}; }
   static AccessStep overwrite(SegmentId s) { return {s, Tier::kDevice, Access::kOverwrite}; }
@@ -391,9 +451,9 @@ class Emitter {
   static AccessStep add_to(SegmentId s, bool first) {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
   }
-  SegmentId weight(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).weight); }
+  SegmentId weight(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).weight); }
   SegmentId updated(std::int32_t tile) const { return layout_.whole(layout_.updated_weight(tile)); }
-  SegmentId accumulator(std::int32_t unit) const { return layout_.whole(layout_.unit(unit).accumulator); }
+  SegmentId accumulator(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).accumulator); }
   // Whether the tile's update overwrites the whole weight without reading it.
   bool rebuilt(std::int32_t tile) const { return layout_.update_rebuilds_weight(tile); }
   SegmentId activation(std::int32_t layer, std::int32_t m) const {
@@ -412,7 +472,6 @@ class Emitter {
   std::int64_t products(std::int32_t unit) const {
     return layout_.model->units()[static_cast<std::size_t>(unit)].count;
   }
-  std::int64_t head_products() const { return products(tied() ? 0 : layout_.head_unit()); }
 
   void add(const Slot& slot, const std::vector<Use>& uses, std::int64_t time = 0) {
     add(slot, layout_.first_tile(slot.unit), uses, time);
@@ -420,7 +479,8 @@ class Emitter {
   void add(const Slot& slot, std::int32_t tile, const std::vector<Use>& uses, std::int64_t time = 0,
            std::int32_t segment = 0) {
     const bool by_segment = is_by_segment(slot.kind);
-    StepOp op{slot.kind, slot.unit, slot.micro_batch, segment, by_segment ? segment == 0 : slot.first};
+    StepOp op{slot.kind, slot.unit, slot.micro_batch, segment,
+              by_segment ? segment == 0 : is_first_sum(slot)};
     op.tile = tile;
     accesses_.clear();
     for (const Use& use : uses) {

@@ -32,9 +32,10 @@ class StepExecutor::TileWalk final : public TileAccess {
 
  private:
   // What a call is given once, and all its operations have.
-  static constexpr std::array kBeside = {Operand::kWeight,      Operand::kInput,
-                                         Operand::kOutput,      Operand::kSaved,
-                                         Operand::kAccumulator, Operand::kActivationGradient,
+  static constexpr std::array kBeside = {Operand::kWeight,      Operand::kTable,
+                                         Operand::kInput,       Operand::kOutput,
+                                         Operand::kSaved,       Operand::kActivationGradient,
+                                         Operand::kAccumulator, Operand::kTableAccumulator,
                                          Operand::kAdapters,    Operand::kAdapterAccumulator};
 
   const StepOp& op() const { return engine_.current_op(); }

@@ -108,6 +108,10 @@ struct Call {
   // The tiles of a unit in tiles but for the first, whose elements are `weights` and `grads`. Null: the unit
   // is whole.
   TileAccess* tiles = nullptr;
+  // Of a call on the output matrix: its index in the unit, and its rows with the zero rows behind them that
+  // products see.
+  std::size_t table = 0;
+  std::int64_t table_rows = 0;
   View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
   const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
   // In calls on a block: how its layer attends and rotates heads, and where its documents begin. Null
@@ -121,8 +125,11 @@ struct Call {
   AdapterViews adapters = {};  // of a block's last tile
 
   bool is_part() const { return part.parts > 1; }
-  // The rows that a part has of the embedding.
-  TablePart table_part() const { return {tokens.first, is_part() ? whole_vocabulary : 0}; }
+  // The rows of the embedding from `first` on that a part has, or one of its tiles.
+  TablePart table_part(std::int64_t first) const {
+    const bool split = is_part() || tiles != nullptr;
+    return {tokens.first + first, split ? whole_vocabulary : 0, first > 0};
+  }
   // The rows of a matrix of all rows that this part goes on with: all, or its piece of them.
   View mine(const View& x) const {
     if (!part.sequence) return x;
@@ -175,6 +182,32 @@ struct Call {
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
+
+  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A
+  // matrix that is in the first tile is whole, as are all where the unit is.
+  template <class F>
+  void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
+    const bool gradient = kind == TileUse::Kind::kGradient;
+    const View& flat = gradient ? grads : weights;
+    const Param& p = unit.params[index];
+    const std::int64_t all = table_rows > 0 ? table_rows : p.rows;
+    const auto rows_at = [&](const View& at, std::int64_t rows) {
+      return View(at.data, at.dtype, rows, p.cols);
+    };
+    if (tiles == nullptr || (unit.tiles.front().param < 0 && p.offset < unit.tiles.front().count))
+      return f(rows_at(flat.col_range(p.offset, all * p.cols), all), 0);
+    for (std::size_t i = 0; i < unit.tiles.size(); ++i) {
+      const Tile& tile = unit.tiles[i];
+      if (tile.param != static_cast<std::int32_t>(index)) continue;
+      const View at = i == 0 ? flat : tiles->next({static_cast<std::int32_t>(i), kind});
+      const std::int64_t first = (tile.first - p.offset) / p.cols;
+      const std::int64_t rows = std::clamp<std::int64_t>(all - first, 0, tile.count / p.cols);
+      // What is behind the last rows is zero.
+      if (gradient && into == Gradients::kOverwrite && rows * p.cols < tile.count)
+        ops.zero(stream, at.col_range(rows * p.cols, tile.count - rows * p.cols));
+      if (rows > 0) f(rows_at(at, rows), first);
+    }
+  }
 
   // Weight matrices are w [out, in].
   // y = x w^T (+ bias)
@@ -293,26 +326,6 @@ struct Call {
  private:
   double rate_of(Dropped what) const {
     return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
-  }
-  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A
-  // matrix in the first tile is whole.
-  template <class F>
-  void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
-    const bool gradient = kind == TileUse::Kind::kGradient;
-    const Param& p = unit.params[index];
-    if (tiles == nullptr || p.offset < unit.tiles.front().count)
-      return f(gradient ? grad(index) : weight(index), 0);
-    for (std::size_t i = 1; i < unit.tiles.size(); ++i) {
-      const Tile& tile = unit.tiles[i];
-      if (tile.param != static_cast<std::int32_t>(index)) continue;
-      const View flat = tiles->next({static_cast<std::int32_t>(i), kind});
-      const std::int64_t first = (tile.first - p.offset) / p.cols;
-      const std::int64_t rows = std::min(p.rows - first, tile.count / p.cols), elements = rows * p.cols;
-      // The gap behind the last rows is zero.
-      if (gradient && into == Gradients::kOverwrite && elements < tile.count)
-        ops.zero(stream, flat.col_range(elements, tile.count - elements));
-      f(View(flat.data, flat.dtype, rows, p.cols), first);
-    }
   }
   // y = x w^T, and the epilogue.
   void product(const View& x, std::size_t w, const View& y, const GemmOptions& epilogue) const {

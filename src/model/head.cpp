@@ -16,16 +16,17 @@ struct Workspace {
   View stats;
   View logits, dlogits;  // [rows of a chunk, head_columns()]
   View norm_partials, sum_partials;
+  View sums;     // A [rows of a chunk, C], where tiles are summed in more bits than T has
   View unused;   // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
   View numbers;  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts; null: the model is whole
   std::int64_t bytes = 0;
 
   // rows: N.
   Workspace(const ModelConfig& c, const ModelPart& part, DType t, std::int64_t rows, const OpSizes& sizes,
-            std::int64_t logits_bytes, HeadGradients gradients, void* base) {
+            const HeadRoom& room, HeadGradients gradients, void* base) {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
-    const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, logits_bytes);
+    const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, room);
     const std::int64_t columns = head_columns(c, sizes), ld = round_up(c.vocab_size, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
     stats = plan.take(a, part.sequence ? rows / part.parts : rows, c.arch == Arch::kGpt2 ? 2 : 1);
@@ -34,14 +35,19 @@ struct Workspace {
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
     if (part.parts > 1) numbers = plan.take(a, 1, 3 * part.parts * chunk);
+    if (room.in_tiles && t != a) sums = plan.take(a, chunk, c.width);
     if (gradients == HeadGradients::kFrozen) unused = plan.take(a, 2, c.width);
     bytes = plan.bytes();
   }
 };
 
-Workspace workspace_of(const Call& call, std::int64_t rows, void* base,
+HeadRoom room_of(const Call& table) {
+  return {table.logits_bytes, table.tiles != nullptr};
+}
+
+Workspace workspace_of(const Call& call, const Call& table, std::int64_t rows, void* base,
                        HeadGradients gradients = HeadGradients::kAll) {
-  return {call.config, call.part, call.dtype, rows, call.ops, call.logits_bytes, gradients, base};
+  return {call.config, call.part, call.dtype, rows, call.ops, room_of(table), gradients, base};
 }
 
 // The norm of this part's rows, and then that of all rows, which the product needs.
@@ -108,11 +114,12 @@ std::int64_t head_columns(const ModelConfig& c, const OpSizes& sizes) {
 }
 
 std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows, const OpSizes& sizes,
-                             std::int64_t most) {
+                             const HeadRoom& room) {
   const std::int64_t a = static_cast<std::int64_t>(size_of(accumulator_of(dtype)));
   const std::int64_t t = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t columns = round_up(c.vocab_size, kLogitsAlign);
-  const std::int64_t bytes = std::max(most, columns * c.width * a / 2);
+  const std::int64_t bytes = room.in_tiles ? std::min(room.logits_bytes, columns * c.width * t / 4)
+                                           : std::max(room.logits_bytes, columns * c.width * a / 2);
   std::int64_t fit = std::max(kChunkRows, bytes / (columns * (a + t)) / kChunkRows * kChunkRows);
   if (sizes.pads_logits()) {
     // As many chunks, of equal size: a last one of few rows would not fill the device.
@@ -123,44 +130,46 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
 }
 
 std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
-                        const OpSizes& sizes, std::int64_t logits_bytes, HeadGradients gradients) {
-  return Workspace(config, part, dtype, rows, sizes, logits_bytes, gradients, nullptr).bytes;
+                        const OpSizes& sizes, const HeadRoom& room, HeadGradients gradients) {
+  return Workspace(config, part, dtype, rows, sizes, room, gradients, nullptr).bytes;
 }
 
-void head_backward(const Call& call, View table, View d_table, View x, View targets, View loss_sum, View dx,
+void head_backward(const Call& call, const Call& table, View x, View targets, View loss_sum, View dx,
                    void* workspace, double loss_scale) {
   const HeadGradients gradients = call.grads ? HeadGradients::kAll : HeadGradients::kFrozen;
-  const Workspace w = workspace_of(call, call.shape.rows(), workspace, gradients);
+  const Workspace w = workspace_of(call, table, call.shape.rows(), workspace, gradients);
   const std::int64_t v = call.tokens.count;
+  Call product = table;
+  product.sums = w.sums;
   norm(call, x, w);
   // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
-  if (table.rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.rows - v));
+  if (table.table_rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.table_rows - v));
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
-    call.linear(normed, table, View{}, logits);
+    product.into = first == 0 ? table.into : Gradients::kAdd;
+    product.linear(normed, table.table, View{}, logits);
     cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum,
                   dlogits.col_range(0, v), loss_scale);
-    if (d_table) call.linear_dw(dlogits, normed, d_table, first == 0 ? call.into : Gradients::kAdd);
-    call.linear_dx(dlogits, table, normed);
+    if (table.grads) product.linear_dw(dlogits, normed, table.table);
+    product.linear_dx(dlogits, table.table, normed);
   });
   norm_backward(call, x, w, dx);
 }
 
-void head_loss(const Call& call, View table, View x, View targets, View loss_sum, void* workspace) {
-  const Workspace w = workspace_of(call, call.shape.rows(), workspace);
+void head_loss(const Call& call, const Call& table, View x, View targets, View loss_sum, void* workspace) {
+  const Workspace w = workspace_of(call, table, call.shape.rows(), workspace);
   const std::int64_t v = call.tokens.count;
   norm(call, x, w);
   for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
-    call.linear(normed, table, View{}, logits);
+    table.linear(normed, table.table, View{}, logits);
     cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum, View{}, 1);
   });
 }
 
-void head_logits(const Call& call, View table, View x, View logits, void* workspace) {
-  const Workspace w = workspace_of(call, x.rows, workspace);
+void head_logits(const Call& call, const Call& table, View x, View logits, void* workspace) {
+  const Workspace w = workspace_of(call, table, x.rows, workspace);
   norm(call, x, w);
-  call.linear(w.normed, table.row_range(0, logits.cols), View{},
-              logits);  // the caller's rows have no padding
+  call.linear(w.normed, table.weight(table.table), View{}, logits);
 }
 
 }  // namespace zg::model

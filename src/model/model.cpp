@@ -15,15 +15,6 @@
 namespace zg {
 namespace {
 
-// The output matrix, or its gradient, in its unit's flat tensor: [head_columns(), C], zero rows last.
-View table_view(const ModelConfig& c, const std::vector<Unit>& units, const OpSizes& sizes,
-                const View& flat) {
-  const std::int64_t rows = model::head_columns(c, sizes), first = model::table_param(c, units).offset;
-  ZG_ASSERT_LE(first + rows * c.width, flat.cols);
-  const View at = flat.col_range(first, rows * c.width);
-  return {at.data, at.dtype, rows, c.width};
-}
-
 void check_flat(const View& view, const Unit& unit, DType dtype) {
   const std::int64_t count = unit.tiles.front().count;
   ZG_ASSERT(view.rows == 1 && view.cols == count, "{} has {} elements, given {} x {}", unit.name, count,
@@ -121,6 +112,19 @@ model::Call Model::call_of(Stream& s, BatchShape shape, const Unit& unit, View w
           context};
 }
 
+model::Call Model::table_call(Stream& s, BatchShape shape, View table, View grads, Gradients into,
+                              TileAccess* tiles) const {
+  const Unit& unit = config_.tied ? units_.front() : units_.back();
+  check_flat(table, unit, dtype_);
+  if (grads) check_flat(grads, unit, accumulator_dtype());
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
+  model::Call call = call_of(s, shape, unit, table, grads, into);
+  call.tiles = tiles;
+  call.table = model::table_index(config_, units_);
+  call.table_rows = model::head_columns(here_, *sizes_);
+  return call;
+}
+
 void Model::set_layer(model::Call& call, std::int64_t layer, const View& documents) const {
   if (config_.arch != Arch::kGpt2) {
     ZG_ASSERT(layer < config_.layers, "layer {} of {}", layer, config_.layers);
@@ -176,7 +180,7 @@ std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const 
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape, HeadGradients gradients) const {
-  return model::head_bytes(here_, part_, dtype_, shape.rows(), *sizes_, logits_bytes_, gradients);
+  return model::head_bytes(here_, part_, dtype_, shape.rows(), *sizes_, head_room(), gradients);
 }
 
 std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
@@ -185,22 +189,28 @@ std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
   return needed ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
 }
 
-// A part adds the rows of its tokens; the positions one of them adds.
+// A part adds the rows of its tokens; the positions one of them adds. Of tiles the first one writes all rows,
+// each of the others those of its tokens.
 void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x, void* workspace,
-                              const DropoutPlace* dropout, const View& documents) const {
+                              const DropoutPlace* dropout, const View& documents, TileAccess* tiles) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(weights, unit, dtype_);
   check_ids(ids, shape);
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   ZG_ASSERT(!part_.sequence || workspace != nullptr);
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, weights, View{}, Gradients::kAdd);
   call.dropout = dropout;
+  call.tiles = tiles;
   const bool positions = config_.arch == Arch::kGpt2 && part_.part == 0;
   const View rows = part_.sequence ? View(workspace, dtype_, shape.rows(), config_.width) : x;
-  ops().embedding(s, ids, call.weight(model::embedding::kTokens),
-                  positions ? call.weight(model::embedding::kPositions) : View{}, shape.positions(), rows,
-                  call.table_part(), model::documents_of_rows(shape, documents));
+  call.for_rows(
+      model::embedding::kTokens, TileUse::Kind::kWeight, [&](const View& table, std::int64_t first) {
+        ops().embedding(s, ids, table, positions ? call.weight(model::embedding::kPositions) : View{},
+                        shape.positions(), rows, call.table_part(first),
+                        model::documents_of_rows(shape, documents));
+      });
   if (part_.sequence) {
     call.exchange->reduce_scatter(s, rows, x);
     call.exchange->end(s);
@@ -213,14 +223,17 @@ void Model::embedding_forward(Stream& s, BatchShape shape, View weights, View id
 }
 
 void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads, Gradients into,
-                               void* workspace, const DropoutPlace* dropout, const View& documents) const {
+                               void* workspace, const DropoutPlace* dropout, const View& documents,
+                               TileAccess* tiles) const {
   const Unit& unit = units_.front();
   check_shape(config_, shape);
   check_flat(grads, unit, accumulator_dtype());
   check_ids(ids, shape);
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
+  ZG_ASSERT_EQ(unit.in_tiles(), tiles != nullptr);
   model::Call call = call_of(s, shape, unit, View{}, grads, into);
   call.dropout = dropout;
+  call.tiles = tiles;
   const double factor = model::embedding_factor(config_, dtype_);
   ZG_ASSERT(workspace != nullptr ||
             !(part_.sequence || call.drops(model::Dropped::kEmbedding) || factor != 1));
@@ -228,9 +241,14 @@ void Model::embedding_backward(Stream& s, BatchShape shape, View ids, View dx, V
   const View room(workspace, dtype_, shape.rows(), config_.width);
   View all = call.all_rows_dropped(model::Dropped::kEmbedding, dx, room, room);
   if (factor != 1) ops().scale(s, all, factor, room), all = room;
-  ops().embedding_backward(s, ids, all, shape.positions(), call.grad(model::embedding::kTokens),
-                           config_.arch == Arch::kGpt2 ? call.grad(model::embedding::kPositions) : View{},
-                           call.table_part(), model::documents_of_rows(shape, documents));
+  const auto kind = TileUse::Kind::kGradient;
+  call.for_rows(model::embedding::kTokens, kind, [&](const View& table, std::int64_t first) {
+    const bool positions = config_.arch == Arch::kGpt2 && first == 0;
+    if (tiles != nullptr && into == Gradients::kOverwrite) ops().zero(s, table);
+    ops().embedding_backward(s, ids, all, shape.positions(), table,
+                             positions ? call.grad(model::embedding::kPositions) : View{},
+                             call.table_part(first), model::documents_of_rows(shape, documents));
+  });
 }
 
 std::vector<ContextCall> Model::context_calls(BatchShape shape, Pass pass) const {
@@ -369,52 +387,47 @@ void Model::block_backward_weight(Stream& s, BatchShape shape, View x, void* sav
 
 void Model::head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                                    View targets, View loss_sum, View dx, View head_grads, View table_grads,
-                                   void* workspace, double loss_scale, Gradients into) const {
+                                   void* workspace, double loss_scale, Gradients into,
+                                   TileAccess* tiles) const {
   const Unit& unit = units_.back();
-  const Unit& table_unit = config_.tied ? units_.front() : unit;
   check_shape(config_, shape);
   check_flat(head_weights, unit, dtype_);
   if (head_grads) check_flat(head_grads, unit, accumulator_dtype());
-  check_flat(table, table_unit, dtype_);
-  if (table_grads) check_flat(table_grads, table_unit, accumulator_dtype());
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   check_rows(dx, residual_rows(shape), config_.width, dtype_);
   check_ids(targets, shape);
   ZG_ASSERT(x.data != dx.data && workspace != nullptr);
-  const model::Call call = call_of(s, shape, unit, head_weights, head_grads, into);
-  const Param& matrix = model::table_param(config_, units_);
+  const model::Call call = call_of(s, shape, unit, head_weights, head_grads, into),
+                    of_table = table_call(s, shape, table, table_grads, into, tiles);
   if (into == Gradients::kOverwrite) {
-    const std::uint32_t product = 1u << (&matrix - table_unit.params.data());
     if (config_.tied && head_grads) model::clear_gradients(ops(), s, head_grads, unit, 0);
-    if (table_grads) model::clear_gradients(ops(), s, table_grads, table_unit, product);
+    if (table_grads) model::clear_gradients(ops(), s, table_grads, of_table.unit, 1u << of_table.table);
   }
-  const View d_table = table_grads ? table_view(here_, units_, *sizes_, table_grads) : View{};
-  model::head_backward(call, table_view(here_, units_, *sizes_, table), d_table, x, targets, loss_sum, dx,
-                       workspace, loss_scale);
+  model::head_backward(call, of_table, x, targets, loss_sum, dx, workspace, loss_scale);
 }
 
 void Model::head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                      View loss_sum, void* workspace) const {
+                      View loss_sum, void* workspace, TileAccess* tiles) const {
   const Unit& unit = units_.back();
   check_shape(config_, shape);
   check_flat(head_weights, unit, dtype_);
-  check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, residual_rows(shape), config_.width, dtype_);
   check_ids(targets, shape);
-  const model::Call call = call_of(s, shape, unit, head_weights, View{}, Gradients::kAdd);
-  model::head_loss(call, table_view(here_, units_, *sizes_, table), x, targets, loss_sum, workspace);
+  model::head_loss(call_of(s, shape, unit, head_weights, View{}, Gradients::kAdd),
+                   table_call(s, shape, table, View{}, Gradients::kAdd, tiles), x, targets, loss_sum,
+                   workspace);
 }
 
 void Model::head_logits(Stream& s, View head_weights, View table, View x, View logits,
                         void* workspace) const {
   const Unit& unit = units_.back();
   check_flat(head_weights, unit, dtype_);
-  check_flat(table, config_.tied ? units_.front() : unit, dtype_);
   check_rows(x, x.rows, config_.width, dtype_);
   check_rows(logits, x.rows, config_.vocab_size, accumulator_dtype());
   ZG_ASSERT(part_.parts == 1, "a part has the logits of some tokens alone");
-  const model::Call call = call_of(s, {1, x.rows}, unit, head_weights, View{}, Gradients::kAdd);
-  model::head_logits(call, table_view(here_, units_, *sizes_, table), x, logits, workspace);
+  model::head_logits(call_of(s, {1, x.rows}, unit, head_weights, View{}, Gradients::kAdd),
+                     table_call(s, {1, x.rows}, table, View{}, Gradients::kAdd, nullptr), x, logits,
+                     workspace);
 }
 
 double capped_logit(const ModelConfig& c, double logit) {

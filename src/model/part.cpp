@@ -151,7 +151,7 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {
       gather();
-      const std::int64_t chunk = model::head_chunk_rows(here_, dtype_, shape.rows(), *sizes_, logits_bytes_);
+      const std::int64_t chunk = head_chunk_rows(shape);
       for (std::int64_t first = 0; first < shape.rows(); first += chunk)
         calls.push_back({kAllGather, 3 * std::min(chunk, shape.rows() - first), accumulator_dtype()});
       if (call == ModelCall::kHeadLossAndGradient) sum();

@@ -1,9 +1,10 @@
-// Blocks in tiles: in which order calls ask for them, and the room in which they are summed.
+// Units in tiles: in which order calls ask for them, and the room in which they are summed.
 #include <algorithm>
 #include <vector>
 
 #include "model/block.hpp"
 #include "model/call.hpp"
+#include "model/head.hpp"
 #include "model/units.hpp"
 
 namespace zg {
@@ -22,9 +23,12 @@ std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
 
 }  // namespace
 
-std::vector<TileUse> Model::tile_uses(ModelCall call) const {
+std::vector<TileUse> Model::tile_uses(ModelCall call, BatchShape shape) const {
   using enum ModelCall;
-  const Unit& unit = units_[1];
+  using enum TileUse::Kind;
+  const bool embedding = call == kEmbedding || call == kEmbeddingBackward;
+  const bool head = call == kHeadLoss || call == kHeadLossAndGradient;
+  const Unit& unit = embedding || (head && config_.tied) ? units_.front() : head ? units_.back() : units_[1];
   std::vector<TileUse> uses;
   if (!unit.in_tiles()) return uses;
   const auto add = [&](const std::vector<std::size_t>& matrices, TileUse::Kind kind) {
@@ -35,21 +39,42 @@ std::vector<TileUse> Model::tile_uses(ModelCall call) const {
       }
     }
   };
+  if (embedding) {
+    add({model::embedding::kTokens}, call == kEmbedding ? kWeight : kGradient);
+    return uses;
+  }
+  if (head) {
+    const std::vector<std::size_t> table{model::table_index(config_, units_)};
+    const std::int64_t chunk = head_chunk_rows(shape);
+    for (std::int64_t first = 0; first < shape.rows(); first += chunk) {
+      add(table, kWeight);
+      if (call == kHeadLossAndGradient) add(table, kGradient), add(table, kWeight);
+    }
+    return uses;
+  }
   auto products = products_of(config_);
   if (call == kBlock || call == kBlockAgain) {
     if (call == kBlockAgain && !config_.norms_after()) products.pop_back();
-    for (const auto& matrices : products) add(matrices, TileUse::Kind::kWeight);
+    for (const auto& matrices : products) add(matrices, kWeight);
     return uses;
   }
   const bool input = call == kBlockBackward || call == kBlockBackwardFrozen || call == kBlockBackwardInput;
   const bool weight = call == kBlockBackward || call == kBlockBackwardWeight;
   for (std::size_t i = products.size(); i-- > 0;) {
     const bool of_input = i % 2 == 0;  // whose sum over the parts goes on beside the weights' gradients
-    if (weight && !of_input) add(products[i], TileUse::Kind::kGradient);
-    if (input) add(products[i], TileUse::Kind::kWeight);
-    if (weight && of_input) add(products[i], TileUse::Kind::kGradient);
+    if (weight && !of_input) add(products[i], kGradient);
+    if (input) add(products[i], kWeight);
+    if (weight && of_input) add(products[i], kGradient);
   }
   return uses;
+}
+
+std::int64_t Model::head_chunk_rows(BatchShape shape) const {
+  return model::head_chunk_rows(here_, dtype_, shape.rows(), *sizes_, head_room());
+}
+
+model::HeadRoom Model::head_room() const {
+  return {logits_bytes_, (config_.tied ? units_.front() : units_.back()).in_tiles()};
 }
 
 View Model::tile_sums(BatchShape shape, Backward how, void* workspace) const {

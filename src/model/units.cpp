@@ -273,12 +273,17 @@ Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t lay
   return with_adapters(b, c, part);
 }
 
+// Rows that a table has room for: as many as any part has tokens, and those that products see.
+std::int64_t table_room(const ModelConfig& c, const ModelPart& part, std::int64_t with_gap) {
+  return std::max(with_gap, part_config(c, part).vocab_size);
+}
+
 // A table of which a part has the rows of its tokens, with room for as many as any part has.
 void table(UnitBuilder& b, const ModelConfig& c, const ModelPart& part, const char* name,
            std::int64_t with_gap) {
   const Tokens tokens = tokens_of(c, part);
   b.matrix(name, c.vocab_size, c.width, {{0, tokens.first, tokens.count}}, Init::kNormal,
-           std::max(with_gap, part_config(c, part).vocab_size));
+           table_room(c, part, with_gap));
 }
 
 Unit embedding_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
@@ -300,12 +305,12 @@ Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_r
   return b.take();
 }
 
-// Rows of a tile, but for a matrix's last one: few enough that a matrix is cut finely, and enough for
+// Rows of a tile of a matrix, but for the last one: few enough that it is cut finely, and enough for
 // products at speed. A tile has a multiple of kParamAlign elements, so that it begins where a parameter may.
-std::int64_t tile_rows(const Param& p) {
+std::int64_t tile_rows(std::int64_t rows, std::int64_t cols) {
   constexpr std::int64_t kTiles = 32, kLeast = 32, kRows = 16;
-  const std::int64_t step = std::max(kRows, kParamAlign / std::gcd(kParamAlign, p.cols));
-  return round_up(std::max(kLeast, (p.rows + kTiles - 1) / kTiles), step);
+  const std::int64_t step = std::max(kRows, kParamAlign / std::gcd(kParamAlign, cols));
+  return round_up(std::max(kLeast, (rows + kTiles - 1) / kTiles), step);
 }
 
 }  // namespace
@@ -334,29 +339,35 @@ NormList DecoderParams::norms() const {
   return list;
 }
 
-void cut_into_tiles(Unit& unit) {
+void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
   std::int64_t end = 0;
-  const auto place = [&](Param& p) {
+  const auto place = [&](Param& p, std::int64_t rows) {
     p.offset = end;
-    end = round_up(end + p.count(), kParamAlign);
+    end = round_up(end + rows * p.cols, kParamAlign);
   };
-  // What several parts have and sum is summed whole.
-  const auto stays = [](const Param& p) { return p.vector || p.summed; };
-  for (Param& p : unit.params) {
-    if (!p.adapter && stays(p)) place(p);
-  }
-  unit.tiles = {{0, end}};
+  const auto stays = [&](std::size_t i) {
+    // What several parts have and sum is summed whole.
+    return table ? i != table->table : unit.params[i].vector || unit.params[i].summed;
+  };
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     Param& p = unit.params[i];
-    if (p.adapter || stays(p)) continue;
-    place(p);
-    const std::int64_t count = tile_rows(p) * p.cols;
-    for (std::int64_t first = p.offset; first < p.offset + p.count(); first += count)
-      unit.tiles.push_back({first, std::min(count, end - first), static_cast<std::int32_t>(i)});
+    if (!p.adapter && stays(i)) place(p, p.rows);
+  }
+  unit.tiles.clear();
+  if (end > 0) unit.tiles.push_back({0, end});
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    Param& p = unit.params[i];
+    if (p.adapter || stays(i)) continue;
+    const std::int64_t all = table ? table->rows : p.rows, rows = tile_rows(all, p.cols);
+    place(p, all);
+    for (std::int64_t row = 0; row < all; row += rows) {
+      const std::int64_t first = p.offset + row * p.cols;
+      unit.tiles.push_back({first, std::min(rows * p.cols, end - first), static_cast<std::int32_t>(i)});
+    }
   }
   const std::int64_t own = end;
   for (Param& p : unit.params) {
-    if (p.adapter) place(p);
+    if (p.adapter) place(p, p.rows);
   }
   if (unit.adapted) unit.tiles.push_back({own, end - own});
   unit.count = end;
@@ -372,6 +383,11 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
     if (blocks == Blocks::kInTiles) cut_into_tiles(units.back());
   }
   units.push_back(head_unit(c, part, table_rows));
+  if (blocks == Blocks::kInTiles) {
+    const auto rows = [&](bool output) { return table_room(c, part, output ? table_rows : 0); };
+    cut_into_tiles(units.front(), TableRows{embedding::kTokens, rows(c.tied)});
+    if (!c.tied) cut_into_tiles(units.back(), TableRows{table_index(c, units), rows(true)});
+  }
   for (Unit& unit : units) {
     if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
   }
@@ -381,8 +397,12 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   return units;
 }
 
+std::size_t table_index(const ModelConfig& config, const std::vector<Unit>& units) {
+  return config.tied ? std::size_t{embedding::kTokens} : units.back().params.size() - 1;
+}
+
 const Param& table_param(const ModelConfig& config, const std::vector<Unit>& units) {
-  return config.tied ? units.front().params[embedding::kTokens] : units.back().params.back();
+  return (config.tied ? units.front() : units.back()).params[table_index(config, units)];
 }
 
 void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,

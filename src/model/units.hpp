@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -81,11 +82,17 @@ enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
 std::vector<Unit> make_units(const ModelConfig& config, const ModelPart& part, std::int64_t table_rows,
                              Blocks blocks);
 
-// Lays the unit's vectors out in front of its matrices, and cuts these into tiles of whole rows. Adapters
-// stay behind them, whole.
-void cut_into_tiles(Unit& unit);
+// Lays what is not cut out in front of the unit's matrices, and cuts these into tiles of whole rows. Adapters
+// stay behind them, whole. table: index of the only matrix that is cut, with the rows that it has room for on
+// each part.
+struct TableRows {
+  std::size_t table = 0;
+  std::int64_t rows = 0;
+};
+void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {});
 
 // The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.
+std::size_t table_index(const ModelConfig& config, const std::vector<Unit>& units);
 const Param& table_param(const ModelConfig& config, const std::vector<Unit>& units);
 
 // Zeroes a unit's gradients, of which `grads` is the flat tensor, but for the parameters whose bits, by

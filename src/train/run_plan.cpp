@@ -69,8 +69,8 @@ class Planner {
 
   void make_model(Blocks blocks) {
     plan_.choices.blocks = blocks;
-    // Each chunk of logits adds to the gradient of the output matrix, so their size is part of the arithmetic:
-    // it must not depend on budgets.
+    // Each chunk of logits adds to the gradient of the output matrix, so their size is part of the
+    // arithmetic: it must not depend on budgets.
     const std::int64_t logits = op_sizes().logits_bytes();
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
     const ModelParts parts = config_.place_of(plan_.rank).parts;
@@ -292,12 +292,14 @@ class Planner {
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }
 
-  // Tiles move, so that weights which stay on the device gain nothing; and of small layers they would spare
+  // Tiles move, so that weights which stay on the device gain nothing; and of small units they would spare
   // little.
   bool may_become_tiles() const {
-    constexpr std::int64_t kLeastLayer = 1 << 16;  // elements
+    constexpr std::int64_t kLeast = 1 << 16;  // elements
     return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
-           config_.offload_param != OffloadTarget::kDevice && plan_.model->units()[1].count >= kLeastLayer;
+           config_.offload_param != OffloadTarget::kDevice &&
+           std::any_of(plan_.model->units().begin(), plan_.model->units().end(),
+                       [](const Unit& unit) { return unit.count >= kLeast; });
   }
   bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
 
@@ -312,9 +314,15 @@ class Planner {
     check_stated_sizes(config_.tiers.nvme, ranks_ * layout().table.nvme_bytes());
   }
 
-  // Of a layer's weights.
-  std::int64_t layer_bytes() const {
-    return plan_.model->units()[1].count * static_cast<std::int64_t>(size_of(plan_.model->dtype()));
+  // "each layer of 6.8 MiB", and the table where that is larger.
+  std::string tiled_units() const {
+    const auto bytes = [&](const Unit& unit) {
+      return unit.count * static_cast<std::int64_t>(size_of(plan_.model->dtype()));
+    };
+    const std::int64_t layer = bytes(plan_.model->units()[1]), table = bytes(plan_.model->units().front());
+    const std::string of_layers = fmt::format("each layer of {}", format_bytes(layer));
+    return table > layer ? fmt::format("{} and the embedding of {} are", of_layers, format_bytes(table))
+                         : of_layers + " is";
   }
 
   // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice.
@@ -390,8 +398,7 @@ class Planner {
     const std::string name = layout().table.segment_name(obstacle.segment);
     least = smallest_of_all_stages(least, tiles_need_less ? Blocks::kInTiles : Blocks::kWhole);
     std::string tiles;
-    if (tiles_need_less)
-      tiles = fmt::format(", where each layer of {} is multiplied in tiles", format_bytes(layer_bytes()));
+    if (tiles_need_less) tiles = fmt::format(", where {} multiplied in tiles", tiled_units());
     if (!least) {
       throw Error(
           Errc::kMemory, "tiers",
@@ -439,10 +446,11 @@ double RunPlan::bubble_share() const {
 }
 
 std::int64_t RunPlan::tile_bytes() const {
-  const Unit& layer = model->units()[1];
   std::int64_t most = 0;
-  for (const Tile& tile : layer.tiles) {
-    if (tile.param >= 0) most = std::max(most, tile.count);
+  for (const Unit& unit : model->units()) {
+    for (const Tile& tile : unit.tiles) {
+      if (tile.param >= 0) most = std::max(most, tile.count);
+    }
   }
   return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }

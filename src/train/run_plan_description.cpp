@@ -8,18 +8,22 @@
 namespace zg {
 namespace {
 
-// Where layers are in tiles.
+// Where layers and tables are in tiles.
 std::string describe_tiles(const RunPlan& plan) {
   if (plan.tile_bytes() == 0) return "";
-  const Unit& layer = plan.model->units()[1];
-  const std::size_t own = layer.tiles.size() - (layer.adapted ? 1 : 0);
-  const std::int64_t count = layer.adapted ? layer.tiles.back().first : layer.count;
+  const auto tiles = [](const Unit& unit) {
+    return std::count_if(unit.tiles.begin(), unit.tiles.end(), [](const Tile& t) { return t.param >= 0; });
+  };
+  const auto bytes = [&](std::int64_t count) {
+    return format_bytes(count * static_cast<std::int64_t>(size_of(plan.model->dtype())));
+  };
+  const Unit &layer = plan.model->units()[1], &embedding = plan.model->units().front();
   return fmt::format(
-      "\ntiles      each layer's {} of weights are multiplied in {} tiles of at most {}{}; results agree "
-      "with whole layers' to rounding",
-      format_bytes(count * static_cast<std::int64_t>(size_of(plan.model->dtype()))), own - 1,
-      format_bytes(plan.tile_bytes()),
-      plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole layers do not fit");
+      "\ntiles      each layer's {} of weights are multiplied in {} tiles, the embedding's {} in {}, of at "
+      "most {} each{}; results agree with whole layers' to rounding",
+      bytes(layer.adapted ? layer.tiles.back().first : layer.count), tiles(layer), bytes(embedding.count),
+      tiles(embedding), format_bytes(plan.tile_bytes()),
+      plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole ones do not fit");
 }
 
 std::string describe_update(const RunPlan& plan) {

@@ -1,5 +1,5 @@
-// Layers in tiles: a layer that is larger than the device trains, as a whole one does to rounding, and no
-// size of tiles, placement or sharding changes a bit.
+// Layers and tables in tiles: one that is larger than the device trains, as a whole one does to rounding, and
+// no size of tiles, placement or sharding changes a bit.
 #include <fmt/core.h>
 
 #include "engine/ranks_distance.hpp"
@@ -45,11 +45,69 @@ TEST(Tiles, CoverEachUnit) {
         EXPECT_LE(tile.first + tile.count, unit.end_of(static_cast<std::size_t>(tile.param)));
       }
       EXPECT_EQ(end, unit.count);
-      EXPECT_EQ(unit.in_tiles(), unit.name.rfind("block", 0) == 0);
-      for (std::size_t i = 0; unit.in_tiles() && i < unit.params.size(); ++i)
+      const bool block = unit.name.rfind("block", 0) == 0, norms_alone = !llama && unit.name == "head";
+      EXPECT_EQ(unit.in_tiles(), !norms_alone) << unit.name;
+      for (std::size_t i = 0; block && i < unit.params.size(); ++i)
         EXPECT_EQ(unit.params[i].offset < unit.tiles[0].count, unit.params[i].vector);
     }
     EXPECT_GT(model.units()[1].tiles.size(), llama ? 14u : 8u);  // several of a matrix
+    // Positions stay whole in front of the table; where there is nothing of the kind, the table begins.
+    EXPECT_EQ(model.units().front().tiles.front().param, llama ? 0 : -1);
+    EXPECT_EQ(model.units().front().tiles.size(), llama ? 2u : 4u);
+  }
+}
+
+// The parts of a table whose rows do not divide have the same tiles, one of which has no rows on some.
+TEST(Tiles, OfPartsOfATableAreTheSameOnEachPart) {
+  for (const int vocabulary : {65, 129}) {
+    ModelConfig c = model_of(true);
+    c.vocab_size = vocabulary;
+    const Model first(c, DType::kF32, host_ops(), 0, {2, 0}, Blocks::kInTiles),
+        second(c, DType::kF32, host_ops(), 0, {2, 1}, Blocks::kInTiles);
+    for (const std::size_t u : {std::size_t{0}, first.units().size() - 1}) {
+      const Unit &a = first.units()[u], &b = second.units()[u];
+      EXPECT_EQ(a.count, b.count);
+      ASSERT_EQ(a.tiles.size(), b.tiles.size());
+      for (std::size_t i = 0; i < a.tiles.size(); ++i) {
+        EXPECT_EQ(a.tiles[i].first, b.tiles[i].first);
+        EXPECT_EQ(a.tiles[i].count, b.tiles[i].count);
+      }
+    }
+  }
+}
+
+// The output matrix passes once for the logits of each chunk of rows, and in a training step once for its
+// gradient and once more for that of the rows; the embedding passes once.
+TEST(Tiles, OfATablePassForEachChunk) {
+  for (const bool tied : {true, false}) {
+    for (const bool llama : {false, true}) {
+      SCOPED_TRACE(fmt::format("{}, tied {}", llama ? "llama" : "gpt2", tied));
+      TinySetup tiles = setup_of(llama, DType::kF64);
+      tiles.model.tied = tied, tiles.model.vocab_size = 200, tiles.model.layers = 1;
+      tiles.layout.micro_batch = {8, 9}, tiles.layout.micro_batches = 2;  // chunks of 64 and of 8 rows
+      TinySetup whole = tiles, small = tiles;
+      whole.blocks = Blocks::kWhole;
+      const Model model(tiles.model, tiles.dtype, host_ops(), 0, {}, tiles.blocks);
+      const auto uses = [&](ModelCall call) {
+        return model.tile_uses(call, tiles.layout.micro_batch).size();
+      };
+      // Of 4 and 7 tiles; where nothing stays beside a table, its first one does.
+      const std::size_t embedding = llama ? 3 : 7, rest = llama && !tied ? 4 : embedding;
+      EXPECT_EQ(uses(ModelCall::kHeadLoss), 2 * rest);
+      EXPECT_EQ(uses(ModelCall::kHeadLossAndGradient), 6 * rest);
+      EXPECT_EQ(uses(ModelCall::kEmbedding), embedding);
+      EXPECT_EQ(uses(ModelCall::kEmbeddingBackward), embedding);
+      const RanksOutcome plain = train(tiles);
+      expect_near_in_fp64(plain, train(whole));
+      small.room = Room::kSmallest, small.layout.drives = 1;
+      expect_same(train(small), plain);
+      small.layout.accumulation = tiles.layout.accumulation = Accumulation::kMicroBatchMajor;
+      expect_same(train(small), train(tiles));
+      small.layout.accumulation = Accumulation::kLayerMajor;
+      TinySetup large = small;
+      large.room = Room::kEverything;
+      expect_same(train(small, {2, 2, false}), train(large, {2, 1, false}));
+    }
   }
 }
 
@@ -325,6 +383,33 @@ TEST(Tiles, ALayerOfFourTimesTheDeviceTrains) {
   }
 }
 
+// The same of a table, which is several times as large as a layer.
+TEST(Tiles, ATableOfFourTimesTheDeviceTrains) {
+  for (const bool tied : {true, false}) {
+    for (const int drives : {0, 1}) {
+      TinySetup s = setup_of(!tied, DType::kF64);
+      s.model.vocab_size = 4100, s.model.width = 256, s.model.inner = 64, s.model.layers = 1;
+      s.model.heads = s.model.kv_heads = 4, s.model.head_size = 64, s.model.context = 16;
+      s.model.tied = tied;
+      s.layout.micro_batch = {1, 8}, s.layout.micro_batches = 2, s.eval_micro_batches = 2;
+      s.layout.drives = drives, s.layout.gradient = DType::kF64;
+      SCOPED_TRACE(fmt::format("tied {}, {} drives", tied, drives));
+      const Model model(s.model, s.dtype, host_ops(), 0, {}, s.blocks);
+      const Layout layout(model, s.layout);
+      const std::int64_t table = model.units()[0].count * std::int64_t{sizeof(double)};
+      EXPECT_GT(table, 2 * model.units()[1].count * std::int64_t{sizeof(double)});
+      const std::int64_t device = table / 4 - layout.workspace_charge();
+      const auto least = smallest_budgets(layout, StepPrograms(layout, s.timing), device);
+      ASSERT_TRUE(least);
+      EXPECT_LE(least->device, device);
+      s.room = Room::kGiven, s.budgets = {device, least->host};
+      const RanksOutcome tiles = train(s);
+      s.blocks = Blocks::kWhole, s.room = Room::kEverything;
+      expect_near_in_fp64(tiles, train(s));
+    }
+  }
+}
+
 // Operations by hand: of a backward with recomputation, a tile that is read is not held beside one that is
 // written, and what a tile's gradient is cast to follows its last use at once.
 TEST(Tiles, AnOperationHoldsOneTile) {
@@ -336,7 +421,7 @@ TEST(Tiles, AnOperationHoldsOneTile) {
   int finished = 0;
   for (const StepOp& op : programs.step.ops) {
     EXPECT_FALSE(op.has(Operand::kTile) && op.has(Operand::kTileAccumulator));
-    EXPECT_EQ(op.in_tiles(), op.kind == OpKind::kForward || op.kind == OpKind::kBackward);
+    EXPECT_EQ(op.in_tiles(), op.kind != OpKind::kFinishGradient && op.kind != OpKind::kUpdate);
     const bool first_tile = op.tile == layout.first_tile(op.unit);
     if (op.kind == OpKind::kFinishGradient && !first_tile) {
       EXPECT_EQ(op.tile, last_summed);
@@ -344,7 +429,10 @@ TEST(Tiles, AnOperationHoldsOneTile) {
     }
     last_summed = op.has(Operand::kTileAccumulator) ? op.tile : -1;
   }
-  EXPECT_EQ(finished, s.model.layers * (static_cast<std::int64_t>(model.units()[1].tiles.size()) - 1));
+  const auto tiles = [&](std::size_t unit) {
+    return static_cast<std::int64_t>(model.units()[unit].tiles.size()) - 1;
+  };
+  EXPECT_EQ(finished, s.model.layers * tiles(1) + tiles(0));
 }
 
 // A state that was saved goes on, and in whole layers, too.

@@ -319,8 +319,8 @@ TEST(Head, ChunksAddUpToTheWhole) {
   c.heads = c.kv_heads = 2;
   c.head_size = 4;
   c.inner = 32;
-  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150, host_ops(), host_ops().logits_bytes()), 64);
-  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22, host_ops(), host_ops().logits_bytes()), 22);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 150, host_ops(), {host_ops().logits_bytes()}), 64);
+  ASSERT_EQ(model::head_chunk_rows(c, DType::kF64, 22, host_ops(), {host_ops().logits_bytes()}), 22);
   HostStream stream("test", HostStream::Mode::kInline);
   ModelRunner whole(c, DType::kF64, host_ops(), stream), parts(c, DType::kF64, host_ops(), stream);
   whole.fill(reference_weight);
@@ -427,7 +427,7 @@ TEST(Head, ChunksOfAGpuAreEquallyLarge) {
   const ModelConfig c;
   const SomeSizes host(false, 1, std::int64_t{2} << 30), gpu(true, 1, std::int64_t{2} << 30);
   const auto chunk = [&](const OpSizes& sizes, std::int64_t rows) {
-    return model::head_chunk_rows(c, DType::kBF16, rows, sizes, sizes.logits_bytes());
+    return model::head_chunk_rows(c, DType::kBF16, rows, sizes, {sizes.logits_bytes()});
   };
   EXPECT_EQ(chunk(host, 8192), 7104);
   EXPECT_EQ(chunk(gpu, 8192), 4096);

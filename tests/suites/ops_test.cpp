@@ -480,6 +480,27 @@ TYPED_TEST(DeviceOps, EmbeddingOfAPart) {
   });
 }
 
+// Tiles of a table, one after the other, are the whole table.
+TYPED_TEST(DeviceOps, EmbeddingInTiles) {
+  Operands<TypeParam> o;
+  const auto ids = o.ids({10, 0, 4, 3, 7, 8});
+  const auto wte = o.t(11, kWidth), wpe = o.t(4, kWidth), out = o.t(kRows, kWidth), some = o.t(kRows, kWidth);
+  const auto dout = o.t(kRows, kWidth), dwte = o.a(11, kWidth), dwpe = o.a(4, kWidth);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    const auto each = [&](View table, auto f) {
+      for (std::int64_t first = 0; first < 11; first += 4)
+        f(table.row_range(first, std::min<std::int64_t>(4, 11 - first)), TablePart{first, 11, first > 0});
+    };
+    each(pick(wte), [&](View rows, const TablePart& part) {
+      ops.embedding(s, pick(ids), rows, pick(wpe), 3, pick(out), part);
+      if (part.only) ops.embedding(s, pick(ids), rows, View(), 3, pick(some), part);
+    });
+    each(pick(dwte), [&](View rows, const TablePart& part) {
+      ops.embedding_backward(s, pick(ids), pick(dout), 3, rows, part.only ? View() : pick(dwpe), part);
+    });
+  });
+}
+
 TYPED_TEST(DeviceOps, CrossEntropy) {
   Operands<TypeParam> o;
   const auto logits = o.a(kRows, kWidth), loss = o.number(), only_loss = o.number();

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -101,7 +102,8 @@ class TileRoom final : public TileAccess {
     place_ = (reads ? weights_ : grads_).col_range(tile.first, tile.count);
     room_ = std::make_unique<Bytes>(bytes());
     writes_ = !reads;
-    if (reads || into_ == Gradients::kAdd) std::memcpy(room_->data(), place_.data, size());
+    const bool again = writes_ && !written_.insert(use.tile).second;
+    if (reads || again || into_ == Gradients::kAdd) std::memcpy(room_->data(), place_.data, size());
     return {room_->data(), place_.dtype, 1, tile.count};
   }
 
@@ -119,6 +121,7 @@ class TileRoom final : public TileAccess {
   View place_ = {};
   std::unique_ptr<Bytes> room_;
   bool writes_ = false;
+  std::set<std::int32_t> written_;  // the tiles whose gradients have been written
 };
 
 class ModelRunner {
@@ -140,7 +143,7 @@ class ModelRunner {
   const std::vector<Unit>& units() const { return model_.units(); }
   View weights(std::size_t unit) const { return flat(weights_, unit, model_.dtype()); }
   View grads(std::size_t unit) const { return flat(grads_, unit, model_.accumulator_dtype()); }
-  // The first tile of a block with adapters or in tiles. The adapters, its last tile; null: there are none.
+  // The first tile of a unit with adapters or in tiles. The adapters, its last tile; null: there are none.
   View own(std::size_t unit) const { return first_tile(weights(unit), unit); }
   View own_grads(std::size_t unit) const { return first_tile(grads(unit), unit); }
   View adapters(std::size_t unit) const { return last_tile(weights(unit), unit); }
@@ -182,8 +185,8 @@ class ModelRunner {
     const Bytes x = forward(batch);
     Bytes workspace(model_.head_workspace_bytes(batch.shape));
     double sum = 0;
-    model_.head_loss(stream_, batch.shape, weights(head()), weights(table()), rows(x, batch), targets(batch),
-                     View(&sum, DType::kF64, 1, 1), workspace.data());
+    model_.head_loss(stream_, batch.shape, own(head()), own(table()), rows(x, batch), targets(batch),
+                     View(&sum, DType::kF64, 1, 1), workspace.data(), tiles(table()));
     stream_.synchronize();
     return sum;
   }
@@ -231,10 +234,10 @@ class ModelRunner {
     const Bytes dx(model_.checkpoint_bytes(shape));
     Bytes head_workspace(
         model_.head_workspace_bytes(shape, frozen ? HeadGradients::kFrozen : HeadGradients::kAll));
-    model_.head_loss_and_gradient(stream_, shape, weights(head()), weights(table()), rows(xs.back(), batch),
+    model_.head_loss_and_gradient(stream_, shape, own(head()), own(table()), rows(xs.back(), batch),
                                   targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
-                                  frozen ? View() : grads(head()), frozen ? View() : grads(table()),
-                                  head_workspace.data(), loss_scale, into);
+                                  frozen ? View() : own_grads(head()), frozen ? View() : own_grads(table()),
+                                  head_workspace.data(), loss_scale, into, tiles(table(), into));
     for (std::size_t u = head() - 1; u >= 1; --u) {
       Bytes& mine = all_saved ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {
@@ -267,10 +270,12 @@ class ModelRunner {
     if (adapted) return sum;
     // A tied head has written to the embedding's gradients before.
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
-    model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), grads(0),
-                              model_.config().tied && !frozen ? Gradients::kAdd : into,
-                              embedding_workspace.data(), place(0), documents(batch));
+    const Gradients into_embedding = model_.config().tied && !frozen ? Gradients::kAdd : into;
+    model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), own_grads(0), into_embedding,
+                              embedding_workspace.data(), place(0), documents(batch),
+                              tiles(0, into_embedding));
     stream_.synchronize();
+    tiles_.reset();
     return sum;
   }
 
@@ -306,8 +311,8 @@ class ModelRunner {
   static std::int64_t layer(std::size_t unit) { return static_cast<std::int64_t>(unit) - 1; }
   void embed(const Batch& batch, const Bytes& x) {
     const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
-    model_.embedding_forward(stream_, batch.shape, weights(0), ids(batch), rows(x, batch), workspace.data(),
-                             place(0), documents(batch));
+    model_.embedding_forward(stream_, batch.shape, own(0), ids(batch), rows(x, batch), workspace.data(),
+                             place(0), documents(batch), tiles(0));
     stream_.synchronize();
   }
   // For one call; null: the unit is whole.

@@ -291,8 +291,9 @@ class NaiveOps : public Ops {
                  const TablePart& part, const View& first_keys) override {
     each(out, [&](std::int64_t r, std::int64_t c) {
       const std::int64_t row = id(ids, r) - part.first;
-      return (row >= 0 && row < wte.rows ? at(wte, row, c) : 0.0) +
-             (wpe ? at(wpe, place(positions, first_keys, r), c) : 0.0);
+      const bool is_here = row >= 0 && row < wte.rows;
+      if (part.only && !is_here) return at(out, r, c);
+      return (is_here ? at(wte, row, c) : 0.0) + (wpe ? at(wpe, place(positions, first_keys, r), c) : 0.0);
     });
   }
   void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,

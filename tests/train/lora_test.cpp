@@ -288,7 +288,7 @@ TEST_F(LoraRuns, LayersLargerThanTheDeviceComeInTiles) {
   const Strings settings = kRank4 + Strings{"model.from=" + large, "tiers.host=64MiB", "steps=2"};
   const Strings device{fmt::format("tiers.device={}", layer / 2)};
   const RunConfig run = adapted("said", settings + device);
-  EXPECT_HAS(Trainer(run, {}).describe(), "since whole layers do not fit");
+  EXPECT_HAS(Trainer(run, {}).describe(), "since whole ones do not fit");
   const Outcome tiles = train("tiles", settings + device), whole = train("whole", settings);
   for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(tiles.losses[i], whole.losses[i], 1e-5 * whole.losses[i]);
   const Error error = test::error_of(

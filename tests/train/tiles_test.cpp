@@ -88,7 +88,7 @@ TEST_F(TileRuns, ALayerOfFourTimesTheDeviceTrains) {
   EXPECT_EQ(whole.text.find("tiles "), std::string::npos);
   const Outcome host = train(kLayer / 4, {"tiers.host=64MiB"});
   EXPECT_HAS(host.text, "tiles      each layer's 6.8 MiB of weights");
-  EXPECT_HAS(host.text, "since whole layers do not fit");
+  EXPECT_HAS(host.text, "since whole ones do not fit");
   EXPECT_LE(host.peak, kLayer / 4);
   expect_near(host, whole);
   const Outcome nvme = train(kLayer / 4, on_drive());
@@ -101,6 +101,25 @@ TEST_F(TileRuns, ALayerOfFourTimesTheDeviceTrains) {
     EXPECT_EQ(same->losses, host.losses);
     EXPECT_TRUE(same->model == host.model);
   }
+}
+
+// A vocabulary whose table is as large as a layer, and tied to the output matrix.
+TEST_F(TileRuns, ATableOfFourTimesTheDeviceTrains) {
+  constexpr std::int64_t kTable = 5000 * 384 * 4;
+  const Strings large{"model.vocab_size=5000"};
+  const Outcome whole = train(64 * kMiB, large + Strings{"tiers.host=128MiB"});
+  const Outcome host = train(kTable / 4, large + Strings{"tiers.host=128MiB"});
+  EXPECT_HAS(host.text, "the embedding's 7.3 MiB in 32, of at most");
+  EXPECT_LE(host.peak, kTable / 4);
+  expect_near(host, whole);
+  const Outcome nvme = train(kTable / 4, large + on_drive());
+  EXPECT_LE(nvme.peak, kTable / 4);
+  EXPECT_EQ(nvme.losses, host.losses);
+  EXPECT_TRUE(nvme.model == host.model);
+  const Strings stages{"devices=host:2", "tiers.host=200MiB", "parallel.pipeline=2"};
+  const Outcome staged = train(kTable / 4, large + stages);
+  EXPECT_EQ(staged.losses, host.losses);
+  EXPECT_TRUE(staged.model == host.model);
 }
 
 TEST_F(TileRuns, OfSeveralRanksHaveTheBitsOfAnyStage) {

@@ -155,8 +155,9 @@ class Ops : public OpSizes {
 
   // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. out T [N,C]; ids i32 [1,N];
   // wte T [V,C]; wpe T [P,C] with all positions below P. An id outside of [0, V) ends the process; on a GPU
-  // the device fails. `part`: wte has V rows of a larger table, and other tokens' rows count as zeros; that
-  // table is what no id may be outside of. first_keys: as in rope().
+  // the device fails. `part`: wte has V rows of a larger table, and other tokens' rows count as zeros or,
+  // with TablePart::only, of `out` stay as they are; that table is what no id may be outside of. first_keys:
+  // as in rope().
   virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
                          const TablePart& part = {}, const View& first_keys = {}) = 0;
   // dwte (A [V,C]) += rows of dout (T [N,C]) by id; dwpe (A [P,C], or null) += rows by position. Rows are

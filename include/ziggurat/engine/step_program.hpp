@@ -26,7 +26,7 @@ enum class Operand : std::uint8_t {
   kGradient,            // the unit's gradient that the optimizer reads
   kState,               // one segment of the unit's optimizer state
   kShard,               // this rank's shard of the unit's weight
-  kTile,                // the weight of a further tile of the unit
+  kTile,                // the weight of a further tile
   kTileAccumulator,     // the same for its accumulator
   kAdapters,            // the weights of the unit's adapters, flat
   kAdapterAccumulator,  // the same for their accumulator
@@ -47,7 +47,8 @@ struct StepOp {
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
   std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   // The index in Layout::units of what the operation works on. A unit in tiles has one forward (or backward)
-  // operation for each use of a tile; its first tile, like the activations, is an operand of all of them.
+  // operation for each use of a tile; its first tile, like the activations, is an operand of all of them. The
+  // tiles of a tied head are the embedding's.
   // `use` is one of Model::tile_uses(), and `goes_on` is true for all but the first of these operations.
   // Operations that gather the next tile, or finish a gradient, may stand between two of them.
   std::int32_t tile = 0;

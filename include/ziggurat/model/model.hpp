@@ -29,7 +29,8 @@ namespace zg {
 
 namespace model {
 struct Call;
-}
+struct HeadRoom;
+}  // namespace model
 
 // `time`: tokens of each sequence that are here, which are the part of it that `part` says.
 // `documents`: sequences may consist of documents, each with positions and attention of its own, and calls
@@ -67,9 +68,10 @@ struct DropoutPlace {
 
 enum class Pass { kForward, kBackward };
 
-// Whether the weights of a block are one flat tensor, or tiles (Unit::tiles), of which a call needs one at a
-// time. How a matrix is cut depends on its sizes alone. The gradient of a product's input is a sum over tiles
-// then, in ascending order, so that it rounds differently from a whole block's.
+// Whether the weights of each block and each table (embedding, output matrix) are one flat tensor, or tiles
+// (Unit::tiles), of which a call needs one at a time. How a matrix is cut depends on its sizes alone. The
+// gradient of a product's input is a sum over tiles then, in ascending order, so that it rounds differently
+// from a whole unit's.
 enum class Blocks { kWhole, kInTiles };
 
 // What a backward call does with the gradients that it is given: adds its own to them, or overwrites all of
@@ -166,8 +168,9 @@ class Model {
   // What a call exchanges with the other parts, in order.
   std::vector<PartCall> exchanges_of(ModelCall call, BatchShape shape) const;
 
-  // The tiles that a call asks for, but the first one, in order; nothing where blocks are whole.
-  std::vector<TileUse> tile_uses(ModelCall call) const;
+  // The tiles that a call asks for, but the first one, in order; nothing where its unit is whole. Those of
+  // the head's calls are of the unit with the output matrix, once for each chunk of rows.
+  std::vector<TileUse> tile_uses(ModelCall call, BatchShape shape) const;
 
   // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention
   // adds to the residual stream, the second for what its MLP adds.
@@ -200,19 +203,22 @@ class Model {
   // `dropout`: of a training step, which drops by config().dropout; null: nothing is dropped. A backward
   // takes the same as its forward.
   //
+  // `tiles`: of the unit, null where that is whole.
+  //
   // x [N,C] of T = embedding of the ids. The backward's gradient is that of x, dx [N,C]. Here and below, a
   // part of a sequence-parallel model has residual_rows() in place of N rows of x, out and dx.
   void embedding_forward(Stream& s, BatchShape shape, View weights, View ids, View x,
                          void* workspace = nullptr, const DropoutPlace* dropout = nullptr,
-                         const View& documents = {}) const;
+                         const View& documents = {}, TileAccess* tiles = nullptr) const;
   void embedding_backward(Stream& s, BatchShape shape, View ids, View dx, View grads,
                           Gradients into = Gradients::kAdd, void* workspace = nullptr,
-                          const DropoutPlace* dropout = nullptr, const View& documents = {}) const;
+                          const DropoutPlace* dropout = nullptr, const View& documents = {},
+                          TileAccess* tiles = nullptr) const;
 
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
   // product, unless a norm follows it. `context`: with the other parts of the sequences; null where these are
-  // whole. `tiles`: null where blocks are whole. `layer`: from 0; -1 will do where all layers compute alike
+  // whole. `layer`: from 0; -1 will do where all layers compute alike
   // (ModelConfig::layers_differ()).
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
@@ -245,20 +251,21 @@ class Model {
                              const DropoutPlace* dropout = nullptr, const View& adapters = {}) const;
 
   // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
-  // exist at once. `table` is the flat tensor of the unit that holds the output matrix: the embedding's when
-  // tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens that count, on every part. dx
-  // [N,C] of T is overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view
-  // when untied), and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them
-  // divides by it. Null head_grads or table_grads are not computed; without head_grads `workspace` is as
-  // large as HeadGradients::kFrozen says.
+  // exist at once. `table` is the flat tensor of the unit that holds the output matrix, and `tiles` are that
+  // unit's: the embedding's when tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens
+  // that count, on every part. dx [N,C] of T is overwritten with loss_scale * d loss_sum / d x. head_grads
+  // and table_grads (the same view when untied), and all gradients that follow from dx, are multiplied by
+  // loss_scale; whoever uses them divides by it. Null head_grads or table_grads are not computed; without
+  // head_grads `workspace` is as large as HeadGradients::kFrozen says.
   void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                               View targets, View loss_sum, View dx, View head_grads, View table_grads,
-                              void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd) const;
+                              void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd,
+                              TileAccess* tiles = nullptr) const;
   // The loss alone: loss_sum f64 [1,1] += the sum over the tokens that count.
   void head_loss(Stream& s, BatchShape shape, View head_weights, View table, View x, View targets,
-                 View loss_sum, void* workspace) const;
+                 View loss_sum, void* workspace, TileAccess* tiles = nullptr) const;
   // logits [n,V], of accumulator_dtype(), of the rows x [n,C] of T, before they are capped: capped_logit()
-  // does that. Of a whole model alone.
+  // does that. Of a whole model alone, whose units are whole.
   void head_logits(Stream& s, View head_weights, View table, View x, View logits, void* workspace) const;
 
  private:
@@ -271,6 +278,11 @@ class Model {
                       ContextExchange* context = nullptr) const;
   // How a block's layer attends.
   void set_layer(model::Call& call, std::int64_t layer, const View& documents) const;
+  // A call on the output matrix.
+  model::Call table_call(Stream& s, BatchShape shape, View table, View grads, Gradients into,
+                         TileAccess* tiles) const;
+  model::HeadRoom head_room() const;
+  std::int64_t head_chunk_rows(BatchShape shape) const;
   // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
   View tile_sums(BatchShape shape, Backward how, void* workspace) const;
 

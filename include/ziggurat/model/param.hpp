@@ -107,9 +107,10 @@ struct Param {
 inline constexpr std::int64_t kParamAlign = kQuantBlock;
 
 // Neighbouring elements of a unit that are fetched, gathered, updated and released together: all of them or,
-// of a unit in tiles, some rows of one of its matrices. The first tile then has all vectors, and those
-// matrices of which several parts have copies (Param::summed). Adapters are a tile of their own, the last
-// one, behind their unit's other parameters.
+// of a unit in tiles, some rows of one of its matrices. The first tile then has what is not cut: all vectors,
+// those matrices of which several parts have copies (Param::summed), and the positions beside a table; where
+// there is nothing of the kind, it has the first rows of the first matrix. Adapters are a tile of their own,
+// the last one, behind their unit's other parameters.
 struct Tile {
   std::int64_t first = 0, count = 0;  // with the gaps between parameters; begins at a multiple of kParamAlign
   std::int32_t param = -1;            // index of the matrix; -1: several parameters

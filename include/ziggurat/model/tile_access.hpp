@@ -1,6 +1,6 @@
 // The tiles of a unit, where its weights are not all at hand at once.
 //
-// Of a unit in tiles (Unit::tiles) the first one, which has all vectors, is there throughout a call. The
+// Of a unit in tiles (Unit::tiles) the first one, which has what is not cut, is there throughout a call. The
 // others come one at a time: a call asks for each before it enqueues the product that uses it, in the order
 // that Model::tile_uses() foretells.
 #pragma once

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <limits>
 
-#include "ziggurat/base/error.hpp"
+#include "engine/slot_operands.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
 
 namespace zg {
 namespace {
 
-class Emitter {
+class Emitter : private SlotOperands {
  public:
-  explicit Emitter(const Layout& layout) : layout_(layout) {}
+  explicit Emitter(const Layout& layout) : SlotOperands(layout), layout_(layout) {}
   bool adopts = false;  // state has its content when it is initialised
 
   StepProgram emit(const char* name, const Schedule& schedule, bool updates_beside_compute) {
@@ -25,10 +24,7 @@ class Emitter {
   }
 
  private:
-  struct Use {
-    Operand operand;
-    AccessStep access;
-  };
+  using Use = OperandUse;
 
   void emit(const Slot& slot) {
     switch (slot.kind) {
@@ -39,19 +35,14 @@ class Emitter {
       case OpKind::kUpdate:
         return for_tiles(slot.unit, [&](std::int32_t t) { update(slot, t); });
       case OpKind::kEmbedding:
+      case OpKind::kForward:
       case OpKind::kHead:
       case OpKind::kHeadLoss:
-      case OpKind::kEmbeddingBackward:
-        return layout_.in_tiles(multiplied(slot)) ? in_tiles(slot) : of_table(slot);
-      case OpKind::kForward:
-        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : forward(slot);
       case OpKind::kBackward:
-        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward(slot);
       case OpKind::kBackwardInput:
-        return layout_.in_tiles(slot.unit) ? in_tiles(slot) : backward_input(slot);
       case OpKind::kBackwardWeight:
-        return layout_.in_tiles(slot.unit) && !layout_.is_frozen(slot.unit) ? in_tiles(slot)
-                                                                            : backward_weight(slot);
+      case OpKind::kEmbeddingBackward:
+        return walks(slot) ? in_tiles(slot) : add(slot, operands(slot, true, true), time_of(slot));
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
         return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
       case OpKind::kGather:
@@ -75,19 +66,6 @@ class Emitter {
     }
   }
 
-  // What a stage passes on is dead there.
-  Use sent(const Slot& slot) const {
-    const std::int32_t m = slot.micro_batch;
-    if (slot.passed == PipelineEvent::Kind::kGradient)
-      return {Operand::kActivationGradient, read(activation_gradient(slot.unit, m), true)};
-    return {Operand::kOutput, read(activation(slot.unit, m), true)};
-  }
-  Use received(const Slot& slot) const {
-    const std::int32_t m = slot.micro_batch;
-    if (slot.passed == PipelineEvent::Kind::kGradient)
-      return {Operand::kActivationGradient, overwrite(activation_gradient(slot.unit, m))};
-    return {Operand::kInput, overwrite(activation(slot.unit - 1, m))};
-  }
   // Of a tied table, which the last stage has too: the weight, which stays here, or the gradient that the
   // head has summed there.
   void send_table(const Slot& slot, std::int32_t t) {
@@ -142,135 +120,10 @@ class Emitter {
     }
   }
 
-  // The unit whose matrices the slot's products have: of a head with a tied table the embedding.
-  std::int32_t multiplied(const Slot& slot) const {
-    const bool head = slot.kind == OpKind::kHead || slot.kind == OpKind::kHeadLoss;
-    return head && tied() ? 0 : slot.unit;
-  }
-  // An embedding or head whose table is whole.
-  void of_table(const Slot& slot) {
-    const bool frozen = layout_.is_frozen(multiplied(slot));
-    const int passes = slot.kind == OpKind::kHead ? (frozen ? 2 : 3) : slot.kind == OpKind::kHeadLoss ? 1 : 0;
-    add(slot, beside_table(slot, true, true), passes * products(multiplied(slot)));
-  }
-  // What the operations of an embedding or head have besides tiles: where the table is whole, all.
-  std::vector<Use> beside_table(const Slot& slot, bool begins, bool ends) const {
-    const std::int32_t u = slot.unit, m = slot.micro_batch, of_unit = layout_.first_tile(u);
-    const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
-    const auto sum = [&](std::int32_t t) { return add_to(accumulator(t), begins && is_first_sum(slot)); };
-    if (slot.kind == OpKind::kEmbeddingBackward) {
-      return {{Operand::kActivationGradient, read(activation_gradient(0, m), ends)},
-              {Operand::kAccumulator, sum(of_unit)}};
-    }
-    const bool dead = u == multiplied(slot) ? table_is_dead(slot, of_unit) : is_dead(slot, of_unit);
-    std::vector<Use> uses{{Operand::kWeight, read(weight(of_unit), ends && dead)}};
-    if (slot.kind == OpKind::kEmbedding) {
-      uses.push_back({Operand::kOutput, made(activation(0, m))});
-      return uses;
-    }
-    const std::int32_t table = layout_.first_tile(0);
-    if (tied()) uses.push_back({Operand::kTable, read(weight(table), ends && table_is_dead(slot, table))});
-    uses.push_back({Operand::kInput, read(activation(layers(), m), ends)});
-    if (slot.kind == OpKind::kHeadLoss) return uses;
-    AccessStep gradient = made(activation_gradient(u, m));
-    gradient.last = ends && u == layout_.first_trained();
-    uses.push_back({Operand::kActivationGradient, gradient});
-    if (!layout_.is_frozen(u)) uses.push_back({Operand::kAccumulator, sum(of_unit)});
-    if (tied() && !layout_.is_frozen(0)) uses.push_back({Operand::kTableAccumulator, sum(table)});
-    return uses;
-  }
-  // With a tied head, the head was the first to add to the embedding's accumulator, or what another stage's
-  // head has summed was received there.
-  bool is_first_sum(const Slot& slot) const {
-    return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied());
-  }
-  // Whether the slot's operation is the last to read a tile of the table before that is written as a whole. A
-  // stage of a pipeline receives the table of a tied head once a step.
-  bool table_is_dead(const Slot& slot, std::int32_t t) const {
-    if (gathers_by_use(layout_.tile(t).unit)) return true;
-    if (slot.kind == OpKind::kEmbedding) {
-      const bool read_by_head = tied() && !layout_.is_pipeline();
-      return is_dead(slot, t) && (slot.drop || !read_by_head);
-    }
-    if (tied() && layout_.is_pipeline()) return slot.micro_batch + 1 == layout_.options.micro_batches;
-    return is_dead(slot, t);
-  }
-
-  void forward(const Slot& slot) {
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
-    std::vector<Use> uses{{Operand::kWeight, read(weight(layout_.first_tile(slot.unit)), slot.drop)},
-                          {Operand::kInput, read(activation(layer, m), slot.last)},
-                          {Operand::kOutput, overwrite(activation(layer + 1, m))}};
-    if (!layout_.options.recompute && !slot.last)
-      uses.push_back({Operand::kSaved, overwrite(saved(layer, m))});
-    add_adapters(slot, slot.drop, uses);
-    add(slot, uses, products(slot.unit));
-  }
-
-  // The weights of the unit's adapters, if it has some. `dead`: they are not read again before their update.
-  void add_adapters(const Slot& slot, bool dead, std::vector<Use>& uses) const {
-    const std::int32_t t = layout_.adapter_tile(slot.unit);
-    if (t >= 0) uses.push_back({Operand::kAdapters, read(layout_.whole(layout_.tile(t).weight), dead)});
-  }
-
-  void backward(const Slot& slot) {
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
-    const bool recompute = layout_.options.recompute, frozen = layout_.is_frozen(slot.unit);
-    std::vector<Use> uses{{Operand::kWeight, read(weight(first), is_dead(slot, first))},
-                          {Operand::kInput, read(activation(layer, m), true)},
-                          {Operand::kActivationGradient, activation_gradient_of(slot)}};
-    if (!frozen) uses.push_back({Operand::kAccumulator, add_to(accumulator(first), slot.first)});
-    if (!recompute) uses.push_back({Operand::kSaved, read(saved(layer, m), true)});
-    add_last_adapters(slot, uses);
-    add_adapter_sum(slot, slot.first, uses);
-    add(slot, uses, ((recompute ? 2 : 1) + (frozen ? 0 : 1)) * products(slot.unit));
-  }
-  // The weights of the unit's adapters, which a backward is the last to read.
-  void add_last_adapters(const Slot& slot, std::vector<Use>& uses) const {
-    const std::int32_t t = layout_.adapter_tile(slot.unit);
-    add_adapters(slot, layout_.is_sharded() ? slot.drop : slot.last && t >= 0 && rebuilt(t), uses);
-  }
-  void add_adapter_sum(const Slot& slot, bool first, std::vector<Use>& uses) const {
-    const std::int32_t t = layout_.adapter_tile(slot.unit);
-    if (t < 0) return;
-    const SegmentId sum = layout_.whole(layout_.tile(t).accumulator);
-    uses.push_back({Operand::kAdapterAccumulator, add_to(sum, first)});
-  }
-  // Dead behind the last unit that backward passes.
-  AccessStep activation_gradient_of(const Slot& slot) const {
-    AccessStep step = write(activation_gradient(slot.unit, slot.micro_batch));
-    step.last = slot.unit == layout_.first_trained();
-    return step;
-  }
-
-  // Input and saved activations are written: they are what the second half finds. With recomputation the
-  // latter are made here.
-  void backward_input(const Slot& slot) {
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
-    const bool recompute = layout_.options.recompute;
-    const SegmentId kept = saved(layer, m);
-    std::vector<Use> uses{{Operand::kWeight, read(weight(first), is_dead(slot, first))},
-                          {Operand::kInput, write(activation(layer, m))},
-                          {Operand::kActivationGradient, activation_gradient_of(slot)},
-                          {Operand::kSaved, recompute ? overwrite(kept) : write(kept)}};
-    add_last_adapters(slot, uses);
-    add(slot, uses, (recompute ? 2 : 1) * products(slot.unit));
-  }
-  void backward_weight(const Slot& slot) {
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch;
-    std::vector<Use> uses{{Operand::kInput, read(activation(layer, m), true)},
-                          {Operand::kSaved, read(saved(layer, m), true)}};
-    const bool frozen = layout_.is_frozen(slot.unit);
-    if (!frozen)
-      uses.push_back({Operand::kAccumulator, add_to(accumulator(layout_.first_tile(slot.unit)), slot.first)});
-    add_adapter_sum(slot, slot.first, uses);
-    add(slot, uses, frozen ? layout_.tile(layout_.adapter_tile(slot.unit)).count : products(slot.unit));
-  }
-
   // The accumulator of a tile of which nothing is trained, in a unit of which something is, is dropped.
   void finish_gradient(std::int32_t unit, std::int32_t t) {
     if (layout_.tile(t).accumulator == Layout::kNone) return;
-    std::vector<Use> uses{{Operand::kAccumulator, read(layout_.whole(layout_.tile(t).accumulator), true)}};
+    std::vector<Use> uses{{Operand::kAccumulator, read(accumulator(t), true)}};
     const TensorId gradient = layout_.tile(t).gradient;
     if (gradient != Layout::kNone) uses.push_back({Operand::kGradient, overwrite(layout_.whole(gradient))});
     add({OpKind::kFinishGradient, unit}, t, uses);
@@ -279,22 +132,20 @@ class Emitter {
   // `last`: the shard is not read again before the update.
   void gather(std::int32_t t, bool last) {
     add({OpKind::kGather, layout_.tile(t).unit}, t,
-        {{Operand::kShard, read(updated(t), last && rebuilt(t))},
-         {Operand::kWeight, overwrite(layout_.whole(layout_.tile(t).weight))}});
+        {{Operand::kShard, read(updated(t), last && rebuilt(t))}, {Operand::kWeight, overwrite(weight(t))}});
   }
 
-  // A forward or backward, with an operation for each use of a tile. Recomputation comes first. In the last
-  // backward of a step the gradient of each tile is final after its last use.
+  // A forward or backward, with an operation for each use of a tile. In the last backward of a step the
+  // gradient of each tile is final after its last use.
   void in_tiles(const Slot& slot) {
     const std::int32_t unit = multiplied(slot), first = layout_.first_tile(unit);
-    const std::vector<TileUse> all = tile_uses(slot.kind, layout_.is_frozen(unit));
+    const std::vector<TileUse> all = tile_uses(slot);
     const bool reads_weights =
         slot.kind != OpKind::kBackwardWeight && slot.kind != OpKind::kEmbeddingBackward;
     if (gathers_by_use(unit) && reads_weights) {
       gather(first, is_last_gather(slot));
       if (const std::int32_t t = layout_.adapter_tile(unit); t >= 0) gather(t, is_last_gather(slot));
     }
-    const std::int64_t chunks = split_of(slot.kind, all);
     for (std::size_t i = 0; i < all.size(); ++i) {
       const TileUse& use = all[i];
       const auto at = all.begin() + static_cast<std::ptrdiff_t>(i);
@@ -302,130 +153,28 @@ class Emitter {
       const bool begins = i == 0, ends = i + 1 == all.size(), reads = use.kind == TileUse::Kind::kWeight;
       const bool first_use = std::find(all.begin(), at, use) == at;
       const bool last_use = std::find(at + 1, all.end(), use) == all.end();
-      if (!begins) hold(beside_tiles(slot, false, false));
+      if (!begins) hold(operands(slot, false, false));
       if (reads && gathers_by_use(unit)) gather(t, last_use && is_last_gather(slot));
       held_.clear();
-      std::vector<Use> uses = beside_tiles(slot, begins, ends);
+      std::vector<Use> uses = operands(slot, begins, ends);
       if (reads) {
         const bool dead = gathers_by_use(unit) || (last_use && tile_is_dead(slot, t));
         uses.push_back({Operand::kTile, read(weight(t), dead)});
       } else {
         uses.push_back({Operand::kTileAccumulator, add_to(accumulator(t), first_use && is_first_sum(slot))});
       }
-      add(slot, t, uses, layout_.tile(t).count / chunks);
+      add(slot, t, uses, time_of(slot, all, t));
       out_.ops.back().use = use;
       out_.ops.back().goes_on = !begins;
-      if (!ends) hold(beside_tiles(slot, false, false));
+      if (!ends) hold(operands(slot, false, false));
       if (!reads && last_use && last_backward_[static_cast<std::size_t>(unit)] == &slot)
         finish_gradient(unit, t);
       held_.clear();
     }
   }
-  // By how much the time of a tile's products (products()) is divided. A head has one for each of its chunks
-  // of rows, in which it uses its tiles as weights twice, or once for the loss alone; an embedding multiplies
-  // nothing.
-  static std::int64_t split_of(OpKind kind, const std::vector<TileUse>& all) {
-    const std::int64_t uses = std::count(all.begin(), all.end(), all.front());
-    if (kind == OpKind::kHead) return uses / 2;
-    if (kind == OpKind::kHeadLoss) return uses;
-    return is_of_table(kind) ? std::numeric_limits<std::int64_t>::max() : 1;
-  }
-  // Whether the last gather of a tile for the slot is that of the step. A tied embedding's is the head's or,
-  // where another stage has that, the one of what is passed last.
-  bool is_last_gather(const Slot& slot) const {
-    if (slot.kind == OpKind::kForward || slot.kind == OpKind::kHeadLoss) return false;
-    return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.is_pipeline());
-  }
-  // `frozen`: the unit is, so that a backward computes no gradients of its tiles.
-  std::vector<TileUse> tile_uses(OpKind kind, bool frozen) const {
-    const auto of = [&](ModelCall call) {
-      return layout_.model->tile_uses(call, layout_.options.micro_batch);
-    };
-    switch (kind) {
-      case OpKind::kEmbedding:
-        return of(ModelCall::kEmbedding);
-      case OpKind::kForward:
-        return of(ModelCall::kBlock);
-      case OpKind::kHeadLoss:
-        return of(ModelCall::kHeadLoss);
-      case OpKind::kHead: {
-        std::vector<TileUse> all = of(ModelCall::kHeadLossAndGradient);
-        if (frozen) std::erase_if(all, [](const TileUse& u) { return u.kind == TileUse::Kind::kGradient; });
-        return all;
-      }
-      case OpKind::kEmbeddingBackward:
-        return of(ModelCall::kEmbeddingBackward);
-      case OpKind::kBackwardWeight:
-        return of(ModelCall::kBlockBackwardWeight);
-      default: {
-        std::vector<TileUse> all;
-        if (layout_.options.recompute) all = of(ModelCall::kBlockAgain);
-        const bool whole = kind == OpKind::kBackward && !frozen;
-        for (const TileUse& use : of(whole ? ModelCall::kBlockBackward : ModelCall::kBlockBackwardInput))
-          all.push_back(use);
-        return all;
-      }
-    }
-  }
   // The operations that follow keep these where they are: the model's call goes on with them.
   void hold(const std::vector<Use>& uses) {
     for (const Use& use : uses) held_.push_back(read(use.access.segment));
-  }
-  // What all operations of a forward or backward in tiles have.
-  std::vector<Use> beside_tiles(const Slot& slot, bool begins, bool ends) const {
-    if (is_of_table(slot.kind)) return beside_table(slot, begins, ends);
-    const std::int32_t layer = slot.unit - 1, m = slot.micro_batch, first = layout_.first_tile(slot.unit);
-    const Layout::UnitTensors& vectors = layout_.tile(first);
-    const auto sum = [&] {
-      return Use{Operand::kAccumulator, add_to(layout_.whole(vectors.accumulator), begins && slot.first)};
-    };
-    if (slot.kind == OpKind::kBackwardWeight) {
-      return {{Operand::kInput, read(activation(layer, m), ends)},
-              {Operand::kSaved, read(saved(layer, m), ends)},
-              sum()};
-    }
-    const auto made = [&](SegmentId s) { return begins ? overwrite(s) : write(s); };
-    std::vector<Use> uses{
-        {Operand::kWeight, read(layout_.whole(vectors.weight), ends && tile_is_dead(slot, first))}};
-    if (const std::int32_t t = layout_.adapter_tile(slot.unit); t >= 0)
-      add_adapters(slot, ends && tile_is_dead(slot, t), uses);
-    if (slot.kind == OpKind::kForward) {
-      uses.push_back({Operand::kInput, read(activation(layer, m), ends && slot.last)});
-      uses.push_back({Operand::kOutput, made(activation(layer + 1, m))});
-      if (!layout_.options.recompute && !slot.last) uses.push_back({Operand::kSaved, made(saved(layer, m))});
-      return uses;
-    }
-    AccessStep gradient = activation_gradient_of(slot);
-    gradient.last = gradient.last && ends;
-    uses.push_back({Operand::kActivationGradient, gradient});
-    if (slot.kind == OpKind::kBackwardInput) {
-      const SegmentId kept = saved(layer, m);
-      uses.push_back({Operand::kInput, write(activation(layer, m))});
-      uses.push_back({Operand::kSaved, layout_.options.recompute ? made(kept) : write(kept)});
-      return uses;
-    }
-    uses.push_back({Operand::kInput, read(activation(layer, m), ends)});
-    if (!layout_.is_frozen(slot.unit)) uses.push_back(sum());
-    add_adapter_sum(slot, begins && slot.first, uses);
-    if (!layout_.options.recompute)
-      uses.push_back({Operand::kSaved, ends ? read(saved(layer, m), true) : write(saved(layer, m))});
-    return uses;
-  }
-  // The same of a tile that is used for the last time in the slot.
-  bool tile_is_dead(const Slot& slot, std::int32_t t) const {
-    if (is_of_table(slot.kind)) return table_is_dead(slot, t);
-    if (gathers_by_use(slot.unit)) return true;
-    return slot.kind == OpKind::kForward ? slot.drop : is_dead(slot, t);
-  }
-  static bool is_of_table(OpKind kind) {
-    return kind == OpKind::kEmbedding || kind == OpKind::kHead || kind == OpKind::kHeadLoss ||
-           kind == OpKind::kEmbeddingBackward;
-  }
-  // Whether the unit's tiles are gathered each before its use, and dropped after it. Kept weights are
-  // gathered as a whole unit's are, and the table of another stage is not gathered.
-  bool gathers_by_use(std::int32_t unit) const {
-    return layout_.in_tiles(unit) && layout_.is_sharded() && !layout_.options.sharding.keep_weights &&
-           layout_.has_unit(unit);
   }
   void find_last_backwards(const Schedule& schedule) {
     last_backward_.assign(layout_.model->units().size(), nullptr);
@@ -438,39 +187,6 @@ class Emitter {
   template <class F>
   void for_tiles(std::int32_t unit, const F& f) const {
     for (std::int32_t t = layout_.first_tile(unit); t < layout_.first_tile(unit + 1); ++t) f(t);
-  }
-
-  // Whether the slot is the last to read the tile's weight before that is written as a whole: gathered, or
-  // rebuilt by its update.
-  bool is_dead(const Slot& slot, std::int32_t t) const {
-    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(t);
-  }
-  static AccessStep read(SegmentId s, bool last = false) { return {s, Tier::kDevice, Access::kRead, last}; }
-  static AccessStep overwrite(SegmentId s) { return {s, Tier::kDevice, Access::kOverwrite}; }
-  static AccessStep write(SegmentId s) { return {s, Tier::kDevice, Access::kWrite}; }
-  static AccessStep add_to(SegmentId s, bool first) {
-    return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
-  }
-  SegmentId weight(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).weight); }
-  SegmentId updated(std::int32_t tile) const { return layout_.whole(layout_.updated_weight(tile)); }
-  SegmentId accumulator(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).accumulator); }
-  // Whether the tile's update overwrites the whole weight without reading it.
-  bool rebuilt(std::int32_t tile) const { return layout_.update_rebuilds_weight(tile); }
-  SegmentId activation(std::int32_t layer, std::int32_t m) const {
-    return layout_.whole(layout_.activation_of(layer, m));
-  }
-  SegmentId saved(std::int32_t layer, std::int32_t m) const {
-    return layout_.whole(layout_.saved_of(layer, m));
-  }
-  SegmentId activation_gradient(std::int32_t unit, std::int32_t m) const {
-    return layout_.whole(layout_.activation_gradient_of(unit, m));
-  }
-  bool tied() const { return layout_.model->config().tied; }
-  std::int32_t layers() const { return static_cast<std::int32_t>(layout_.layers()); }
-  // The time of a forward through the unit (Program::add_op): each row is multiplied by each parameter.
-  // Everything else is neglected.
-  std::int64_t products(std::int32_t unit) const {
-    return layout_.model->units()[static_cast<std::size_t>(unit)].count;
   }
 
   void add(const Slot& slot, const std::vector<Use>& uses, std::int64_t time = 0) {

@@ -51,9 +51,9 @@ TEST(AdaptersInTiles, AreTheUnitsLastTile) {
         plain(c, s.dtype, host_ops(), 0, {}, Blocks::kInTiles);
     for (std::size_t u = 0; u < model.units().size(); ++u) {
       const Unit& unit = model.units()[u];
-      EXPECT_EQ(unit.in_tiles(), unit.name.rfind("block", 0) == 0);
-      EXPECT_EQ(unit.adapted, unit.in_tiles());
+      EXPECT_EQ(unit.adapted, unit.name.rfind("block", 0) == 0);
       if (!unit.adapted) continue;
+      EXPECT_TRUE(unit.in_tiles());
       // The model's own tiles are those of a model without adapters.
       const std::vector<Tile>& own = plain.units()[u].tiles;
       ASSERT_EQ(unit.tiles.size(), own.size() + 1);
@@ -126,7 +126,7 @@ TEST(AdaptersInTiles, TheModelIsLeftAlone) {
     EXPECT_FALSE(op.has(Operand::kTileAccumulator));
     EXPECT_TRUE(!op.has(Operand::kAccumulator) || op.tile == layout.adapter_tile(op.unit));
     const bool passes = op.kind == OpKind::kForward || op.kind == OpKind::kBackward;
-    EXPECT_EQ(op.in_tiles(), passes);
+    EXPECT_EQ(op.in_tiles(), passes || op.kind == OpKind::kEmbedding || op.kind == OpKind::kHead);
     EXPECT_EQ(op.has(Operand::kAdapters), passes);
     walks += op.goes_on ? 1 : 0;
   }

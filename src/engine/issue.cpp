@@ -74,7 +74,7 @@ void StepExecutor::issue_again(const StepOp& op) {
   };
   const double scale = op.kind == OpKind::kHead ? head_scale_ : 0;
   key_.assign({identity_, static_cast<std::uint64_t>(op.kind) | (op.first ? 0x100u : 0), number(op.unit),
-               number(op.micro_batch), std::bit_cast<std::uint64_t>(scale)});
+               number(op.tile), number(op.micro_batch), std::bit_cast<std::uint64_t>(scale)});
   for (const Lease& lease : leases_) key_.push_back(reinterpret_cast<std::uint64_t>(lease.data()));
   device_.repeat(*compute_, key_, [this, &op] { issue(op); });
 }

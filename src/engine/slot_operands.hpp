@@ -124,9 +124,7 @@ class SlotOperands {
 
   // The tiles that a forward or backward uses, but the first, in order. Recomputation comes first.
   std::vector<TileUse> tile_uses(const Slot& slot) const {
-    const auto of = [&](ModelCall call) {
-      return layout_.model->tile_uses(call, layout_.options.micro_batch);
-    };
+    const auto of = [&](ModelCall call) { return layout_.model->tile_uses(call); };
     const bool frozen = layout_.is_frozen(multiplied(slot));
     switch (slot.kind) {
       case OpKind::kEmbedding:
@@ -177,13 +175,9 @@ class SlotOperands {
         return 0;
     }
   }
-  // The same of one of its uses of a tile. A head has a product for each of its chunks of rows, in which it
-  // uses its tiles as weights twice, or once for the loss alone; an embedding multiplies nothing.
-  std::int64_t time_of(const Slot& slot, const std::vector<TileUse>& all, std::int32_t tile) const {
-    if (time_of(slot) == 0) return 0;
-    const bool loss = slot.kind == OpKind::kHeadLoss, head = loss || slot.kind == OpKind::kHead;
-    const std::int64_t uses = std::count(all.begin(), all.end(), all.front());
-    return layout_.tile(tile).count / (loss ? uses : head ? uses / 2 : 1);
+  // The same of one of its uses of a tile.
+  std::int64_t time_of(const Slot& slot, std::int32_t tile) const {
+    return time_of(slot) == 0 ? 0 : layout_.tile(tile).count;  // an embedding multiplies nothing
   }
 
  private:

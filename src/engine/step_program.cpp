@@ -1,7 +1,6 @@
 #include "ziggurat/engine/step_program.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 
 #include "engine/slot_operands.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
@@ -136,7 +135,7 @@ class Emitter : private SlotOperands {
   }
 
   // A forward or backward, with an operation for each use of a tile. In the last backward of a step the
-  // gradient of each tile is final after its last use.
+  // gradient of each tile is final after its use.
   void in_tiles(const Slot& slot) {
     const std::int32_t unit = multiplied(slot), first = layout_.first_tile(unit);
     const std::vector<TileUse> all = tile_uses(slot);
@@ -148,11 +147,10 @@ class Emitter : private SlotOperands {
     }
     for (std::size_t i = 0; i < all.size(); ++i) {
       const TileUse& use = all[i];
-      const auto at = all.begin() + static_cast<std::ptrdiff_t>(i);
       const std::int32_t t = first + use.tile;
       const bool begins = i == 0, ends = i + 1 == all.size(), reads = use.kind == TileUse::Kind::kWeight;
-      const bool first_use = std::find(all.begin(), at, use) == at;
-      const bool last_use = std::find(at + 1, all.end(), use) == all.end();
+      const bool last_use =
+          std::find(all.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.end(), use) == all.end();
       if (!begins) hold(operands(slot, false, false));
       if (reads && gathers_by_use(unit)) gather(t, last_use && is_last_gather(slot));
       held_.clear();
@@ -161,14 +159,13 @@ class Emitter : private SlotOperands {
         const bool dead = gathers_by_use(unit) || (last_use && tile_is_dead(slot, t));
         uses.push_back({Operand::kTile, read(weight(t), dead)});
       } else {
-        uses.push_back({Operand::kTileAccumulator, add_to(accumulator(t), first_use && is_first_sum(slot))});
+        uses.push_back({Operand::kTileAccumulator, add_to(accumulator(t), is_first_sum(slot))});
       }
-      add(slot, t, uses, time_of(slot, all, t));
+      add(slot, t, uses, time_of(slot, t));
       out_.ops.back().use = use;
       out_.ops.back().goes_on = !begins;
       if (!ends) hold(operands(slot, false, false));
-      if (!reads && last_use && last_backward_[static_cast<std::size_t>(unit)] == &slot)
-        finish_gradient(unit, t);
+      if (!reads && last_backward_[static_cast<std::size_t>(unit)] == &slot) finish_gradient(unit, t);
       held_.clear();
     }
   }

@@ -112,7 +112,7 @@ struct Call {
   // products see.
   std::size_t table = 0;
   std::int64_t table_rows = 0;
-  View sums = {};  // A [N, widest input], where tiles are summed in more bits than T has
+  View sums = {};  // A [N, widest input], where a block's tiles are summed in more bits than T has
   const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
   // In calls on a block: how its layer attends and rotates heads, and where its documents begin. Null
   // documents: sequences are one document each.
@@ -187,26 +187,42 @@ struct Call {
   // matrix that is in the first tile is whole, as are all where the unit is.
   template <class F>
   void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
-    const bool gradient = kind == TileUse::Kind::kGradient;
-    const View& flat = gradient ? grads : weights;
+    const Param& p = unit.params[index];
+    if (tiles == nullptr || (unit.tiles.front().param < 0 && p.offset < unit.tiles.front().count)) {
+      const View& flat = kind == TileUse::Kind::kGradient ? grads : weights;
+      const std::int64_t rows = table_rows > 0 ? table_rows : p.rows;
+      return f(rows_at(flat.col_range(p.offset, rows * p.cols), rows, p.cols), 0);
+    }
+    for_tiles(index, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
+      const View at = rows_of(tile, kind, rows);
+      if (rows > 0) f(at, first);
+    });
+  }
+  // Calls f(index of the tile, first row, number of rows) for each tile of a matrix. Where parts have
+  // different numbers of tokens, a tile of the output matrix may have no row.
+  template <class F>
+  void for_tiles(std::size_t index, const F& f) const {
     const Param& p = unit.params[index];
     const std::int64_t all = table_rows > 0 ? table_rows : p.rows;
-    const auto rows_at = [&](const View& at, std::int64_t rows) {
-      return View(at.data, at.dtype, rows, p.cols);
-    };
-    if (tiles == nullptr || (unit.tiles.front().param < 0 && p.offset < unit.tiles.front().count))
-      return f(rows_at(flat.col_range(p.offset, all * p.cols), all), 0);
     for (std::size_t i = 0; i < unit.tiles.size(); ++i) {
       const Tile& tile = unit.tiles[i];
       if (tile.param != static_cast<std::int32_t>(index)) continue;
-      const View at = i == 0 ? flat : tiles->next({static_cast<std::int32_t>(i), kind});
       const std::int64_t first = (tile.first - p.offset) / p.cols;
-      const std::int64_t rows = std::clamp<std::int64_t>(all - first, 0, tile.count / p.cols);
-      // What is behind the last rows is zero.
-      if (gradient && into == Gradients::kOverwrite && rows * p.cols < tile.count)
-        ops.zero(stream, at.col_range(rows * p.cols, tile.count - rows * p.cols));
-      if (rows > 0) f(rows_at(at, rows), first);
+      f(i, first, std::clamp<std::int64_t>(all - first, 0, tile.count / p.cols));
     }
+  }
+  // The first rows of a tile, for what is enqueued until the next tile is asked for. Of a gradient that is
+  // overwritten, what is behind them is zero.
+  View rows_of(std::size_t tile, TileUse::Kind kind, std::int64_t rows) const {
+    const bool gradient = kind == TileUse::Kind::kGradient;
+    const View at = tile > 0   ? tiles->next({static_cast<std::int32_t>(tile), kind})
+                    : gradient ? grads
+                               : weights;
+    const std::int64_t cols = unit.params[static_cast<std::size_t>(unit.tiles[tile].param)].cols;
+    const std::int64_t behind = unit.tiles[tile].count - rows * cols;
+    if (gradient && into == Gradients::kOverwrite && behind > 0)
+      ops.zero(stream, at.col_range(rows * cols, behind));
+    return rows_at(at, rows, cols);
   }
 
   // Weight matrices are w [out, in].
@@ -324,6 +340,9 @@ struct Call {
   }
 
  private:
+  static View rows_at(const View& at, std::int64_t rows, std::int64_t cols) {
+    return {at.data, at.dtype, rows, cols};
+  }
   double rate_of(Dropped what) const {
     return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
   }

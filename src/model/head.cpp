@@ -1,6 +1,7 @@
 #include "model/head.hpp"
 
 #include <algorithm>
+#include <vector>
 
 #include "model/units.hpp"
 
@@ -14,11 +15,14 @@ constexpr std::int64_t kChunkRows = 64;
 struct Workspace {
   View normed;  // [N, C]; backward overwrites the rows of each chunk with their gradient
   View stats;
-  View logits, dlogits;  // [rows of a chunk, head_columns()]
+  View logits, dlogits;  // [rows of a chunk, head_columns()], or [N, rows of a tile]
   View norm_partials, sum_partials;
-  View sums;     // A [rows of a chunk, C], where tiles are summed in more bits than T has
-  View unused;   // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
-  View numbers;  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts; null: the model is whole
+  View sums;       // A [N, C], where the output matrix is in tiles: the gradient of `normed`
+  View discarded;  // f64 [1, 1], likewise: a loss that has been added
+  View unused;     // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
+  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts, or of all tiles of all parts; null: the
+  // output matrix is whole.
+  View numbers;
   std::int64_t bytes = 0;
 
   // rows: N.
@@ -27,22 +31,29 @@ struct Workspace {
     BufferPlan plan(base);
     const DType a = accumulator_of(t);
     const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, room);
-    const std::int64_t columns = head_columns(c, sizes), ld = round_up(c.vocab_size, kLogitsAlign);
+    const std::int64_t columns = room.tiles > 0 ? room.tile_rows : head_columns(c, sizes);
+    const std::int64_t ld = round_up(columns, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
     stats = plan.take(a, part.sequence ? rows / part.parts : rows, c.arch == Arch::kGpt2 ? 2 : 1);
     logits = plan.take(a, chunk, columns, ld);
     dlogits = plan.take(t, chunk, columns, ld);
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
-    if (part.parts > 1) numbers = plan.take(a, 1, 3 * part.parts * chunk);
-    if (room.in_tiles && t != a) sums = plan.take(a, chunk, c.width);
+    const std::int64_t pieces = std::max<std::int64_t>(1, room.tiles) * part.parts;  // of the vocabulary
+    if (pieces > 1) numbers = plan.take(a, 1, 3 * pieces * chunk);
+    if (room.tiles > 0) {
+      sums = plan.take(a, rows, c.width);
+      discarded = plan.take(DType::kF64, 1, 1);
+    }
     if (gradients == HeadGradients::kFrozen) unused = plan.take(a, 2, c.width);
     bytes = plan.bytes();
   }
 };
 
 HeadRoom room_of(const Call& table) {
-  return {table.logits_bytes, table.tiles != nullptr};
+  HeadRoom room{table.logits_bytes};
+  if (table.tiles != nullptr) room = head_room(table.unit, table.table, table.logits_bytes);
+  return room;
 }
 
 Workspace workspace_of(const Call& call, const Call& table, std::int64_t rows, void* base,
@@ -107,7 +118,114 @@ void cross_entropy(const Call& call, const Workspace& w, const View& logits, con
                               w.sum_partials, scale, softcap);
 }
 
+// A tile of the output matrix: its tokens, those of the part, and the columns that its products see, with
+// zero rows behind the tokens. No tokens: it is not multiplied.
+struct TokenTile {
+  std::size_t tile = 0;
+  std::int64_t first = 0, tokens = 0, columns = 0;
+};
+
+// The head over an output matrix in tiles, each of which is a part of the vocabulary as those of other parts
+// of the model are: first all tell three numbers of each row's logits, from which the softmax follows; then
+// the logits of each are computed again, and from them its gradient and its term of the rows'. So each tile
+// passes twice, and its gradient once, however many rows there are.
+class TiledHead {
+ public:
+  // After the norm.
+  TiledHead(const Call& call, const Call& table, const Workspace& w, const View& targets)
+      : call_(call), table_(table), w_(w), targets_(targets), parts_(call.part.parts) {
+    table.for_tiles(table.table, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
+      const std::int64_t tokens = std::clamp<std::int64_t>(call.tokens.count - first, 0, rows);
+      tiles_.push_back({tile, first, tokens, tokens > 0 ? rows : 0});
+    });
+    tell_numbers();
+  }
+  void loss(const View& sum) const {
+    cross_entropy(w_.logits.col_range(0, 1), tiles_.front(), sum, View{}, 1);
+  }
+  // Overwrites w.normed with its gradient.
+  void gradients(const View& loss_sum, double scale) const {
+    for (const TokenTile& tile : tiles_) {
+      const View weights = weights_of(tile), d = w_.dlogits.col_range(0, tile.columns);
+      const bool first = tile.first == 0;
+      if (tile.tokens > 0) {
+        const View logits = logits_of(tile, weights);
+        if (tile.columns > tile.tokens)
+          call_.ops.zero(call_.stream, d.col_range(tile.tokens, tile.columns - tile.tokens));
+        cross_entropy(logits, tile, first ? loss_sum : w_.discarded, d.col_range(0, tile.tokens), scale);
+        GemmOptions options;
+        options.accumulate = !first;
+        call_.ops.gemm(call_.stream, d, weights, w_.sums, options);
+      }
+      if (!table_.grads) continue;
+      const View gradient = table_.rows_of(tile.tile, TileUse::Kind::kGradient, tile.columns);
+      if (tile.tokens > 0) table_.linear_dw(d, w_.normed, gradient);
+    }
+    call_.ops.cast(call_.stream, w_.sums, w_.normed);
+  }
+
+ private:
+  View weights_of(const TokenTile& tile) const {
+    return table_.rows_of(tile.tile, TileUse::Kind::kWeight, tile.columns);
+  }
+  // Of the tile's tokens.
+  View logits_of(const TokenTile& tile, const View& weights) const {
+    const View logits = w_.logits.col_range(0, tile.columns);
+    call_.linear(w_.normed, weights, View{}, logits);
+    return logits.col_range(0, tile.tokens);
+  }
+  std::int64_t count() const { return static_cast<std::int64_t>(tiles_.size()); }
+  View numbers() const { return {w_.numbers.data, w_.numbers.dtype, 3 * count() * parts_, w_.normed.rows}; }
+  View numbers_of(std::size_t i) const {
+    return numbers().row_range(3 * (call_.part.part * count() + static_cast<std::int64_t>(i)), 3);
+  }
+  void tell_numbers() const {
+    const auto tell = [&](const View& logits, const TokenTile& tile, const View& of) {
+      call_.ops.softmax_part(call_.stream, logits, targets_, call_.tokens.first + tile.first, of,
+                             call_.config.block.final_softcap);
+    };
+    for (std::size_t i = 0; i < tiles_.size(); ++i) {
+      const View weights = weights_of(tiles_[i]);
+      if (tiles_[i].tokens == 0) continue;
+      const View logits = logits_of(tiles_[i], weights);
+      tell(logits, tiles_[i], numbers_of(i));
+      // Tiles without tokens have a largest logit that some tile has, and add nothing.
+      for (std::size_t j = 0; i == 0 && j < tiles_.size(); ++j) {
+        if (tiles_[j].tokens > 0) continue;
+        tell(logits, tiles_[i], numbers_of(j));
+        call_.ops.zero(call_.stream, numbers_of(j).row_range(1, 2));
+      }
+    }
+    if (!call_.is_part()) return;
+    const View all = numbers();
+    call_.exchange->all_gather(call_.stream, all.row_range(3 * call_.part.part * count(), 3 * count()), all);
+    call_.exchange->end(call_.stream);
+  }
+  void cross_entropy(const View& logits, const TokenTile& tile, const View& loss, const View& d,
+                     double scale) const {
+    call_.ops.cross_entropy_part(call_.stream, logits, targets_, call_.tokens.first + tile.first, numbers(),
+                                 loss, d, w_.sum_partials, scale, call_.config.block.final_softcap);
+  }
+
+  const Call &call_, &table_;
+  const Workspace& w_;
+  const View targets_;
+  const std::int64_t parts_;
+  std::vector<TokenTile> tiles_;
+};
+
 }  // namespace
+
+HeadRoom head_room(const Unit& unit, std::size_t table, std::int64_t logits_bytes) {
+  HeadRoom room{logits_bytes};
+  if (!unit.in_tiles()) return room;
+  for (const Tile& tile : unit.tiles) {
+    if (tile.param != static_cast<std::int32_t>(table)) continue;
+    ++room.tiles;
+    room.tile_rows = std::max(room.tile_rows, tile.count / unit.params[table].cols);
+  }
+  return room;
+}
 
 std::int64_t head_columns(const ModelConfig& c, const OpSizes& sizes) {
   return sizes.pads_logits() ? round_up(c.vocab_size, kLogitsAlign) : c.vocab_size;
@@ -115,11 +233,11 @@ std::int64_t head_columns(const ModelConfig& c, const OpSizes& sizes) {
 
 std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t rows, const OpSizes& sizes,
                              const HeadRoom& room) {
+  if (room.tiles > 0) return rows;
   const std::int64_t a = static_cast<std::int64_t>(size_of(accumulator_of(dtype)));
   const std::int64_t t = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t columns = round_up(c.vocab_size, kLogitsAlign);
-  const std::int64_t bytes = room.in_tiles ? std::min(room.logits_bytes, columns * c.width * t / 4)
-                                           : std::max(room.logits_bytes, columns * c.width * a / 2);
+  const std::int64_t bytes = std::max(room.logits_bytes, columns * c.width * a / 2);
   std::int64_t fit = std::max(kChunkRows, bytes / (columns * (a + t)) / kChunkRows * kChunkRows);
   if (sizes.pads_logits()) {
     // As many chunks, of equal size: a last one of few rows would not fill the device.
@@ -139,11 +257,14 @@ void head_backward(const Call& call, const Call& table, View x, View targets, Vi
   const HeadGradients gradients = call.grads ? HeadGradients::kAll : HeadGradients::kFrozen;
   const Workspace w = workspace_of(call, table, call.shape.rows(), workspace, gradients);
   const std::int64_t v = call.tokens.count;
-  Call product = table;
-  product.sums = w.sums;
   norm(call, x, w);
+  if (table.tiles != nullptr) {
+    TiledHead(call, table, w, targets).gradients(loss_sum, loss_scale);
+    return norm_backward(call, x, w, dx);
+  }
   // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
   if (table.table_rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.table_rows - v));
+  Call product = table;
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
     product.into = first == 0 ? table.into : Gradients::kAdd;
@@ -160,6 +281,7 @@ void head_loss(const Call& call, const Call& table, View x, View targets, View l
   const Workspace w = workspace_of(call, table, call.shape.rows(), workspace);
   const std::int64_t v = call.tokens.count;
   norm(call, x, w);
+  if (table.tiles != nullptr) return TiledHead(call, table, w, targets).loss(loss_sum);
   for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
     table.linear(normed, table.table, View{}, logits);
     cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum, View{}, 1);

@@ -1,5 +1,5 @@
-// The head: final norm, output matrix and loss, in chunks of rows, so that the logits of all rows never exist
-// at once.
+// The head: final norm, output matrix and loss. The logits of all rows never exist at once: they come in
+// chunks of rows or, where the output matrix is in tiles, in chunks of columns.
 #pragma once
 #include <cstdint>
 
@@ -11,16 +11,18 @@ namespace zg::model {
 // The output matrix has zero rows for the others, which the loss does not see, and whose gradients are zero.
 std::int64_t head_columns(const ModelConfig& config, const OpSizes& sizes);
 
-// What the logits of a chunk of rows and their gradient may take, and whether the output matrix is in tiles.
+// What the logits of a chunk of rows and their gradient may take; of an output matrix in tiles, how many
+// there are on each part, and the rows of the largest. No tiles: it is whole.
 struct HeadRoom {
   std::int64_t logits_bytes = 0;
-  bool in_tiles = false;
+  std::int64_t tiles = 0, tile_rows = 0;
 };
+
+HeadRoom head_room(const Unit& unit, std::size_t table, std::int64_t logits_bytes);
 
 // Rows of a chunk; a function of the sizes alone. The chunk's logits and their gradient take at most
 // `logits_bytes`, or half of what the output matrix's gradient takes where that is more: each chunk reads and
-// writes that gradient once, so larger chunks have less traffic. Beside tiles they take a quarter of what the
-// matrix does at most, since a matrix that does not fit must have smaller chunks.
+// writes that gradient once, so larger chunks have less traffic. With tiles all rows are one chunk.
 std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_t rows, const OpSizes& sizes,
                              const HeadRoom& room);
 

@@ -151,9 +151,9 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {
       gather();
-      const std::int64_t chunk = head_chunk_rows(shape);
+      const std::int64_t chunk = head_chunk_rows(shape), tiles = std::max<std::int64_t>(1, head_room().tiles);
       for (std::int64_t first = 0; first < shape.rows(); first += chunk)
-        calls.push_back({kAllGather, 3 * std::min(chunk, shape.rows() - first), accumulator_dtype()});
+        calls.push_back({kAllGather, 3 * tiles * std::min(chunk, shape.rows() - first), accumulator_dtype()});
       if (call == ModelCall::kHeadLossAndGradient) sum();
       break;
     }

@@ -23,7 +23,7 @@ std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
 
 }  // namespace
 
-std::vector<TileUse> Model::tile_uses(ModelCall call, BatchShape shape) const {
+std::vector<TileUse> Model::tile_uses(ModelCall call) const {
   using enum ModelCall;
   using enum TileUse::Kind;
   const bool embedding = call == kEmbedding || call == kEmbeddingBackward;
@@ -44,11 +44,12 @@ std::vector<TileUse> Model::tile_uses(ModelCall call, BatchShape shape) const {
     return uses;
   }
   if (head) {
-    const std::vector<std::size_t> table{model::table_index(config_, units_)};
-    const std::int64_t chunk = head_chunk_rows(shape);
-    for (std::int64_t first = 0; first < shape.rows(); first += chunk) {
-      add(table, kWeight);
-      if (call == kHeadLossAndGradient) add(table, kGradient), add(table, kWeight);
+    const std::size_t table = model::table_index(config_, units_);
+    add({table}, kWeight);
+    for (std::size_t i = 1; call == kHeadLossAndGradient && i < unit.tiles.size(); ++i) {
+      if (unit.tiles[i].param != static_cast<std::int32_t>(table)) continue;
+      uses.push_back({static_cast<std::int32_t>(i), kWeight});
+      uses.push_back({static_cast<std::int32_t>(i), kGradient});
     }
     return uses;
   }
@@ -74,7 +75,8 @@ std::int64_t Model::head_chunk_rows(BatchShape shape) const {
 }
 
 model::HeadRoom Model::head_room() const {
-  return {logits_bytes_, (config_.tied ? units_.front() : units_.back()).in_tiles()};
+  const Unit& unit = config_.tied ? units_.front() : units_.back();
+  return model::head_room(unit, model::table_index(config_, units_), logits_bytes_);
 }
 
 View Model::tile_sums(BatchShape shape, Backward how, void* workspace) const {

@@ -456,7 +456,7 @@ std::int64_t RunPlan::tile_bytes() const {
 }
 
 // Less what is not computed for frozen units and those below all that is trained, and with the products of
-// adapters.
+// adapters, and those that tiles make again.
 double RunPlan::flops_per_step() const {
   const std::int64_t tokens =
       config.data_ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len;
@@ -468,10 +468,12 @@ double RunPlan::flops_per_step() const {
     // one.
     const int again = config.recompute ? 1 : 0, spared = !layout->is_frozen(u) ? 0 : below ? 2 + again : 1;
     if (!block && u != (tied ? 0 : layout->head_unit())) continue;
+    const int more =
+        !block && layout->in_tiles(u) ? 1 : 0;  // an output matrix in tiles gives its logits twice
     for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
       if (p.vector || (u == 0 && &p != model->units().front().params.data())) continue;
       const auto count = static_cast<double>(p.whole_count());
-      products += p.adapter ? (3 + again) * count : -spared * count;
+      products += p.adapter ? (3 + again) * count : (more - spared) * count;
     }
   }
   return training_flops(model_config, tokens, config.data.seq_len, config.recompute) +

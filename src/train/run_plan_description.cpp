@@ -1,4 +1,5 @@
 // What a plan says of itself to people.
+#include <algorithm>
 #include <string>
 
 #include "train/optimizer_setup.hpp"
@@ -17,13 +18,17 @@ std::string describe_tiles(const RunPlan& plan) {
   const auto bytes = [&](std::int64_t count) {
     return format_bytes(count * static_cast<std::int64_t>(size_of(plan.model->dtype())));
   };
-  const Unit &layer = plan.model->units()[1], &embedding = plan.model->units().front();
-  return fmt::format(
-      "\ntiles      each layer's {} of weights are multiplied in {} tiles, the embedding's {} in {}, of at "
-      "most {} each{}; results agree with whole layers' to rounding",
-      bytes(layer.adapted ? layer.tiles.back().first : layer.count), tiles(layer), bytes(embedding.count),
-      tiles(embedding), format_bytes(plan.tile_bytes()),
-      plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole ones do not fit");
+  const Unit &layer = plan.model->units()[1], &embedding = plan.model->units().front(),
+             &head = plan.model->units().back();
+  std::string text = fmt::format("\ntiles      the {} of weights of each layer come in {} tiles",
+                                 bytes(layer.adapted ? layer.tiles.back().first : layer.count), tiles(layer));
+  if (embedding.in_tiles())
+    text += fmt::format(", the {} of the embedding in {}", bytes(embedding.count), tiles(embedding));
+  if (head.in_tiles()) text += fmt::format(", those of the output matrix in {}", tiles(head));
+  return text + fmt::format(
+                    ", of at most {} each{}; results agree with those of whole layers to rounding",
+                    format_bytes(plan.tile_bytes()),
+                    plan.config.tiers.tiles == TierConfig::Tiles::kOn ? "" : ", since whole ones do not fit");
 }
 
 std::string describe_update(const RunPlan& plan) {

@@ -76,31 +76,32 @@ TEST(Tiles, OfPartsOfATableAreTheSameOnEachPart) {
   }
 }
 
-// The output matrix passes once for the logits of each chunk of rows, and in a training step once for its
-// gradient and once more for that of the rows; the embedding passes once.
-TEST(Tiles, OfATablePassForEachChunk) {
+// However many rows there are, the output matrix passes once for the loss, and in a training step once more
+// and once for its gradient; the embedding passes once.
+TEST(Tiles, OfATablePassTwice) {
   for (const bool tied : {true, false}) {
     for (const bool llama : {false, true}) {
       SCOPED_TRACE(fmt::format("{}, tied {}", llama ? "llama" : "gpt2", tied));
       TinySetup tiles = setup_of(llama, DType::kF64);
       tiles.model.tied = tied, tiles.model.vocab_size = 200, tiles.model.layers = 1;
-      tiles.layout.micro_batch = {8, 9}, tiles.layout.micro_batches = 2;  // chunks of 64 and of 8 rows
+      tiles.layout.micro_batch = {8, 9}, tiles.layout.micro_batches = 2;
       TinySetup whole = tiles, small = tiles;
       whole.blocks = Blocks::kWhole;
       const Model model(tiles.model, tiles.dtype, host_ops(), 0, {}, tiles.blocks);
-      const auto uses = [&](ModelCall call) {
-        return model.tile_uses(call, tiles.layout.micro_batch).size();
-      };
+      const auto uses = [&](ModelCall call) { return model.tile_uses(call).size(); };
       // Of 4 and 7 tiles; where nothing stays beside a table, its first one does.
       const std::size_t embedding = llama ? 3 : 7, rest = llama && !tied ? 4 : embedding;
-      EXPECT_EQ(uses(ModelCall::kHeadLoss), 2 * rest);
-      EXPECT_EQ(uses(ModelCall::kHeadLossAndGradient), 6 * rest);
+      EXPECT_EQ(uses(ModelCall::kHeadLoss), rest);
+      EXPECT_EQ(uses(ModelCall::kHeadLossAndGradient), 3 * rest);
       EXPECT_EQ(uses(ModelCall::kEmbedding), embedding);
       EXPECT_EQ(uses(ModelCall::kEmbeddingBackward), embedding);
       const RanksOutcome plain = train(tiles);
       expect_near_in_fp64(plain, train(whole));
       small.room = Room::kSmallest, small.layout.drives = 1;
       expect_same(train(small), plain);
+      TinySetup narrow = small, wide = tiles;
+      narrow.dtype = wide.dtype = DType::kBF16;
+      expect_same(train(narrow), train(wide));
       small.layout.accumulation = tiles.layout.accumulation = Accumulation::kMicroBatchMajor;
       expect_same(train(small), train(tiles));
       small.layout.accumulation = Accumulation::kLayerMajor;
@@ -336,6 +337,7 @@ TEST(Tiles, GoWithStages) {
     small(sharded);
     const RanksOutcome two = train(base, {2, 1, false});
     expect_same(train(sharded, in_stages(2, 2, false, 2, {kZeroBubble})), two);
+    expect_same(train(sharded, in_stages(2, 2, true, 2, {kBreadthFirst})), two);
     sharded.model.layers = base.model.layers = 4;
     expect_same(train(sharded, in_stages(2, 2, false, 2, {kDepthFirst, 2})), train(base, {2, 1, false}));
   }

@@ -87,7 +87,7 @@ TEST_F(TileRuns, ALayerOfFourTimesTheDeviceTrains) {
   const Outcome whole = train(64 * kMiB, {"tiers.host=64MiB"});
   EXPECT_EQ(whole.text.find("tiles "), std::string::npos);
   const Outcome host = train(kLayer / 4, {"tiers.host=64MiB"});
-  EXPECT_HAS(host.text, "tiles      each layer's 6.8 MiB of weights");
+  EXPECT_HAS(host.text, "tiles      the 6.8 MiB of weights of each layer come in 80 tiles");
   EXPECT_HAS(host.text, "since whole ones do not fit");
   EXPECT_LE(host.peak, kLayer / 4);
   expect_near(host, whole);
@@ -109,7 +109,7 @@ TEST_F(TileRuns, ATableOfFourTimesTheDeviceTrains) {
   const Strings large{"model.vocab_size=5000"};
   const Outcome whole = train(64 * kMiB, large + Strings{"tiers.host=128MiB"});
   const Outcome host = train(kTable / 4, large + Strings{"tiers.host=128MiB"});
-  EXPECT_HAS(host.text, "the embedding's 7.3 MiB in 32, of at most");
+  EXPECT_HAS(host.text, "the 7.3 MiB of the embedding in 32, of at most");
   EXPECT_LE(host.peak, kTable / 4);
   expect_near(host, whole);
   const Outcome nvme = train(kTable / 4, large + on_drive());
@@ -206,7 +206,7 @@ TEST_F(TileRuns, GoWithPartsAndStages) {
   const Outcome whole = train(64 * kMiB, {"tiers.host=64MiB"});
   const Strings ranks{"devices=host:2", "tiers.host=160MiB"};
   const Outcome parts = train(kLayer / 4, ranks + Strings{"parallel.tensor=2"});
-  EXPECT_HAS(parts.text, "tiles      each layer's 3.4 MiB of weights");
+  EXPECT_HAS(parts.text, "tiles      the 3.4 MiB of weights of each layer");
   expect_near(parts, whole);
   const Outcome tiles = train(kLayer / 4, {"tiers.host=64MiB"});
   const Outcome stages = train(kLayer / 4, ranks + Strings{"parallel.pipeline=2"});

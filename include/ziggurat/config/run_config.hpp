@@ -78,7 +78,7 @@ struct TierConfig {
   // for the write-back that makes room for it. The rest of the budget is for what stays. None:
   // read_ahead_of() finds it.
   std::optional<double> read_ahead;
-  // Whether layers are multiplied in tiles (Model): where a whole one does not fit, always, or never.
+  // Whether layers and tables are in tiles (Model): where whole ones do not fit, always, or never.
   enum class Tiles { kAuto, kOn, kOff };
   Tiles tiles = Tiles::kAuto;
 };

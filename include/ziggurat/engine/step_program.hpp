@@ -16,7 +16,7 @@ namespace zg {
 // The operands of an operation, by their role in it.
 enum class Operand : std::uint8_t {
   kWeight,              // the weight of the operation's unit or tile, flat
-  kTable,               // the embedding's weight, as the output matrix of a tied head
+  kTable,               // the embedding's weight, as the output matrix of a tied head; in tiles its first one
   kInput,               // [N,C], the residual stream before the unit
   kOutput,              // [N,C], the residual stream after the unit
   kSaved,               // what a block's backward needs besides its input

@@ -169,8 +169,8 @@ class Model {
   std::vector<PartCall> exchanges_of(ModelCall call, BatchShape shape) const;
 
   // The tiles that a call asks for, but the first one, in order; nothing where its unit is whole. Those of
-  // the head's calls are of the unit with the output matrix, once for each chunk of rows.
-  std::vector<TileUse> tile_uses(ModelCall call, BatchShape shape) const;
+  // the head's calls are of the unit with the output matrix.
+  std::vector<TileUse> tile_uses(ModelCall call) const;
 
   // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention
   // adds to the residual stream, the second for what its MLP adds.

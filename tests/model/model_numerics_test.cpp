@@ -372,20 +372,34 @@ struct PaddedOps final : NaiveOps {
   int products = 0;
 };
 
+struct Vocabulary {
+  int tokens = 0;
+  Blocks blocks = Blocks::kWhole;
+};
+
 // The padding adds zeros to the end of sums, so it changes no bit; parameters and their gradients have no
-// part in it, and the gaps that it uses stay zero.
+// part in it, and the gaps that it uses stay zero. Of 65 tokens in tiles, one of Llama's tiles has no token.
 TEST_P(Numerics, APaddedVocabularyChangesNothing) {
-  for (const bool tied : {true, false}) {
+  for (const auto& [tied, vocabulary] : {std::pair{true, Vocabulary{257}},
+                                         {false, Vocabulary{257}},
+                                         {true, Vocabulary{257, Blocks::kInTiles}},
+                                         {true, Vocabulary{65, Blocks::kInTiles}},
+                                         {false, Vocabulary{65, Blocks::kInTiles}}}) {
     ModelConfig c = config();
     c.tied = tied;
+    c.vocab_size = vocabulary.tokens;
     ASSERT_EQ(c.vocab_size % 2, 1);
     NaiveOps plain_ops;
     PaddedOps padded_ops;
-    ModelRunner plain(c, DType::kF64, plain_ops, stream), padded(c, DType::kF64, padded_ops, stream);
+    ModelRunner plain(c, DType::kF64, plain_ops, stream, 0, {}, nullptr, vocabulary.blocks),
+        padded(c, DType::kF64, padded_ops, stream, 0, {}, nullptr, vocabulary.blocks);
     plain.fill(reference_weight);
     padded.fill(reference_weight);
     EXPECT_EQ(plain.model().parameter_count(), padded.model().parameter_count());
-    const Batch batch = first_batch({3, 5});
+    Batch batch = first_batch({3, 5});
+    for (std::vector<std::int32_t>* tokens : {&batch.ids, &batch.targets}) {
+      for (std::int32_t& token : *tokens) token = token < 0 ? token : token % vocabulary.tokens;
+    }
     EXPECT_EQ(plain.loss(batch), padded.loss(batch));
     EXPECT_EQ(plain.forward_backward(batch), padded.forward_backward(batch));
     EXPECT_GT(padded_ops.products, 0);

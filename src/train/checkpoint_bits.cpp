@@ -231,7 +231,7 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   Writer writer;
   writer.model(plan.model_config);
   writer.batch(plan.config, data);
-  writer.add("layers", plan.tile_bytes() > 0 ? "in tiles, and tables" : "whole");
+  writer.add("layers", plan.tile_bytes() > 0 ? "in tiles with the tables" : "whole");
   // Head and embedding add to the gradient of a tied table by turns, or one after the other.
   if (plan.model_config.tied) {
     const bool by_layers = plan.config.accumulation == Accumulation::kLayerMajor;

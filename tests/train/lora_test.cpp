@@ -232,7 +232,7 @@ TEST_F(LoraRuns, GoWithTiles) {
   ASSERT_EQ(one.losses.size(), whole.losses.size());
   for (std::size_t i = 0; i < whole.losses.size(); ++i)
     EXPECT_NEAR(one.losses[i], whole.losses[i], 1e-5 * whole.losses[i]);
-  EXPECT_HAS(Trainer(adapted("said", settings), {}).describe(), "tiles      each layer's");
+  EXPECT_HAS(Trainer(adapted("said", settings), {}).describe(), "of weights of each layer come in 7 tiles");
   (void)train("half", settings + Strings{"steps=2"});
   const Outcome rest = train("half", settings, "");
   expect_tail(one, rest);

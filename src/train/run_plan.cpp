@@ -468,8 +468,8 @@ double RunPlan::flops_per_step() const {
     // one.
     const int again = config.recompute ? 1 : 0, spared = !layout->is_frozen(u) ? 0 : below ? 2 + again : 1;
     if (!block && u != (tied ? 0 : layout->head_unit())) continue;
-    const int more =
-        !block && layout->in_tiles(u) ? 1 : 0;  // an output matrix in tiles gives its logits twice
+    // The logits of an output matrix in tiles are computed twice.
+    const int more = !block && layout->in_tiles(u) ? 1 : 0;
     for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
       if (p.vector || (u == 0 && &p != model->units().front().params.data())) continue;
       const auto count = static_cast<double>(p.whole_count());

@@ -218,8 +218,7 @@ class Model {
   // out [N,C] = block(x [N,C]), both of T; fills `saved` (saved_bytes()). `out` must not alias `x`. Run again
   // on the same x it gives the same bits, so activations can be recomputed; a null `out` then skips the last
   // product, unless a norm follows it. `context`: with the other parts of the sequences; null where these are
-  // whole. `layer`: from 0; -1 will do where all layers compute alike
-  // (ModelConfig::layers_differ()).
+  // whole. `layer`: from 0; -1 will do where all layers compute alike (ModelConfig::layers_differ()).
   void block_forward(Stream& s, BatchShape shape, View weights, View x, View out, void* saved,
                      void* workspace, ContextExchange* context = nullptr, TileAccess* tiles = nullptr,
                      const DropoutPlace* dropout = nullptr, std::int64_t layer = -1,
@@ -250,13 +249,14 @@ class Model {
                              Gradients into = Gradients::kAdd, TileAccess* tiles = nullptr,
                              const DropoutPlace* dropout = nullptr, const View& adapters = {}) const;
 
-  // The loss of one micro-batch and its gradient, in chunks of rows, so that the logits of all rows never
-  // exist at once. `table` is the flat tensor of the unit that holds the output matrix, and `tiles` are that
-  // unit's: the embedding's when tied, else the head's own. loss_sum f64 [1,1] += the sum over the tokens
-  // that count, on every part. dx [N,C] of T is overwritten with loss_scale * d loss_sum / d x. head_grads
-  // and table_grads (the same view when untied), and all gradients that follow from dx, are multiplied by
-  // loss_scale; whoever uses them divides by it. Null head_grads or table_grads are not computed; without
-  // head_grads `workspace` is as large as HeadGradients::kFrozen says.
+  // The loss of one micro-batch and its gradient. The logits of all rows never exist at once: they come in
+  // chunks of rows or, of an output matrix in tiles, tile by tile. `table` is the flat tensor of the unit
+  // that holds the output matrix, and `tiles` are that unit's: the embedding's when tied, else the head's
+  // own. loss_sum f64 [1,1] += the sum over the tokens that count, on every part. dx [N,C] of T is
+  // overwritten with loss_scale * d loss_sum / d x. head_grads and table_grads (the same view when untied),
+  // and all gradients that follow from dx, are multiplied by loss_scale; whoever uses them divides by it.
+  // Null head_grads or table_grads are not computed; without head_grads `workspace` is as large as
+  // HeadGradients::kFrozen says.
   void head_loss_and_gradient(Stream& s, BatchShape shape, View head_weights, View table, View x,
                               View targets, View loss_sum, View dx, View head_grads, View table_grads,
                               void* workspace, double loss_scale = 1, Gradients into = Gradients::kAdd,

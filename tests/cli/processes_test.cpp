@@ -278,8 +278,7 @@ TEST_F(ProcessesTest, AProcessThatIsDelayedChangesNoBit) {
 // Kills a process, which may be the launcher, at a random moment; ZG_TEST_KILLS of them. All others end, with
 // a text, and the next run finds the drive free. Open MPI itself may wait for ever where a process is killed
 // within MPI_Init, before any has printed anything: a program that does nothing else did so after one of 31
-// such kills. Runs that
-// hang without a word are taken for such ones: one, and one more for each fifty kills.
+// such kills. Runs that hang without a word are taken for such ones: one, and one more for each fifty kills.
 TEST_F(ProcessesTest, AProcessThatIsKilledEndsAllOthers) {
   const char* const asked = std::getenv("ZG_TEST_KILLS");
   const int kills = asked != nullptr ? std::atoi(asked) : 10;

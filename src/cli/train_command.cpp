@@ -29,7 +29,7 @@ struct Flags {
   std::int64_t steps = -1;
   std::string devices;
   int threads = 0;
-  double stall_seconds = 10;
+  double stall_seconds = 10, join_seconds = 600;
   bool plan = false, verbose = false;
   std::optional<std::string> resume;  // as Trainer::Options has it
   std::string trace_file;             // Chrome trace of the whole run; empty: none
@@ -208,7 +208,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
 
 // The same command in each process of a launcher, or in this one alone.
 int train(const Flags& flags, Watchdog& watchdog) {
-  Processes processes = Processes::join();
+  Processes processes = Processes::join(std::chrono::duration<double>(flags.join_seconds));
   // mpirun hands this signal on at once. After Ctrl-C it gives its processes little time.
   if (processes.count() > 1) std::signal(SIGUSR2, [](int) { request_interrupt(); });
   if (processes.number() > 0) {
@@ -291,6 +291,13 @@ void add_train(CLI::App& app, int& exit_code) {
                    "progress for this many seconds (0: never)")
       ->capture_default_str()
       ->check(real_number(0, 1e6));
+  command
+      ->add_option(
+          "--join-timeout", flags->join_seconds,
+          "Under a launcher (mpirun, srun): seconds that a process waits for all others to start. Then "
+          "it says so and the run ends. Once all have started, parallel.timeout_seconds counts")
+      ->capture_default_str()
+      ->check(real_number(0.001, 1e6));
   command->add_flag("--plan", flags->plan,
                     "Say what would be allocated and moved or, where the budgets are too small, the smallest "
                     "that suffice, and stop");

@@ -271,17 +271,21 @@ bool wait_for(MPI_Request& request, Mpi& mpi) {
 }  // namespace comm
 
 // A launcher that is killed cannot end its processes, and not every one of them waits for the others. So each
-// watches its parent, and ends itself with it.
+// watches its parent, and ends itself with it. MPI's own initialisation waits for all processes and may do so
+// for ever where one of them ended within it, so that this thread also ends a process that has not joined in
+// time.
 struct Processes::State {
-  State() {
-    watch = NamedThread("zg-launcher", [this, parent = getppid()] {
+  explicit State(std::chrono::duration<double> limit) {
+    watch = NamedThread("zg-launcher", [this, limit, parent = getppid(), begin = Clock::now()] {
       std::unique_lock lock(mutex);
       while (!ended.wait_for(lock, comm::kLook, [this] { return ending; })) {
-        if (getppid() == parent) continue;
-        std::fprintf(stderr, "ziggurat: process %d: the launcher has ended, and this process with it\n",
-                     mpi->process);
-        std::fflush(nullptr);
-        _exit(1);
+        if (getppid() != parent) end_process("the launcher has ended, and this process with it");
+        if (!has_joined && Clock::now() - begin > limit)
+          end_process(
+              fmt::format("not all processes of the launcher have started MPI within {:g} s: one has "
+                          "ended, hangs, or runs another program; where they need longer, raise "
+                          "--join-timeout",
+                          limit.count()));
       }
     });
   }
@@ -290,23 +294,32 @@ struct Processes::State {
     ending = true;
     ended.notify_all();
   }
-  std::shared_ptr<comm::Mpi> mpi = comm::Mpi::get();
-  std::mutex mutex;
+  void joined() {
+    std::lock_guard lock(mutex);
+    has_joined = true;
+    name = fmt::format("process {}", mpi->process);
+  }
+  [[noreturn]] void end_process(const std::string& why) const {
+    std::fprintf(stderr, "ziggurat: %s: %s\n", name.c_str(), why.c_str());
+    std::fflush(nullptr);
+    _exit(1);
+  }
+  std::shared_ptr<comm::Mpi> mpi;
+  std::mutex mutex;  // guards what follows
   std::condition_variable ended;
-  bool ending = false;
+  bool ending = false, has_joined = false;
+  std::string name = fmt::format("pid {}", getpid());
   NamedThread watch;  // last
 };
 
-Processes Processes::join() {
+Processes Processes::join(std::chrono::duration<double> limit) {
+  if (!is_under_mpi()) return {};
+  auto state = std::make_unique<State>(limit);
+  state->mpi = comm::Mpi::get();
+  comm::Mpi& mpi = *state->mpi;
   Processes p;
-  if (!is_under_mpi()) return p;
-  p.state_ = std::make_unique<State>();
-  comm::Mpi& mpi = *p.state_->mpi;
+  if (mpi.processes == 1) return p;
   p.count_ = mpi.processes, p.number_ = mpi.process;
-  if (p.count_ == 1) {
-    p.state_.reset();
-    return p;
-  }
   mpi.is_managed = true;
   MPI_Comm here = MPI_COMM_NULL;
   comm::check(MPI_Comm_split_type(mpi.control, MPI_COMM_TYPE_SHARED, mpi.process, MPI_INFO_NULL, &here),
@@ -316,6 +329,8 @@ Processes Processes::join() {
   p.machine_ = p.number_;
   comm::check(MPI_Bcast(&p.machine_, 1, MPI_INT, 0, here), "MPI_Bcast");
   MPI_Comm_free(&here);
+  state->joined();
+  p.state_ = std::move(state);
   return p;
 }
 
@@ -373,7 +388,7 @@ std::unique_ptr<comm::Wire> comm::make_mpi_wire(int ranks, std::vector<int>& ran
 #else
 struct Processes::State {};
 
-Processes Processes::join() {
+Processes Processes::join(std::chrono::duration<double>) {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
     const char* const size = std::getenv(name);
     if (is_under_mpi() && size != nullptr && std::strcmp(size, "1") != 0) {

@@ -3,6 +3,7 @@
 //
 // One thread of each process calls the functions. A process that waits for the others sleeps.
 #pragma once
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -23,9 +24,10 @@ class Processes {
  public:
   Processes();  // this process alone
   // The processes of the launcher, or this one alone where there is no launcher: MPI is initialised only
-  // under one, and is finalised when all processes have destroyed this object and their ranks. Once. Throws
-  // Error(kUsage) in a build without MPI under a launcher of several processes.
-  static Processes join();
+  // under one, and is finalised when all processes have destroyed this object and their ranks. Once. Where
+  // not all processes have come within the limit, this one says so on stderr and ends with exit code 1.
+  // Throws Error(kUsage) in a build without MPI under a launcher of several processes.
+  static Processes join(std::chrono::duration<double> limit);
   Processes(Processes&&) noexcept;
   Processes& operator=(Processes&&) = delete;
   // Waits for the others, unless a failure has ended the run. May end the process: see abort().

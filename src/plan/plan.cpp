@@ -55,14 +55,14 @@ std::optional<NoRoom> explore(PaperRun start, Budgets& peak) {
   for (int programs = 0; programs < kMostPrograms && !waiting.empty();) {
     const PaperRun now = std::move(waiting.front());
     waiting.pop_front();
-    if (!known.emplace(now.residency.fingerprint(), now.sequence).second) continue;
+    if (!known.emplace(now.residency.copies().fingerprint(), now.sequence).second) continue;
     for (const Activity activity : now.sequence.followers()) {
       PaperRun after = now;
       after.programs_run = 0;
       if (auto failure = after.run(activity)) return failure;
       programs += after.programs_run;
-      peak.device = std::max(peak.device, after.residency.peak(Tier::kDevice));
-      peak.host = std::max(peak.host, after.residency.peak(Tier::kHost));
+      peak.device = std::max(peak.device, after.residency.copies().peak(Tier::kDevice));
+      peak.host = std::max(peak.host, after.residency.copies().peak(Tier::kHost));
       waiting.push_back(std::move(after));
     }
   }
@@ -80,10 +80,10 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   plan.comm_per_step = zg::comm_per_step(layout, programs);
   // The steady state is reached after a few steps.
   for (int i = 0; i < 4; ++i) {
-    const Traffic before = run.residency.traffic();
+    const Traffic before = run.residency.copies().traffic();
     plan.obstacle = run.run(Activity::kStep);
     ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
-    plan.per_step = run.residency.traffic() - before;
+    plan.per_step = run.residency.copies().traffic() - before;
   }
   return plan;
 }
@@ -94,14 +94,14 @@ Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budge
   Traffic total;
   for (const auto& [activity, times] : history) {
     for (std::int64_t i = 0; i < times; ++i) {
-      const auto state = std::pair(run.residency.fingerprint(), run.sequence);
-      const Traffic before = run.residency.traffic();
+      const auto state = std::pair(run.residency.copies().fingerprint(), run.sequence);
+      const Traffic before = run.residency.copies().traffic();
       const auto failure = run.run(activity);
       ZG_ASSERT(!failure, "the plan of this run said that it fits");
       if (activity == Activity::kInitialize || activity == Activity::kAdopt) continue;  // not counted
-      const Traffic moved = run.residency.traffic() - before;
+      const Traffic moved = run.residency.copies().traffic() - before;
       total += moved;
-      if (std::pair(run.residency.fingerprint(), run.sequence) != state) continue;
+      if (std::pair(run.residency.copies().fingerprint(), run.sequence) != state) continue;
       // The placement of copies is as before: all further repetitions move the same bytes.
       for (++i; i < times; ++i) total += moved;
     }

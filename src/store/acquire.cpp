@@ -96,11 +96,11 @@ void StoreParts::check_together(std::span<const AccessStep> accesses) const {
     bytes[index_of(a.tier)] += table.segment(a.segment).charge_at(a.tier);
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    if (bytes[index_of(tier)] <= residency.budget(tier)) continue;
+    if (bytes[index_of(tier)] <= residency.copies().budget(tier)) continue;
     throw Error(
         Errc::kMemory, name_of(tier) + std::string(" tier"),
         fmt::format("no room for {} segments ({}) at once: they pass the budget of {}", accesses.size(),
-                    format_bytes(bytes[index_of(tier)]), format_bytes(residency.budget(tier))),
+                    format_bytes(bytes[index_of(tier)]), format_bytes(residency.copies().budget(tier))),
         "acquire fewer at once, or raise this tier's budget");
   }
 }
@@ -115,10 +115,12 @@ bool StoreParts::hinder(Waiter& w, Obstacle obstacle, SegmentId moving) const {
 // Takes the lease; or sets the waiter's obstacle and returns false, having started the moves that can start.
 bool StoreParts::try_take(Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
-  const bool keeps = w.gives_back && w.step.access == Access::kOverwrite && residency.has_content(id);
+  const bool keeps =
+      w.gives_back && w.step.access == Access::kOverwrite && residency.copies().has_content(id);
   const Access access = keeps ? Access::kWrite : w.step.access;
   const auto ready = [&] {
-    return residency.present(id, w.step.tier) && (w.reads() || residency.sole(id, w.step.tier));
+    return residency.copies().present(id, w.step.tier) &&
+           (w.reads() || residency.copies().sole(id, w.step.tier));
   };
   Decision decision = Decision::kAgain;
   while (decision == Decision::kAgain) {
@@ -162,15 +164,15 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
   if (table.tensor(table.segment(id).tensor).removed)
     throw Error(Errc::kUsage, table.segment_name(id), "is accessed, and was removed",
                 "take the numbers from the table of the store");
-  if (access != Access::kOverwrite && !residency.has_content(id))
+  if (access != Access::kOverwrite && !residency.copies().has_content(id))
     throw Error(Errc::kUsage, table.segment_name(id), "is read, and has no content",
                 "write it first (Access::kOverwrite)");
   if (waits.is_behind(w)) return hindered(Obstacle::kLine);
   if (!(w.reads() ? leases.close_to_writers(id) : leases.close_to_all(id)))
     return hindered(Obstacle::kLeases);
-  const bool fresh = access == Access::kOverwrite && !residency.present(id, tier);
+  const bool fresh = access == Access::kOverwrite && !residency.copies().present(id, tier);
   h.last_use.store(tick(), std::memory_order_relaxed);
-  w.made = !residency.has_content(id);
+  w.made = !residency.copies().has_content(id);
   const auto missing = residency.decide_free({id, tier, access, false}, actions);
   const bool writes_back = std::any_of(actions.begin(), actions.end(), [](const Action& a) {
     return a.kind == Action::Kind::kCopy && a.tier == Tier::kNvme;

@@ -2,7 +2,7 @@
 //
 // A state is the set of tiers that have a current copy, or will have one as soon as the moves that were
 // decided are done; a bit for each tier. Where the bit of NVMe is not set, the content is dirty: the copies
-// in memory are newer than the copy on the drives. Only Residency changes states, and only by this table.
+// in memory are newer than the copy on the drives. Only CopyTable changes states, and only by this table.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -38,11 +38,6 @@ struct alignas(64) CopyWord {
 };
 static_assert(sizeof(CopyWord) == 64);
 
-// The index of a memory tier in the arrays that have one element for the device and one for the host.
-inline std::size_t index_of(Tier tier) {
-  return static_cast<std::size_t>(tier);
-}
-
 // A clock that all threads share, in no particular unit.
 inline std::uint64_t tick() {
 #if defined(__x86_64__)

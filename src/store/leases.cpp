@@ -187,7 +187,7 @@ void LeaseTable::refresh(SegmentId segment) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const std::size_t t = index_of(tier);
     std::uint64_t flags = 0;
-    if (admits() && residency_.present(segment, tier) && h.memory[t] != nullptr) {
+    if (admits() && residency_.copies().present(segment, tier) && h.memory[t] != nullptr) {
       bool idle = true, readable = true;
       for (const ActionNode* n = mover_.queue(segment).first; n != nullptr; n = n->next) {
         if (n->state == ActionNode::State::kDone) continue;
@@ -195,7 +195,7 @@ void LeaseTable::refresh(SegmentId segment) {
         readable = readable && !writes(n->action, tier);
       }
       if (readable) flags |= CopyWord::kOpen;
-      if (idle && residency_.sole(segment, tier)) flags |= CopyWord::kSole;
+      if (idle && residency_.copies().sole(segment, tier)) flags |= CopyWord::kSole;
     }
     auto& word = h.word[t];
     std::uint64_t w = word.load();

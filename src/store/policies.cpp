@@ -218,4 +218,31 @@ PolicyFactory policy_by_name(const std::string& name) {
   throw Error(Errc::kUsage, "policy", fmt::format("\"{}\" is not known", name), "use next-use, lru or clock");
 }
 
+PolicyTable::PolicyTable(PolicyFactory make) : make_(make ? std::move(make) : default_policy()) {
+  use_future_ = make_()->uses_future();
+}
+
+PolicyTable::PolicyTable(const PolicyTable& o)
+    : make_(o.make_), use_future_(o.use_future_), priorities_(o.priorities_), level_(o.level_) {
+  for (std::size_t t = 0; t < policies_.size(); ++t) {
+    for (const auto& policy : o.policies_[t]) policies_[t].push_back(policy->clone());
+  }
+}
+
+void PolicyTable::grow(const TensorTable& table) {
+  const auto n = static_cast<std::size_t>(table.segment_count());
+  const auto priority = [&](SegmentId id) { return table.tensor(table.segment(id).tensor).spec.priority; };
+  for (std::size_t id = level_.size(); id < n; ++id) {
+    const int p = priority(static_cast<SegmentId>(id));
+    const auto it = std::lower_bound(priorities_.begin(), priorities_.end(), p);
+    const auto at = it - priorities_.begin();
+    if (it == priorities_.end() || *it != p) {
+      priorities_.insert(it, p);
+      for (std::int32_t& level : level_) level += level >= at ? 1 : 0;
+      for (auto& tier : policies_) tier.insert(tier.begin() + at, make_());
+    }
+    level_.push_back(static_cast<std::int32_t>(at));
+  }
+}
+
 }  // namespace zg

@@ -26,7 +26,7 @@ Prefetcher::Prefetcher(const TensorTable& table, const TensorStore::Options& opt
       counters_(counters),
       look_after_bytes_(kLookAfterBytes) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    if (residency.budget(tier) > 0)
+    if (residency.copies().budget(tier) > 0)
       look_after_bytes_ = std::min(look_after_bytes_, read_ahead(tier) / kLooksInWhatIsAhead);
   }
 }
@@ -162,7 +162,7 @@ bool Prefetcher::fetch(SegmentId segment, Tier tier, std::int32_t position) {
 }
 
 std::int64_t Prefetcher::read_ahead(Tier tier) const {
-  return options_.read_ahead > 0 ? options_.read_ahead : residency_.budget(tier) / 2;
+  return options_.read_ahead > 0 ? options_.read_ahead : residency_.copies().budget(tier) / 2;
 }
 
 void Prefetcher::fetch_ahead() {
@@ -183,8 +183,8 @@ void Prefetcher::walk(std::int32_t& farthest, std::int32_t end, bool to_host) {
     const AccessStep& a = p.access(position);
     const Tier tier = to_host ? Tier::kHost : a.tier;
     const std::size_t t = index_of(tier);
-    if (a.access == Access::kOverwrite || residency_.present(a.segment, a.tier) ||
-        residency_.present(a.segment, tier) || !residency_.has_content(a.segment))
+    if (a.access == Access::kOverwrite || residency_.copies().present(a.segment, a.tier) ||
+        residency_.copies().present(a.segment, tier) || !residency_.copies().has_content(a.segment))
       continue;
     const CopyWord& h = leases_.words(a.segment);
     if (CopyWord::writers(h.word[0].load()) > 0 || CopyWord::writers(h.word[1].load()) > 0) continue;
@@ -198,14 +198,14 @@ void Prefetcher::keep(const Program* step) {
   for (const SegmentId id : kept_) residency_.unpin(id, Tier::kHost);
   kept_.clear();
   if (step == nullptr || residency_.uses_future() || !options_.keep_by_value) return;
-  kept_ = keep_by_value(table_, *step, residency_.budget(Tier::kHost));
+  kept_ = keep_by_value(table_, *step, residency_.copies().budget(Tier::kHost));
   for (const SegmentId id : kept_) residency_.pin(id, Tier::kHost);
 }
 
 void Prefetcher::write_back_ahead() {
   if (!options_.write_ahead) return;
   constexpr int kAtOnce = 16;
-  residency_.write_back_ahead(residency_.budget(Tier::kHost) / 8, kAtOnce, actions_);
+  residency_.write_back_ahead(residency_.copies().budget(Tier::kHost) / 8, kAtOnce, actions_);
   mover_.carry_out(actions_, Urgency::kWriteBack);
 }
 

@@ -73,19 +73,19 @@ class Replayer final : private DryRunObserver {
   }
 
   bool run_round() {
-    const Traffic before = residency_.traffic();
+    const Traffic before = residency_.copies().traffic();
     const ReplayCounts counted = counts_;
     for (std::size_t i = 0; i < trace_.sequence.size(); ++i) {
-      const Traffic start = residency_.traffic();
+      const Traffic start = residency_.copies().traffic();
       const Program& program = trace_.programs[static_cast<std::size_t>(trace_.sequence[i])];
       program_ = &program;
       std::int32_t op = 0;
       if (auto failure = dry_run(residency_, program, this, &op)) return fail(*failure, op);
-      result_.runs.push_back(residency_.traffic() - start);
+      result_.runs.push_back(residency_.copies().traffic() - start);
     }
-    result_.rounds.push_back(residency_.traffic() - before);
+    result_.rounds.push_back(residency_.copies().traffic() - before);
     result_.counts.push_back(counts_ - counted);
-    places_.push_back(residency_.fingerprint());
+    places_.push_back(residency_.copies().fingerprint());
     return true;
   }
 
@@ -93,13 +93,13 @@ class Replayer final : private DryRunObserver {
     report();
     for (const AccessStep& a : program_->op(op)) {
       if (a.access == Access::kOverwrite) continue;
-      if (!residency_.has_content(a.segment)) {
+      if (!residency_.copies().has_content(a.segment)) {
         if (auto failure = place(a.segment)) return failure;
       }
       ++counts_.accesses;
-      if (residency_.present(a.segment, a.tier)) {
+      if (residency_.copies().present(a.segment, a.tier)) {
         ++counts_.hits;
-      } else if (residency_.present(a.segment, Tier::kHost)) {
+      } else if (residency_.copies().present(a.segment, Tier::kHost)) {
         ++counts_.host_hits;
       }
     }
@@ -153,7 +153,7 @@ class Replayer final : private DryRunObserver {
   }
 
   void summarize() {
-    result_.peak = {residency_.peak(Tier::kDevice), residency_.peak(Tier::kHost)};
+    result_.peak = {residency_.copies().peak(Tier::kDevice), residency_.copies().peak(Tier::kHost)};
     const std::size_t n = result_.rounds.size();
     if (n == 0) return;
     if (past_matters_) {

@@ -45,7 +45,7 @@ SegmentReport StoreReport::segment(SegmentId id) const {
   SegmentReport r;
   r.name = p_.table.segment_name(id);
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
-    r.present[static_cast<std::size_t>(tier)] = p_.residency.present(id, tier);
+    r.present[static_cast<std::size_t>(tier)] = p_.residency.copies().present(id, tier);
   }
   std::uint64_t next = kNever;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
@@ -53,9 +53,9 @@ SegmentReport StoreReport::segment(SegmentId id) const {
     const std::uint64_t word = p_.leases.words(id).word[t].load();
     r.readers[t] = CopyWord::readers(word);
     r.writers[t] = CopyWord::writers(word);
-    r.pinned[t] = p_.residency.is_pinned(id, tier);
+    r.pinned[t] = p_.residency.copies().is_pinned(id, tier);
     r.passed += p_.leases.claims(id).passed[t];
-    next = std::min(next, p_.residency.next_access(id));
+    next = std::min(next, p_.residency.future().next_access(id));
   }
   if (next != kNever) r.next_use = static_cast<std::int64_t>(next);
   for (const ActionNode* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
@@ -118,9 +118,9 @@ StoreStatistics StoreReport::statistics() const {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const auto t = static_cast<std::size_t>(tier);
     out.tiers[t] = p_.counters.tiers[t];
-    out.tiers[t].budget = p_.residency.budget(tier);
-    out.tiers[t].used = p_.residency.used(tier);
-    out.tiers[t].peak = p_.residency.peak(tier);
+    out.tiers[t].budget = p_.residency.copies().budget(tier);
+    out.tiers[t].used = p_.residency.copies().used(tier);
+    out.tiers[t].peak = p_.residency.copies().peak(tier);
   }
   if (const NvmeCopies* copies = p_.mover.nvme()) {
     TierStatistics& nvme = out.tiers[static_cast<std::size_t>(Tier::kNvme)];
@@ -135,7 +135,7 @@ StoreStatistics StoreReport::statistics() const {
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
       const auto t = static_cast<std::size_t>(tier);
       if (t < 2) out.tiers[t].hits += p_.leases.words(id).hits[t].load(std::memory_order_relaxed);
-      if (!p_.residency.present(id, tier)) continue;
+      if (!p_.residency.copies().present(id, tier)) continue;
       ++out.tiers[t].segments;
       out.tiers[t].bytes += p_.table.segment(id).bytes;
     }
@@ -248,7 +248,7 @@ std::string StoreReport::what_holds(Tier tier) const {
 // After a failure moves stop where they are, and the invariants need not hold.
 void StoreReport::check() const {
   if (p_.failure) return;
-  p_.residency.check();
+  p_.residency.copies().check();
   p_.prefetcher.check();
   int passed = 0;
   std::array<std::int64_t, 2> memory{};
@@ -277,13 +277,13 @@ void StoreReport::check_copy(SegmentId id, Tier tier) const {
   const std::size_t t = index_of(tier);
   const std::uint64_t word = h.word[t].load();
   const std::string name = p_.table.segment_name(id);
-  const bool taken = h.memory[t] != nullptr, present = p_.residency.present(id, tier);
+  const bool taken = h.memory[t] != nullptr, present = p_.residency.copies().present(id, tier);
   const bool moves = p_.mover.moves(id);
   if (!moves) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kOpen) != 0)
     ZG_ASSERT(taken && present && p_.program == nullptr, "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kSole) != 0)
-    ZG_ASSERT(p_.residency.sole(id, tier) && !moves, "{} at the {}", name, name_of(tier));
+    ZG_ASSERT(p_.residency.copies().sole(id, tier) && !moves, "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
   ZG_ASSERT_LE(p_.leases.claims(id).passed[t], CopyWord::readers(word) + CopyWord::writers(word));
   ZG_ASSERT(p_.waits.line(id).waiters == 0 || (word & CopyWord::kWaited) != 0, "{} at the {}", name,

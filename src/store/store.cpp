@@ -55,7 +55,7 @@ StoreParts::~StoreParts() {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       ZG_ASSERT((leases.words(id).word[index_of(tier)].load() & CopyWord::kLeases) == 0,
                 "{} is still leased when its store ends", table.segment_name(id));
-      ZG_ASSERT(!residency.is_pinned(id, tier), "{} is still pinned when its store ends",
+      ZG_ASSERT(!residency.copies().is_pinned(id, tier), "{} is still pinned when its store ends",
                 table.segment_name(id));
     }
   }
@@ -217,7 +217,9 @@ void TensorStore::prefetch(SegmentId segment, Tier tier) {
   p.check_access(segment, tier);
   std::lock_guard lock(p.mutex);
   p.throw_failure();
-  if (p.program != nullptr || p.residency.present(segment, tier) || !p.residency.has_content(segment)) return;
+  if (p.program != nullptr || p.residency.copies().present(segment, tier) ||
+      !p.residency.copies().has_content(segment))
+    return;
   (void)p.prefetcher.fetch(segment, tier, -1);
 }
 
@@ -253,7 +255,7 @@ void Pin::release() {
 
 bool TensorStore::has_content(SegmentId segment) const {
   std::lock_guard lock(parts_->mutex);
-  return parts_->residency.has_content(segment);
+  return parts_->residency.copies().has_content(segment);
 }
 
 std::vector<std::int64_t> TensorStore::versions(SegmentId segment) const {
@@ -279,9 +281,9 @@ std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
   ZG_ASSERT(p.program != nullptr && p.next == nullptr && p.accessed == p.program->access_count(),
             "content is written back after a program that has ended");
   p.drain(lock);
-  const std::int64_t before = p.residency.traffic().nvme_write;
+  const std::int64_t before = p.residency.copies().traffic().nvme_write;
   for (const SegmentId id : segments) {
-    const bool there = p.residency.present(id, Tier::kNvme);
+    const bool there = p.residency.copies().present(id, Tier::kNvme);
     if (const auto no_room = p.residency.write_back(id, p.actions)) {
       p.actions.clear();  // after a failure the decisions are unusable
       p.fail(Error(Errc::kMemory, "host tier",
@@ -290,11 +292,12 @@ std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
                    "raise this tier's budget"));
       p.throw_failure();
     }
-    ZG_ASSERT(p.residency.present(id, Tier::kNvme), "{} cannot be brought to NVMe", p.table.segment_name(id));
+    ZG_ASSERT(p.residency.copies().present(id, Tier::kNvme), "{} cannot be brought to NVMe",
+              p.table.segment_name(id));
     p.mover.nvme()->expect(id, !there);
     p.mover.carry_out(p.actions, Urgency::kWriteBack);
   }
-  return p.residency.traffic().nvme_write - before;
+  return p.residency.copies().traffic().nvme_write - before;
 }
 
 std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> segments) {

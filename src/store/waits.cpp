@@ -137,7 +137,8 @@ bool Waits::in_the_way(const Waiter& w) const {
   };
   if (!blocks(here) && !blocks(there)) return overtakes(w);
   // If all leases were passed to the consumer's own stream, the stream keeps the accesses in order.
-  const bool ready = residency_.present(id, w.step.tier) && (w.reads() || residency_.sole(id, w.step.tier));
+  const bool ready = residency_.copies().present(id, w.step.tier) &&
+                     (w.reads() || residency_.copies().sole(id, w.step.tier));
   const LeaseTable::Claims& c = leases_.claims(id);
   return !(ready && !blocks(there) && w.consumer != nullptr && c.passed_to == w.consumer &&
            CopyWord::readers(here) + CopyWord::writers(here) == c.passed[t]);
@@ -263,7 +264,7 @@ std::vector<const Waiter*> Waits::those_stuck() const {
 // Throws if `w` can never go on and its thread holds leases that are in the way.
 void Waits::check_waits(const Waiter& w) const {
   if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
-  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.budget(w.room.tier))
+  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.copies().budget(w.room.tier))
     throw_no_room(w, false);
   const std::vector<const Waiter*> all = those_stuck();
   if (std::find(all.begin(), all.end(), &w) == all.end()) return;
@@ -291,7 +292,7 @@ void Waits::throw_no_room(const Waiter& w, bool held) const {
                           format_bytes(table_.segment(w.step.segment).charge_at(w.room.tier)),
                           held ? "the leases that are held fill"
                                : "it, what is pinned and what may not be demoted pass",
-                          format_bytes(residency_.budget(w.room.tier))),
+                          format_bytes(residency_.copies().budget(w.room.tier))),
               "release leases, or raise this tier's budget");
 }
 

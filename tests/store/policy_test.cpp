@@ -81,14 +81,14 @@ std::vector<Named> all_policies() {
 std::optional<NoRoom> touch(Residency& residency, SegmentId id, Access access = Access::kRead,
                             Tier tier = Tier::kHost) {
   std::vector<Action> actions;
-  if (!residency.has_content(id)) access = Access::kOverwrite;
+  if (!residency.copies().has_content(id)) access = Access::kOverwrite;
   return residency.decide_free({id, tier, access, false}, actions);
 }
 
 std::set<SegmentId> at(const Residency& residency, Tier tier, std::int32_t segments) {
   std::set<SegmentId> ids;
   for (SegmentId id = 0; id < segments; ++id) {
-    if (residency.present(id, tier)) ids.insert(id);
+    if (residency.copies().present(id, tier)) ids.insert(id);
   }
   return ids;
 }
@@ -173,10 +173,11 @@ TEST(Policy, LowerPrioritiesLeaveFirst) {
     std::vector<Action> actions;
     for (std::int32_t op = 0; op < program.op_count(); ++op) {
       ASSERT_FALSE(residency.decide(0, op, actions));
-      residency.check();
+      residency.copies().check();
       const int newcomers = std::max(0, op - 17);
       int left[3] = {0, 0, 0};
-      for (SegmentId id = 0; id < 9; ++id) left[id % 3] += residency.present(id, Tier::kHost) ? 0 : 1;
+      for (SegmentId id = 0; id < 9; ++id)
+        left[id % 3] += residency.copies().present(id, Tier::kHost) ? 0 : 1;
       if (op < 18) continue;
       EXPECT_EQ(left[0], std::min(newcomers, 3));
       EXPECT_EQ(left[1], std::clamp(newcomers - 3, 0, 3));
@@ -197,7 +198,7 @@ TEST(Policy, PinnedCopiesStay) {
     }
     for (int i = 0; i < 100; ++i) {
       ASSERT_FALSE(touch(residency, below(random, 8)));
-      EXPECT_TRUE(residency.present(2, Tier::kHost) && residency.present(5, Tier::kHost));
+      EXPECT_TRUE(residency.copies().present(2, Tier::kHost) && residency.copies().present(5, Tier::kHost));
     }
     residency.unpin(5, Tier::kHost);
     residency.pin(2, Tier::kHost);
@@ -205,8 +206,8 @@ TEST(Policy, PinnedCopiesStay) {
     bool left = false;
     for (int i = 0; i < 100; ++i) {
       ASSERT_FALSE(touch(residency, below(random, 8)));
-      EXPECT_TRUE(residency.present(2, Tier::kHost));
-      left = left || !residency.present(5, Tier::kHost);
+      EXPECT_TRUE(residency.copies().present(2, Tier::kHost));
+      left = left || !residency.copies().present(5, Tier::kHost);
     }
     EXPECT_TRUE(left);
   }
@@ -233,17 +234,17 @@ TEST(Policy, WhatIsHeldDoesNotLeave) {
         }
         const SegmentId id = below(random, n);
         std::vector<Action> actions;
-        const Access access = !residency.has_content(id) ? Access::kOverwrite
-                              : below(random, 2) == 0    ? Access::kWrite
-                                                         : Access::kRead;
-        const bool was_there = residency.present(id, Tier::kHost);
+        const Access access = !residency.copies().has_content(id) ? Access::kOverwrite
+                              : below(random, 2) == 0             ? Access::kWrite
+                                                                  : Access::kRead;
+        const bool was_there = residency.copies().present(id, Tier::kHost);
         const auto failure = residency.decide_free(
             {id, Tier::kHost, access, false}, [&](SegmentId other, Tier) { return held.contains(other); },
             actions);
         EXPECT_EQ(failure.has_value(), !was_there && static_cast<std::int32_t>(held.size()) == room);
         refused += failure.has_value();
-        for (const SegmentId other : held) EXPECT_TRUE(residency.present(other, Tier::kHost));
-        residency.check();
+        for (const SegmentId other : held) EXPECT_TRUE(residency.copies().present(other, Tier::kHost));
+        residency.copies().check();
         if (testing::Test::HasFailure()) return;
       }
     }
@@ -281,17 +282,17 @@ TEST(Policy, AnyChoiceKeepsTheTableLegalOnTwoTiers) {
         for (std::int32_t op = 0; op < program.op_count() && fits; ++op) {
           std::vector<Action> actions;
           fits = !residency.decide(0, op, actions);
-          residency.check();
+          residency.copies().check();
           for (const AccessStep& a : program.op(op)) {
-            EXPECT_TRUE(!fits || a.last || residency.present(a.segment, a.tier));
+            EXPECT_TRUE(!fits || a.last || residency.copies().present(a.segment, a.tier));
           }
         }
         Residency copy(residency);  // policies are cloned with their state
-        copy.check();
-        EXPECT_EQ(copy.fingerprint(), residency.fingerprint());
+        copy.copies().check();
+        EXPECT_EQ(copy.copies().fingerprint(), residency.copies().fingerprint());
       }
-      EXPECT_LE(residency.peak(Tier::kDevice), budgets.device);
-      EXPECT_LE(residency.peak(Tier::kHost), budgets.host);
+      EXPECT_LE(residency.copies().peak(Tier::kDevice), budgets.device);
+      EXPECT_LE(residency.copies().peak(Tier::kHost), budgets.host);
       fitted += fits;
     }
     EXPECT_GE(fitted, 15);
@@ -330,9 +331,10 @@ TEST(Policy, WriteCostTradesDistanceForWrites) {
     residency.set_future(&program, nullptr);
     std::vector<Action> actions;
     for (std::int32_t op = 0; op < 3; ++op) EXPECT_FALSE(residency.decide(0, op, actions));
-    EXPECT_EQ(residency.present(0, Tier::kHost) + residency.present(1, Tier::kHost), 1);
-    EXPECT_EQ(residency.traffic().nvme_write, residency.present(1, Tier::kHost) ? 0 : kPage);
-    return residency.present(1, Tier::kHost) ? 0 : 1;
+    EXPECT_EQ(residency.copies().present(0, Tier::kHost) + residency.copies().present(1, Tier::kHost), 1);
+    EXPECT_EQ(residency.copies().traffic().nvme_write,
+              residency.copies().present(1, Tier::kHost) ? 0 : kPage);
+    return residency.copies().present(1, Tier::kHost) ? 0 : 1;
   };
   // Distances from the newcomer's access: 2 and `later`. The clean one leaves if 2 (1 + cost) >= later.
   EXPECT_EQ(leaves(0, 3), 1) << "the farthest leaves, whatever it costs";

@@ -53,8 +53,9 @@ inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets)
     return std::nullopt;
   if (decide_all(residency, s.programs(), 0, [](const auto&...) {})) return std::nullopt;
   residency.set_future(nullptr, nullptr);
-  if (!touch_all(Access::kRead, [&](SegmentId id) { return residency.has_content(id); })) return std::nullopt;
-  return residency.traffic();
+  if (!touch_all(Access::kRead, [&](SegmentId id) { return residency.copies().has_content(id); }))
+    return std::nullopt;
+  return residency.copies().traffic();
 }
 
 // The smallest host budget for a device budget, page by page; and the smallest device budget that has one,

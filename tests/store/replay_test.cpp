@@ -157,12 +157,12 @@ TEST(Replay, ACycleThatIsFoundGoesOn) {
       const auto found = static_cast<std::size_t>(r.cycle);
       std::vector<Traffic> rounds;
       for (std::size_t i = 0; i < r.rounds.size() + 2 * found; ++i) {
-        const Traffic before = residency.traffic();
+        const Traffic before = residency.copies().traffic();
         residency.set_future(&trace.programs[0], nullptr);
         std::vector<Action> actions;
         for (std::int32_t op = 0; op < trace.programs[0].op_count(); ++op)
           ASSERT_FALSE(residency.decide(0, op, actions));
-        rounds.push_back(residency.traffic() - before);
+        rounds.push_back(residency.copies().traffic() - before);
         const Traffic expected = i < r.rounds.size() ? r.rounds[i] : rounds[i - found];
         ASSERT_EQ(rounds.back(), expected) << "round " << i << ", cycle " << found;
       }

@@ -35,7 +35,7 @@ TEST(ResidencyDirect, ADirectLinkNeedsNoHostMemory) {
       const auto failure = residency.decide(0, op, actions);
       ASSERT_EQ(failure.has_value(), lowest == Tier::kHost && op == 1);
       if (failure) break;
-      residency.check();
+      residency.copies().check();
       replay(actions);
     }
     if (lowest == Tier::kHost) continue;
@@ -43,7 +43,7 @@ TEST(ResidencyDirect, ADirectLinkNeedsNoHostMemory) {
                            .nvme_write = 2 * 3 * kPage,
                            .direct_read = 3 * kPage,
                            .direct_write = 2 * 3 * kPage};
-    EXPECT_EQ(residency.traffic(), expected);
+    EXPECT_EQ(residency.copies().traffic(), expected);
     EXPECT_EQ(replay.traffic(), expected);
   }
 }
@@ -73,8 +73,8 @@ TEST(ResidencyDirect, WhatTheHostNeedsSoonerStaysThere) {
       EXPECT_FALSE(residency.decide(0, op, actions));
       replay(actions);
     }
-    EXPECT_EQ(replay.traffic(), residency.traffic());
-    return residency.traffic();
+    EXPECT_EQ(replay.traffic(), residency.copies().traffic());
+    return residency.copies().traffic();
   };
   for (const auto& policy : {default_policy(), next_use_policy()}) {
     // H is read once; D comes directly, twice.
@@ -107,7 +107,7 @@ TEST(ResidencyDirect, WhatIsFreeMakesWayForWhatIsNot) {
       std::vector<Action> actions;
       EXPECT_FALSE(residency.decide(0, op, actions));
     }
-    EXPECT_EQ(residency.traffic(), (Traffic{.nvme_read = 3 * kPage, .device_to_host = kPage})) << direct;
+    EXPECT_EQ(residency.copies().traffic(), (Traffic{.nvme_read = 3 * kPage, .device_to_host = kPage})) << direct;
   }
 }
 
@@ -134,15 +134,15 @@ TEST(ResidencyDirect, ADirectLinkCostsTheDrivesNothing) {
             for (SegmentId id = 0; id < kSegments; ++id) residency.assume_content(id, Tier::kNvme);
             Traffic before;
             for (int round = 0; round < 8; ++round) {
-              if (round == 4) before = residency.traffic();
+              if (round == 4) before = residency.copies().traffic();
               residency.set_future(&program, &program);
               for (std::int32_t op = 0; op < program.op_count(); ++op) {
                 std::vector<Action> actions;
                 EXPECT_FALSE(residency.decide(0, op, actions));
               }
-              residency.check();
+              residency.copies().check();
             }
-            return residency.traffic() - before;
+            return residency.copies().traffic() - before;
           };
           const Traffic without = in_four_rounds(false), with = in_four_rounds(true);
           EXPECT_LE(with.nvme_read, without.nvme_read);

@@ -101,7 +101,8 @@ class Replay {
   Traffic traffic_;
 };
 
-inline Program trace_of(const std::vector<AccessStep>& accesses, int segments, const std::string& name = "trace") {
+inline Program trace_of(const std::vector<AccessStep>& accesses, int segments,
+                        const std::string& name = "trace") {
   Program program(name);
   for (const AccessStep& a : accesses) program.add_op(std::vector<AccessStep>{a});
   program.finish(segments);
@@ -110,7 +111,7 @@ inline Program trace_of(const std::vector<AccessStep>& accesses, int segments, c
 
 // Why the operation has no room where all content lies at that tier; nullopt where it has room.
 inline std::optional<NoRoom> fits(const TensorTable& table, const Budgets& budgets,
-                           const std::vector<AccessStep>& op, std::optional<Tier> content) {
+                                  const std::vector<AccessStep>& op, std::optional<Tier> content) {
   Program program("one");
   program.add_op(op);
   program.finish(table.segment_count());
@@ -121,7 +122,7 @@ inline std::optional<NoRoom> fits(const TensorTable& table, const Budgets& budge
   residency.set_future(&program, nullptr);
   std::vector<Action> actions;
   const auto failure = residency.decide(0, 0, actions);
-  if (!failure) residency.check();
+  if (!failure) residency.copies().check();
   return failure;
 }
 

@@ -50,16 +50,16 @@ std::vector<Misses> decided(const std::vector<AccessStep>& period, int segments,
   }
   std::vector<Misses> per_round;
   for (int r = 0; r < rounds; ++r) {
-    const Traffic before = residency.traffic();
+    const Traffic before = residency.copies().traffic();
     residency.set_future(&program, &program);
     for (std::int32_t op = 0; op < program.op_count(); ++op) {
       std::vector<Action> actions;
       EXPECT_FALSE(residency.decide(0, op, actions).has_value());
-      residency.check();
+      residency.copies().check();
       replay(actions);
-      EXPECT_EQ(replay.used(Tier::kHost), residency.used(Tier::kHost));
+      EXPECT_EQ(replay.used(Tier::kHost), residency.copies().used(Tier::kHost));
     }
-    const Traffic moved = residency.traffic() - before;
+    const Traffic moved = residency.copies().traffic() - before;
     per_round.push_back({moved.nvme_read / kPage, moved.nvme_write / kPage});
   }
   return per_round;
@@ -139,15 +139,15 @@ std::optional<std::vector<Action>> decisions(const TensorTable& table, const Bud
   std::vector<Action> all;
   const auto failure =
       decide_all(residency, programs, depth, [&](const Program&, std::int32_t, const auto& actions) {
-        residency.check();
+        residency.copies().check();
         replay(actions);
         all.insert(all.end(), actions.begin(), actions.end());
       });
   if (failure) return std::nullopt;
-  EXPECT_EQ(replay.traffic(), residency.traffic());
+  EXPECT_EQ(replay.traffic(), residency.copies().traffic());
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    EXPECT_EQ(replay.used(tier), residency.used(tier));
-    EXPECT_LE(residency.peak(tier), tier == Tier::kDevice ? budgets.device : budgets.host);
+    EXPECT_EQ(replay.used(tier), residency.copies().used(tier));
+    EXPECT_LE(residency.copies().peak(tier), tier == Tier::kDevice ? budgets.device : budgets.host);
   }
   return all;
 }
@@ -295,7 +295,7 @@ TEST(Residency, DeadContentIsDroppedWithoutWriteBack) {
       std::vector<Action> actions;
       EXPECT_FALSE(residency.decide(0, op, actions));
     }
-    return residency.traffic();
+    return residency.copies().traffic();
   };
   // 0 is overwritten before it is read again: its first content never leaves.
   EXPECT_EQ(run({w(0), w(1, true), w(0), r(0)}), (Traffic{}));
@@ -325,9 +325,9 @@ TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
     EXPECT_FALSE(residency.decide(0, 0, actions));
     EXPECT_FALSE(residency.decide(0, 1, actions));
     EXPECT_FALSE(residency.decide(1, 0, actions));
-    EXPECT_EQ(residency.traffic().nvme_write, 0) << "variant " << variant;
-    EXPECT_FALSE(residency.present(clean, Tier::kHost));
-    EXPECT_TRUE(residency.present(dirty, Tier::kHost));
+    EXPECT_EQ(residency.copies().traffic().nvme_write, 0) << "variant " << variant;
+    EXPECT_FALSE(residency.copies().present(clean, Tier::kHost));
+    EXPECT_TRUE(residency.copies().present(dirty, Tier::kHost));
   }
 }
 
@@ -353,16 +353,16 @@ TEST(Residency, WithoutAProgramTheLeastRecentlyUsedGoesAndTheHeldStays) {
   std::vector<Action> actions;
   const auto touch = [&](SegmentId id) {
     return residency.decide_free(
-        {id, Tier::kHost, residency.has_content(id) ? Access::kRead : Access::kOverwrite, false},
+        {id, Tier::kHost, residency.copies().has_content(id) ? Access::kRead : Access::kOverwrite, false},
         [&](SegmentId other, Tier) { return other == held; }, actions);
   };
   for (const SegmentId id : {0, 1, 2, 0, 3}) EXPECT_FALSE(touch(id));
-  EXPECT_FALSE(residency.present(1, Tier::kHost)) << "1 was used longest ago";
-  EXPECT_TRUE(residency.present(0, Tier::kHost));
+  EXPECT_FALSE(residency.copies().present(1, Tier::kHost)) << "1 was used longest ago";
+  EXPECT_TRUE(residency.copies().present(0, Tier::kHost));
   held = 2;
   EXPECT_FALSE(touch(4));
-  EXPECT_TRUE(residency.present(2, Tier::kHost)) << "held";
-  EXPECT_FALSE(residency.present(0, Tier::kHost));
+  EXPECT_TRUE(residency.copies().present(2, Tier::kHost)) << "held";
+  EXPECT_FALSE(residency.copies().present(0, Tier::kHost));
 }
 
 // A read from the drive takes longest, so a program begins it before it makes room at the device.

@@ -6,8 +6,9 @@
 // used, and CLOCK. A user's own policy implements Policy, and is given to a store, or to a replay of a trace,
 // as a factory.
 //
-// Not thread-safe: only Residency calls a policy.
+// Not thread-safe: only Residency calls a policy, and has the table of them.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -96,5 +97,30 @@ PolicyFactory lru_policy();
 PolicyFactory clock_policy();
 // "next-use" (the default policy), "lru", "clock"; throws Error(kUsage) that lists them for other names.
 PolicyFactory policy_by_name(const std::string& name);
+
+// The policies of a store: one for each tier of memory and each priority of its tensors. The priorities are
+// levels, from 0 for the lowest.
+class PolicyTable {
+ public:
+  explicit PolicyTable(PolicyFactory make);  // empty: the default policy
+  PolicyTable(const PolicyTable& other);
+  PolicyTable(PolicyTable&&) = default;
+  void grow(const TensorTable& table);  // after tensors were added to it
+
+  bool use_future() const { return use_future_; }  // whether they decide by next uses
+  std::int32_t level(SegmentId id) const { return level_[static_cast<std::size_t>(id)]; }
+  Policy& of(SegmentId id, Tier tier) const {
+    return *policies_[index_of(tier)][static_cast<std::size_t>(level(id))];
+  }
+  // By level.
+  const std::vector<std::unique_ptr<Policy>>& at(Tier tier) const { return policies_[index_of(tier)]; }
+
+ private:
+  PolicyFactory make_;
+  bool use_future_ = true;
+  std::vector<int> priorities_;      // all that the tensors have, ascending
+  std::vector<std::int32_t> level_;  // by segment: index into priorities_
+  std::array<std::vector<std::unique_ptr<Policy>>, 2> policies_;
+};
 
 }  // namespace zg

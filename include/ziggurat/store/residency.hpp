@@ -33,6 +33,8 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/store/copy_table.hpp"
+#include "ziggurat/store/known_future.hpp"
 #include "ziggurat/store/policy.hpp"
 #include "ziggurat/store/program.hpp"
 #include "ziggurat/store/retention_order.hpp"
@@ -47,29 +49,6 @@ struct Action {
   Tier from = Tier::kDevice;      // kCopy
   Access access = Access::kRead;  // kUse; kFree: kRead if the copy is evicted to make room, else kOverwrite
   SegmentId segment = 0;
-};
-
-// Bytes over each link. Bytes between NVMe and the device that do not pass the host count twice: in nvme_*
-// and in direct_*.
-struct Traffic {
-  std::int64_t nvme_read = 0, nvme_write = 0, host_to_device = 0, device_to_host = 0;
-  std::int64_t direct_read = 0, direct_write = 0;
-  Traffic operator-(const Traffic& o) const {
-    return {nvme_read - o.nvme_read,           nvme_write - o.nvme_write,   host_to_device - o.host_to_device,
-            device_to_host - o.device_to_host, direct_read - o.direct_read, direct_write - o.direct_write};
-  }
-  Traffic& operator+=(const Traffic& o) {
-    nvme_read += o.nvme_read, nvme_write += o.nvme_write;
-    host_to_device += o.host_to_device, device_to_host += o.device_to_host;
-    direct_read += o.direct_read, direct_write += o.direct_write;
-    return *this;
-  }
-  bool operator==(const Traffic&) const = default;
-};
-
-struct Budgets {
-  std::int64_t device = 0, host = 0;
-  bool direct = false;  // there is a direct link between NVMe and the device
 };
 
 // Why an access fails: the copies at `tier` that may not be evicted now leave too little room.
@@ -92,6 +71,35 @@ class LeaseProbe {
 
  protected:
   ~LeaseProbe() = default;
+};
+
+// Which copies may not be evicted by the decision that is being made, and by its present search for room.
+// Each new decision, and each new search at a tier, begins with none.
+class EvictionMarks {
+ public:
+  void grow(std::int32_t segments) { marks_.resize(static_cast<std::size_t>(segments)); }
+  void begin_decision() { ++decision_; }
+  void hold(SegmentId id, Tier tier) { of(id).hold[index_of(tier)] = decision_; }
+  void release(SegmentId id, Tier tier) { of(id).hold[index_of(tier)] = 0; }
+  void begin_search(Tier tier) { search_[index_of(tier)] = ++searches_; }
+  void refuse(SegmentId id, Tier tier) { of(id).refused[index_of(tier)] = search_[index_of(tier)]; }
+  bool may_go(SegmentId id, Tier tier) const {
+    const std::size_t t = index_of(tier);
+    const Marks& m = marks_[static_cast<std::size_t>(id)];
+    return m.hold[t] != decision_ && m.refused[t] != search_[t];
+  }
+  void use(SegmentId id) { of(id).last_use = decision_; }
+  std::uint64_t last_use(SegmentId id) const { return marks_[static_cast<std::size_t>(id)].last_use; }
+
+ private:
+  struct Marks {
+    std::array<std::uint64_t, 2> hold{}, refused{};  // per tier: the decision, the search
+    std::uint64_t last_use = 0;                      // the decision that last used it
+  };
+  Marks& of(SegmentId id) { return marks_[static_cast<std::size_t>(id)]; }
+  std::vector<Marks> marks_;
+  std::uint64_t decision_ = 0, searches_ = 0;
+  std::array<std::uint64_t, 2> search_{};  // per tier: the present one
 };
 
 class Residency {
@@ -140,45 +148,20 @@ class Residency {
   void discard(SegmentId segment, std::vector<Action>& out);
 
   // A pinned copy is not evicted from its tier; a write at another tier still drops it. Pins are counted.
-  void pin(SegmentId segment, Tier tier);
-  void unpin(SegmentId segment, Tier tier);
-  bool uses_future() const { return uses_future_; }  // whether the policy decides by next uses
-  bool is_pinned(SegmentId id, Tier tier) const { return state(id).pins[index(tier)] > 0; }
+  void pin(SegmentId segment, Tier tier) { copies_.pin(segment, tier); }
+  void unpin(SegmentId segment, Tier tier) { copies_.unpin(segment, tier); }
+  bool uses_future() const { return policies_.use_future(); }
 
-  bool present(SegmentId id, Tier tier) const { return (state(id).current & bit(tier)) != 0; }
-  bool sole(SegmentId id, Tier tier) const { return state(id).current == bit(tier); }
-  bool has_content(SegmentId id) const { return state(id).current != 0; }
+  const CopyTable& copies() const { return copies_; }
   // Records that the tier has a current copy of the segment, without any move; for dry runs.
   void assume_content(SegmentId id, Tier tier);
-  std::int64_t used(Tier tier) const { return used_[index(tier)]; }
-  std::int64_t peak(Tier tier) const { return peak_[index(tier)]; }
-  std::int64_t budget(Tier tier) const { return tier == Tier::kDevice ? budgets_.device : budgets_.host; }
-  const Traffic& traffic() const { return traffic_; }
   // Distance, in accesses, to the next access that the copy at `tier` would serve; kNever: none is known.
   std::uint64_t next_use(SegmentId id, Tier tier) const;
-  // Distance to the next access of the segment at any tier; kNever: none is known.
-  std::uint64_t next_access(SegmentId id) const;
-  // A hash of which tiers have copies. Where it is equal, the same program moves the same bytes again, if the
-  // policy does not decide by past uses.
-  std::uint64_t fingerprint() const;
-  // Aborts when a segment is in a state that no legal transition leads to (copy_states.hpp), or a sum is
-  // wrong.
-  void check() const;
+  const KnownFuture& future() const { return future_; }
 
  private:
-  struct State {
-    std::uint8_t current = 0;                // a bit for each tier that has a current copy
-    std::array<std::int32_t, 2> pins{};      // per tier
-    std::array<std::uint64_t, 2> hold{};     // per tier: the decision (clock_) that must not evict the copy
-    std::array<std::uint64_t, 2> refused{};  // per tier: the search for room that must not evict it
-    std::uint64_t last_use = 0;
-  };
   class View;
-  static std::uint8_t bit(Tier tier) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(tier)); }
-  static std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
-  State& state(SegmentId id) { return states_[static_cast<std::size_t>(id)]; }
-  const State& state(SegmentId id) const { return states_[static_cast<std::size_t>(id)]; }
-  bool foresees() const { return future_ != nullptr && uses_future_; }
+  bool foresees() const { return future_.program() != nullptr && uses_future(); }
   bool follows_program() const { return foresees() && probe_ == nullptr; }
 
   void follow(const Program* program, std::int32_t position);
@@ -192,36 +175,17 @@ class Residency {
   void copy(SegmentId id, Tier from, Tier to);
   void free(SegmentId id, Tier tier);
   void changed(SegmentId id);
-  bool may_evict(SegmentId id, Tier tier) const;
   bool could_evict(SegmentId id, Tier tier) const;
   bool dead(SegmentId id) const;
-  bool may_go_direct(SegmentId id) const;
   bool passes_host(SegmentId id);
-  std::uint64_t next_read(SegmentId id) const;
-  Policy& policy_of(SegmentId id, Tier tier) const;
-  template <class Visit>
-  void visit_future(SegmentId id, Visit&& visit) const;
 
   const TensorTable& table_;
-  Budgets budgets_;
-  PolicyFactory make_policy_;
-  bool uses_future_ = true;
-  std::vector<State> states_;
-  std::array<std::vector<SegmentId>, 2> resident_;  // the segments with a copy at the device, at the host
-  std::array<std::vector<std::int32_t>, 2> slot_;   // by segment: its index in resident_
-  std::vector<int> priorities_;                     // all that the tensors have, ascending
-  std::vector<std::int32_t> level_;                 // by segment: index into priorities_
-  std::array<std::vector<std::unique_ptr<Policy>>, 2> policies_;  // per tier, by level
-  std::array<std::int64_t, 2> used_{}, peak_{};
-  Traffic traffic_;
-  const Program* program_[2] = {nullptr, nullptr};
-  const Program* future_ = nullptr;  // the program that is followed, or the guess; at_ is the position in it
-  std::uint64_t future_accesses_ = 0;
-  std::int32_t at_ = -1;
-  std::uint64_t base_ = 0;          // accesses of all programs before future_
+  CopyTable copies_;
+  PolicyTable policies_;
+  KnownFuture future_;
+  EvictionMarks marks_;
   RetentionOrder retention_order_;  // used along a program only
-  std::uint64_t clock_ = 0, searches_ = 0;
-  std::array<std::uint64_t, 2> search_{};                 // per tier: the current search for room
+  const Program* program_[2] = {nullptr, nullptr};
   std::array<std::uint64_t, 2> horizon_{kNever, kNever};  // copies with a next use within it stay
   SegmentId evicting_ = -1;                               // its copy at the device is about to be evicted
   std::vector<Action>* out_ = nullptr;
@@ -236,7 +200,7 @@ std::optional<NoRoom> Residency::decide_free(const AccessStep& step, Held&& held
     std::remove_reference_t<Held>* ask;
     bool held(SegmentId id, Tier tier) const override { return (*ask)(id, tier); }
     Closed close(SegmentId id, Tier tier) override { return held(id, tier) ? Closed::kHeld : Closed::kYes; }
-    std::uint64_t last_use(SegmentId id, Tier) const override { return r->state(id).last_use; }
+    std::uint64_t last_use(SegmentId id, Tier) const override { return r->marks_.last_use(id); }
   } probe;
   probe.r = this;
   probe.ask = &held_now;

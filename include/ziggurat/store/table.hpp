@@ -14,6 +14,10 @@ namespace zg {
 enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
 inline constexpr int kTiers = 3;
 const char* name_of(Tier tier);
+// The index of a memory tier in the arrays that have one element for the device and one for the host.
+inline std::size_t index_of(Tier tier) {
+  return static_cast<std::size_t>(tier);
+}
 
 enum class Role : std::uint8_t { kWeight, kGradient, kOptimizerState, kActivation, kOther };
 inline constexpr std::size_t kRoles = 5;

@@ -1,0 +1,48 @@
+#include "ziggurat/store/known_future.hpp"
+
+namespace zg {
+
+void KnownFuture::follow(const Program* program, std::int32_t position) {
+  base_ += accesses_;
+  program_ = program;
+  accesses_ = program != nullptr ? static_cast<std::uint64_t>(program->access_count()) : 0;
+  at_ = position;
+}
+
+std::uint64_t KnownFuture::next_access(SegmentId id) const {
+  std::uint64_t found = kNever;
+  visit(id, [&](const AccessStep&, std::uint64_t distance) {
+    found = distance;
+    return false;
+  });
+  return found;
+}
+
+std::uint64_t KnownFuture::next_read(SegmentId id) const {
+  std::uint64_t found = kNever;
+  visit(id, [&](const AccessStep& a, std::uint64_t distance) {
+    if (a.access != Access::kOverwrite) found = distance;
+    return false;
+  });
+  return found;
+}
+
+std::uint64_t KnownFuture::next_use(SegmentId id, Tier tier, bool on_device) const {
+  std::uint64_t found = kNever;
+  visit(id, [&](const AccessStep& a, std::uint64_t distance) {
+    if (a.access == Access::kOverwrite) return false;
+    const bool serves = a.tier == tier || (tier == Tier::kHost && !on_device);
+    if (serves) found = distance;
+    return !serves && a.access == Access::kRead && !a.last;
+  });
+  return found;
+}
+
+bool KnownFuture::is_overwritten(SegmentId id) const {
+  if (!program_->knows(id)) return false;
+  const auto uses = program_->uses(id);
+  const auto next = std::upper_bound(uses.begin(), uses.end(), at_);
+  return next != uses.end() && program_->access(*next).access == Access::kOverwrite;
+}
+
+}  // namespace zg

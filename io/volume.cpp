@@ -7,13 +7,17 @@
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io {
+namespace {
+
+std::string name_of_drive(const Engine& engine, int drive) {
+  const DriveReport report = engine.report(drive);
+  return report.path.empty() ? report.name : fmt::format("{} ({})", report.name, report.path);
+}
+
+}  // namespace
 
 StripedVolume::StripedVolume(Engine& engine, const VolumeOptions& options)
-    : engine_(engine), verify_(options.verify), placement_(engine, options) {
-  const auto drives = static_cast<std::size_t>(engine.drive_count());
-  for (std::size_t d = 0; d < drives; ++d) last_counters_.push_back(engine.counters(static_cast<int>(d)));
-  samples_.resize(drives);
-}
+    : engine_(engine), verify_(options.verify), placement_(engine, options), sampler_(engine) {}
 
 StripedVolume::~StripedVolume() {
   std::unique_lock lock(mutex_);
@@ -76,7 +80,7 @@ void StripedVolume::reserve(const ExtentSpec& spec, std::vector<Slot>& slots) {
   bool fits = true;
   const auto adopted = std::min(spec.adopted.size(), slots.size());
   try {
-    for (std::size_t s = 0; s < adopted; ++s) adopt(spec, spec.adopted[s], slots[s]);
+    for (std::size_t s = 0; s < adopted; ++s) slots[s].adopt(spec, spec.adopted[s]);
     for (auto s = static_cast<int>(adopted); fits && s < spec.slots; ++s)
       fits = placement_.reserve(spec.bytes, s, slots[static_cast<std::size_t>(s)].pieces);
   } catch (...) {
@@ -89,16 +93,16 @@ void StripedVolume::reserve(const ExtentSpec& spec, std::vector<Slot>& slots) {
 }
 
 // Fills the slot with contents that lie in the drives' files.
-void StripedVolume::adopt(const ExtentSpec& spec, const StoredSlot& stored, Slot& slot) {
+void StripedVolume::Slot::adopt(const ExtentSpec& spec, const StoredSlot& stored) {
   std::int64_t position = 0;
   for (const StoredPiece& p : stored.pieces) {
-    slot.pieces.push_back({p.drive, p.offset, p.bytes, position, p.checksum});
+    pieces.push_back({p.drive, p.offset, p.bytes, position, p.checksum});
     position += p.bytes;
   }
   ZG_ASSERT(position == spec.bytes, "{} has {} bytes, {} are adopted", spec.name, spec.bytes, position);
-  slot.state = State::kFull;
-  slot.version = stored.version;
-  slot.pins = stored.pins;
+  state = State::kFull;
+  version = stored.version;
+  pins = stored.pins;
 }
 
 void StripedVolume::throw_no_room(const ExtentSpec& spec) const {
@@ -106,7 +110,7 @@ void StripedVolume::throw_no_room(const ExtentSpec& spec) const {
   std::string free;
   for (int d = 0; d < engine_.drive_count(); ++d) {
     free += fmt::format("{}{} of {} on {}", d == 0 ? "" : ", ", format_bytes(placement_.free_bytes(d)),
-                        format_bytes(engine_.drive_bytes(d)), name_of_drive(d));
+                        format_bytes(engine_.drive_bytes(d)), name_of_drive(engine_, d));
   }
   throw Error(Errc::kIo, spec.name,
               fmt::format("no room for {} slot(s) of {}, {} in all; free: {}", spec.slots, format_bytes(each),
@@ -199,11 +203,6 @@ SpaceReport StripedVolume::space(int drive) const {
           .shares_are_learned = placement_.shares().learned()};
 }
 
-std::string StripedVolume::name_of_drive(int drive) const {
-  const DriveReport report = engine_.report(drive);
-  return report.path.empty() ? report.name : fmt::format("{} ({})", report.name, report.path);
-}
-
 std::string StripedVolume::explain(ExtentId id, Op op, const ExtentResult& result) const {
   std::string text;
   {
@@ -217,7 +216,8 @@ std::string StripedVolume::explain(ExtentId id, Op op, const ExtentResult& resul
       }
     }
   }
-  if (result.drive >= 0) text += fmt::format("at {} of {}: ", result.offset, name_of_drive(result.drive));
+  if (result.drive >= 0)
+    text += fmt::format("at {} of {}: ", result.offset, name_of_drive(engine_, result.drive));
   if (result.ok()) return text + "done";
   if (result.error == ENODATA) return text + "it has no contents";
   if (result.error == EBADMSG)

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "io/drive_sampler.hpp"
 #include "io/placement.hpp"
-#include "ziggurat/base/trace.hpp"
 #include "ziggurat/io/volume.hpp"
 
 namespace zg::io {
@@ -61,6 +61,7 @@ class StripedVolume final : public Volume {
     std::int64_t version = -1;
     int pins = 0;                     // with pins it is full
     Operation* operations = nullptr;  // under way
+    void adopt(const ExtentSpec& spec, const StoredSlot& stored);
   };
   struct Extent {
     std::string name;
@@ -69,12 +70,17 @@ class StripedVolume final : public Volume {
     std::uint32_t generation = 1;
   };
   // One transfer of an extent. Each part is an engine transfer of one piece, whose index is the tag; or of no
-  // piece (kNoPiece).
+  // piece (kNoPiece). Called under the lock, but for on_complete() and check().
   struct Operation final : Completion {
     explicit Operation(StripedVolume& of) : volume(of) {}
     void on_complete(Ticket, std::uint64_t tag, Result result) override {
       volume.part_done(*this, static_cast<std::uint32_t>(tag), result);
     }
+    void submit_pieces(std::uint32_t end);
+    void submit_nothing();
+    std::uint32_t pieces_within(std::int64_t bytes) const;
+    bool check(std::uint32_t piece);
+    ExtentResult outcome() const;
     StripedVolume& volume;
     Op op = Op::kRead;
     ExtentTransfer transfer;
@@ -87,47 +93,44 @@ class StripedVolume final : public Volume {
     Operation* next = nullptr;              // in its list
     Operation* previous = nullptr;
   };
+  // The operations, which are used again and again; keeps the invariant above. Called under the lock.
+  class Operations {
+   public:
+    explicit Operations(StripedVolume& volume) : volume_(volume) {}
+    Operation& take(Op op, const ExtentTransfer& transfer, Slot& slot);
+    void give_back(Operation& operation);
+
+   private:
+    StripedVolume& volume_;
+    std::deque<Operation> all_;  // never shrinks
+    Operation* free_ = nullptr;
+  };
 
   void part_done(Operation& operation, std::uint32_t piece, Result result);
-  bool check(Operation& operation, std::uint32_t piece) const;
   void finish(Operation& operation);
   void start(Op op, const ExtentTransfer& transfer);
-  void submit_pieces(Operation& operation, std::uint32_t end);
-  void submit_nothing(Operation& operation);
   Operation& staged_write(ExtentId extent, int slot);
-  static std::uint32_t pieces_within(const Operation& operation, std::int64_t bytes);
   void end_early(Operation& operation, std::unique_lock<std::mutex>& lock);
   void give_up(Operation& operation);
-  Operation& take_operation(Op op, const ExtentTransfer& transfer, Slot& slot);
-  void give_back(Operation& operation);
-  static ExtentResult result_of(const Operation& operation);
   ExtentResult start_and_wait(Op op, ExtentTransfer& transfer);
-  bool sample_is_due() const;
-  void sample_drives();
 
   Extent& at(ExtentId id);
   const Extent& at(ExtentId id) const { return const_cast<StripedVolume*>(this)->at(id); }
   Slot& at(ExtentId id, int slot);
   const Slot& at(ExtentId id, int slot) const { return const_cast<StripedVolume*>(this)->at(id, slot); }
   void reserve(const ExtentSpec& spec, std::vector<Slot>& slots);
-  static void adopt(const ExtentSpec& spec, const StoredSlot& stored, Slot& slot);
   [[noreturn]] void throw_no_room(const ExtentSpec& spec) const;
-  std::string name_of_drive(int drive) const;
 
   Engine& engine_;
   const bool verify_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;  // an operation and its completion have ended
   ExtentPlacement placement_;
+  DriveSampler sampler_;
   std::deque<Extent> extents_;  // never shrinks, so that slots stay where they are
   std::vector<std::uint32_t> free_extents_;
-  std::deque<Operation> operations_;  // never shrinks either
-  Operation* free_operations_ = nullptr;
-  std::int64_t under_way_ = 0, staged_ = 0;       // operations; those of them that are staged
-  std::atomic<Clock::time_point> next_sample_{};  // read without the lock
-  Clock::time_point last_sample_ = Clock::now();
-  std::vector<LinkCounters> last_counters_;
-  std::vector<DriveSample> samples_;
+  Operations operations_{*this};
+  std::int64_t under_way_ = 0, staged_ = 0;  // operations; those of them that are staged
 };
 
 }  // namespace zg::io

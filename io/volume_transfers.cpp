@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "io/clock.hpp"
 #include "io/volume.hpp"
 #include "ziggurat/base/error.hpp"
 
@@ -58,15 +57,15 @@ class BlockingCompletion final : public ExtentCompletion {
 }  // namespace
 
 // Allocates all the memory that the transfer needs before it changes anything.
-StripedVolume::Operation& StripedVolume::take_operation(Op op, const ExtentTransfer& transfer, Slot& slot) {
-  if (free_operations_ == nullptr) {
-    ZG_ASSERT(operations_.size() < kMaxOperations, "{} transfers under way", operations_.size());
-    free_operations_ = &operations_.emplace_back(*this);
+StripedVolume::Operation& StripedVolume::Operations::take(Op op, const ExtentTransfer& transfer, Slot& slot) {
+  if (free_ == nullptr) {
+    ZG_ASSERT(all_.size() < kMaxOperations, "{} transfers under way", all_.size());
+    free_ = &all_.emplace_back(volume_);
   }
-  Operation& o = *free_operations_;
+  Operation& o = *free_;
   o.tickets.clear();
   o.tickets.reserve(slot.pieces.size());
-  free_operations_ = o.next;
+  free_ = o.next;
   o.op = op;
   o.transfer = transfer;
   o.slot = &slot;
@@ -78,15 +77,14 @@ StripedVolume::Operation& StripedVolume::take_operation(Op op, const ExtentTrans
   o.next = slot.operations;
   if (o.next != nullptr) o.next->previous = &o;
   slot.operations = &o;
-  ++under_way_;
   return o;
 }
 
-void StripedVolume::give_back(Operation& o) {
+void StripedVolume::Operations::give_back(Operation& o) {
   (o.previous != nullptr ? o.previous->next : o.slot->operations) = o.next;
   if (o.next != nullptr) o.next->previous = o.previous;
-  o.next = free_operations_;
-  free_operations_ = &o;
+  o.next = free_;
+  free_ = &o;
 }
 
 // Holds the lock until the end, so that the operation cannot finish, and be reused, before it has all its
@@ -105,10 +103,11 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
     ZG_ASSERT(slot.pins == 0, "slot {} of {} is written, and pinned", transfer.slot, extent.name);
     slot.state = State::kEmpty;
     slot.version = -1;
-    sample_drives();
+    sampler_.sample(placement_);
     placement_.move(extent.bytes, transfer.slot, slot.pieces);
   }
-  Operation& o = take_operation(op, transfer, slot);
+  Operation& o = operations_.take(op, transfer, slot);
+  ++under_way_;
   std::int64_t ready = extent.bytes;
   if (op == Op::kWrite) {
     placement_.write_begins(extent.bytes, transfer.slot);
@@ -120,9 +119,9 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
   try {
     if (slot.state == State::kEmpty) {
       o.failure.store(own_failure(ENODATA, kNoPiece), std::memory_order_relaxed);
-      submit_nothing(o);
+      o.submit_nothing();
     } else {
-      submit_pieces(o, pieces_within(o, ready));
+      o.submit_pieces(o.pieces_within(ready));
     }
   } catch (...) {
     // The parts that were submitted go on, and the last one calls the completion. If there are none, the
@@ -133,42 +132,41 @@ void StripedVolume::start(Op op, const ExtentTransfer& transfer) {
   }
 }
 
-void StripedVolume::submit_nothing(Operation& o) {
-  o.tickets.push_back(
-      engine_.submit({.op = o.op, .priority = o.transfer.priority, .completion = &o, .tag = kNoPiece}));
+void StripedVolume::Operation::submit_nothing() {
+  tickets.push_back(
+      volume.engine_.submit({.op = op, .priority = transfer.priority, .completion = this, .tag = kNoPiece}));
 }
 
 // The index behind the last piece that lies within the first `bytes` bytes; at least next_piece. Pieces are
 // sorted by position.
-std::uint32_t StripedVolume::pieces_within(const Operation& o, std::int64_t bytes) {
-  const std::vector<Piece>& pieces = o.slot->pieces;
-  std::uint32_t end = o.next_piece;
+std::uint32_t StripedVolume::Operation::pieces_within(std::int64_t bytes) const {
+  const std::vector<Piece>& pieces = slot->pieces;
+  std::uint32_t end = next_piece;
   while (end < pieces.size() && pieces[end].position + pieces[end].bytes <= bytes) ++end;
   return end;
 }
 
-// Submits the pieces up to `end`. o.left counts all pieces that were not submitted as one; the extent's last
+// Submits the pieces up to `end`. left counts all pieces that were not submitted as one; the extent's last
 // piece takes over that count. When submit() throws, that piece was not submitted; the failure is noted, and
 // the rest still counts as one.
-void StripedVolume::submit_pieces(Operation& o, std::uint32_t end) {
-  const std::vector<Piece>& pieces = o.slot->pieces;
+void StripedVolume::Operation::submit_pieces(std::uint32_t end) {
+  const std::vector<Piece>& pieces = slot->pieces;
   const std::int64_t last = end == pieces.size() ? 1 : 0;
-  Transfer part{
-      .op = o.op, .priority = o.transfer.priority, .on_device = o.transfer.on_device, .completion = &o};
-  o.left.fetch_add(end - o.next_piece - last, std::memory_order_relaxed);
+  Transfer part{.op = op, .priority = transfer.priority, .on_device = transfer.on_device, .completion = this};
+  left.fetch_add(end - next_piece - last, std::memory_order_relaxed);
   try {
-    for (; o.next_piece < end; ++o.next_piece) {
-      const Piece& piece = pieces[o.next_piece];
+    for (; next_piece < end; ++next_piece) {
+      const Piece& piece = pieces[next_piece];
       part.drive = piece.drive;
       part.offset = piece.offset;
-      part.data = static_cast<char*>(o.transfer.data) + piece.position;
+      part.data = static_cast<char*>(transfer.data) + piece.position;
       part.bytes = piece.bytes;
-      part.tag = o.next_piece;
-      o.tickets.push_back(engine_.submit(part));
+      part.tag = next_piece;
+      tickets.push_back(volume.engine_.submit(part));
     }
   } catch (...) {
-    note_first(o.failure, own_failure(ENOMEM, o.next_piece));
-    o.left.fetch_sub(end - o.next_piece - last, std::memory_order_relaxed);
+    note_first(failure, own_failure(ENOMEM, next_piece));
+    left.fetch_sub(end - next_piece - last, std::memory_order_relaxed);
     throw;
   }
 }
@@ -194,7 +192,7 @@ void StripedVolume::mark_ready(ExtentId id, int slot, std::int64_t bytes) {
   bool submitted = false;
   if (o.failure.load(std::memory_order_relaxed) == 0) {
     try {
-      submit_pieces(o, pieces_within(o, bytes));
+      o.submit_pieces(o.pieces_within(bytes));
       submitted = true;
     } catch (...) {  // submit_pieces() has noted it as the failure
     }
@@ -217,7 +215,7 @@ void StripedVolume::end_early(Operation& o, std::unique_lock<std::mutex>& lock) 
   if (o.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   o.left.store(1, std::memory_order_relaxed);
   try {
-    return submit_nothing(o);
+    return o.submit_nothing();
   } catch (...) {
   }
   lock.unlock();
@@ -231,7 +229,7 @@ void StripedVolume::give_up(Operation& o) {
     placement_.write_ends(at(o.transfer.extent).bytes, o.transfer.slot);
     staged_ -= o.staged;
   }
-  give_back(o);
+  operations_.give_back(o);
   --under_way_;
 }
 
@@ -252,35 +250,13 @@ void StripedVolume::promote(ExtentId id, int slot, Priority priority) {
   }
 }
 
-bool StripedVolume::sample_is_due() const {
-  return Clock::now() >= next_sample_.load(std::memory_order_relaxed);
-}
-
-// Samples what the drives have moved, reads and writes together, since both use the drive. Called at each
-// write, and when a part is done, so that the next write finds a sample of each window.
-void StripedVolume::sample_drives() {
-  if (!sample_is_due()) return;
-  const auto now = Clock::now();
-  next_sample_.store(now + duration_of(Shares::kWindowSeconds), std::memory_order_relaxed);
-  for (std::size_t d = 0; d < samples_.size(); ++d) {
-    const LinkCounters counters = engine_.counters(static_cast<int>(d));
-    const LinkCounters& last = last_counters_[d];
-    samples_[d] = {.bytes = counters.read_bytes + counters.write_bytes - last.read_bytes - last.write_bytes,
-                   .busy_seconds = counters.busy_seconds - last.busy_seconds,
-                   .done_seconds = counters.done_seconds - last.done_seconds};
-    last_counters_[d] = counters;
-  }
-  placement_.sample(samples_, seconds_between(last_sample_, now));
-  last_sample_ = now;
-}
-
 void StripedVolume::part_done(Operation& o, std::uint32_t index, Result result) {
   bool good = result.ok() && index != kNoPiece;
   if (!result.ok()) note_first(o.failure, failure_of(static_cast<std::uint32_t>(result.error), index));
-  if (good && verify_) good = check(o, index);
-  if (sample_is_due()) {
+  if (good && verify_) good = o.check(index);
+  if (sampler_.is_due()) {
     std::lock_guard lock(mutex_);
-    sample_drives();
+    sampler_.sample(placement_);
   }
   if (good && o.op == Op::kRead) {
     const ExtentTransfer& t = o.transfer;
@@ -292,34 +268,34 @@ void StripedVolume::part_done(Operation& o, std::uint32_t index, Result result) 
   if (o.left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(o);
 }
 
-bool StripedVolume::check(Operation& o, std::uint32_t index) const {
-  Piece& piece = o.slot->pieces[index];
-  const char* const data = static_cast<const char*>(o.transfer.data) + piece.position;
+bool StripedVolume::Operation::check(std::uint32_t index) {
+  Piece& piece = slot->pieces[index];
+  const char* const data = static_cast<const char*>(transfer.data) + piece.position;
   const std::optional<std::uint64_t> sum =
-      o.transfer.on_device ? engine_.direct()->checksum(data, piece.bytes) : checksum(data, piece.bytes);
+      transfer.on_device ? volume.engine_.direct()->checksum(data, piece.bytes) : checksum(data, piece.bytes);
   if (!sum) {
-    note_first(o.failure, own_failure(EIO, index));
+    note_first(failure, own_failure(EIO, index));
     return false;
   }
-  if (o.op == Op::kWrite) piece.checksum = *sum;
+  if (op == Op::kWrite) piece.checksum = *sum;
   if (*sum == piece.checksum) return true;
-  note_first(o.failure, own_failure(EBADMSG, index));
+  note_first(failure, own_failure(EBADMSG, index));
   return false;
 }
 
 // Call with the lock held. An errno of the engine that has a meaning of its own for the volume becomes EIO,
 // with the original as the cause.
-ExtentResult StripedVolume::result_of(const Operation& o) {
-  const std::uint64_t failure = o.failure.load(std::memory_order_relaxed);
+ExtentResult StripedVolume::Operation::outcome() const {
+  const std::uint64_t first = failure.load(std::memory_order_relaxed);
   ExtentResult result;
-  if (failure == 0) return result;
-  const auto code = static_cast<std::uint32_t>(failure >> 32), piece = static_cast<std::uint32_t>(failure);
+  if (first == 0) return result;
+  const auto code = static_cast<std::uint32_t>(first >> 32), piece = static_cast<std::uint32_t>(first);
   result.error = static_cast<int>(code & ~kOwn);
   if ((code & kOwn) == 0 && (result.error == ENODATA || result.error == EBADMSG || result.error == ECANCELED))
     result.cause = std::exchange(result.error, EIO);
   if (piece != kNoPiece) {
-    result.drive = o.slot->pieces[piece].drive;
-    result.offset = o.slot->pieces[piece].offset;
+    result.drive = slot->pieces[piece].drive;
+    result.offset = slot->pieces[piece].offset;
   }
   return result;
 }
@@ -330,13 +306,13 @@ void StripedVolume::finish(Operation& o) {
   {
     std::lock_guard lock(mutex_);
     Slot& slot = *o.slot;
-    result = result_of(o);
+    result = o.outcome();
     if (o.op == Op::kWrite) {
       slot.state = result.ok() ? State::kFull : State::kEmpty;
       slot.version = result.ok() ? t.version : -1;
       placement_.write_ends(at(t.extent).bytes, t.slot);
     }
-    give_back(o);
+    operations_.give_back(o);
   }
   const void* const outer = std::exchange(calling_for, this);
   t.completion->on_extent(t.extent, t.tag, result);

@@ -83,6 +83,51 @@ std::string quotes_hint(const Json& value) {
   return inner.is_number() || inner.is_boolean() ? "write it without quotes" : "";
 }
 
+// What "auto" stands for, and where that comes from.
+std::string took(const std::string& value, const char* note) {
+  return fmt::format("\"auto\": took {}{}{}", value, *note == '\0' ? "" : ", ", note);
+}
+
+// Where else a key that is unknown at `path` may belong, or which of the known ones it may be.
+std::string hint_of_unknown(const std::string& key, const std::string& path,
+                            const std::vector<std::string>& known) {
+  const auto elsewhere =
+      std::find_if(kElsewhere.begin(), kElsewhere.end(), [&](const Elsewhere& e) { return key == e.key; });
+  if (elsewhere != kElsewhere.end() && path != elsewhere->instead)
+    return fmt::format("did you mean {}?", elsewhere->instead);
+  if (const auto nearest = nearest_name(key, known)) return fmt::format("did you mean {}?", *nearest);
+  return known.size() <= 16 ? fmt::format("known here: {}", fmt::join(known, ", ")) : "";
+}
+
+// Settle a key that nobody asked for: one that is an error, and one without effect.
+void refuse(Section& section, const Key& row, const RefusedSpec& refused) {
+  const std::string& key = row.name;
+  switch (refused.form) {
+    case RefusedSpec::Form::kSwitch:
+      if (section.boolean(key, false)) {
+        section.fail(key, fmt::format("found true, expected false: {}", refused.why), row.meaning);
+      }
+      break;
+    case RefusedSpec::Form::kDegree:
+      if (section.integer(key, {.fallback = 1, .min = refused.least, .autos = refused.autos}) > 1) {
+        section.wrong(key, fmt::format("1: {}", refused.why), row.meaning);
+      }
+      break;
+    case RefusedSpec::Form::kPresence:
+      if (section.has(key)) section.fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
+      break;
+  }
+}
+
+void ignore(Section& section, const Key& row, const IgnoredSpec& ignored) {
+  const Json* value = section.find(row.name);
+  if (value == nullptr || ignored.warns == IgnoredSpec::Warns::kNever) return;
+  if (!section.is_auto(row.name) && !ignored.shape.holds(*value)) {
+    section.wrong(row.name, ignored.shape.text, quotes_hint(*value));
+  }
+  if (ignored.warns == IgnoredSpec::Warns::kGiven || *value != false) section.no_effect(row.name);
+}
+
 }  // namespace
 
 Section::Section(const ConfigTree& tree, const Json& object, std::string path,
@@ -135,7 +180,7 @@ std::int64_t Section::integer(const std::string& key, const IntSpec& spec) {
   const Json* value = find(key);
   if (value == nullptr) return spec.fallback;
   if (spec.autos == Auto::kTakesFallback && is_auto(key)) {
-    took_fallback(key, std::to_string(spec.fallback), spec.note);
+    notice(key, took(std::to_string(spec.fallback), spec.note));
     return spec.fallback;
   }
   if (!integral(*value)) wrong(key, range_text(spec), quotes_hint(*value));
@@ -149,7 +194,7 @@ double Section::number(const std::string& key, const NumberSpec& spec) {
   const Json* value = find(key);
   if (value == nullptr) return spec.fallback;
   if (spec.autos == Auto::kTakesFallback && is_auto(key)) {
-    took_fallback(key, fmt::format("{}", spec.fallback), spec.note);
+    notice(key, took(fmt::format("{}", spec.fallback), spec.note));
     return spec.fallback;
   }
   if (!value->is_number()) wrong(key, spec.range.text, quotes_hint(*value));
@@ -218,36 +263,8 @@ Section Section::child(const std::string& key, const Json& object, const Keys& k
   return Section(*tree_, object, path_of(key), *warnings_, keys);
 }
 
-void Section::refuse(const Key& row, const RefusedSpec& refused) {
-  const std::string& key = row.name;
-  switch (refused.form) {
-    case RefusedSpec::Form::kSwitch:
-      if (boolean(key, false)) {
-        fail(key, fmt::format("found true, expected false: {}", refused.why), row.meaning);
-      }
-      break;
-    case RefusedSpec::Form::kDegree:
-      if (integer(key, {.fallback = 1, .min = refused.least, .autos = refused.autos}) > 1) {
-        wrong(key, fmt::format("1: {}", refused.why), row.meaning);
-      }
-      break;
-    case RefusedSpec::Form::kPresence:
-      if (has(key)) fail(key, fmt::format("is not supported: {}", refused.why), row.meaning);
-      break;
-  }
-}
-
-void Section::ignore(const Key& row, const IgnoredSpec& ignored) {
-  const Json* value = find(row.name);
-  if (value == nullptr || ignored.warns == IgnoredSpec::Warns::kNever) return;
-  if (!is_auto(row.name) && !ignored.shape.holds(*value)) {
-    wrong(row.name, ignored.shape.text, quotes_hint(*value));
-  }
-  if (ignored.warns == IgnoredSpec::Warns::kGiven || *value != false) no_effect(row.name);
-}
-
 void Section::settle_without_effect(const Key& row) {
-  if (const auto* ignored = std::get_if<IgnoredSpec>(&row.spec)) ignore(row, *ignored);
+  if (const auto* ignored = std::get_if<IgnoredSpec>(&row.spec)) ignore(*this, row, *ignored);
   if (row.effect == Effect::kHas) return;
   const auto* choices = std::get_if<ChoiceSpec>(&row.spec);
   const bool as_default = choices != nullptr ? choice_value(row.name) == choices->fallback
@@ -258,7 +275,7 @@ void Section::settle_without_effect(const Key& row) {
 void Section::finish() {
   for (const Key& row : keys_->rows()) {
     const auto* refused = std::get_if<RefusedSpec>(&row.spec);
-    if (refused != nullptr && !known(row.name)) refuse(row, *refused);
+    if (refused != nullptr && !known(row.name)) refuse(*this, row, *refused);
   }
   for (const Key& row : keys_->rows()) {
     if (!std::holds_alternative<SectionSpec>(row.spec) || known(row.name)) continue;
@@ -270,7 +287,7 @@ void Section::finish() {
   for (const auto& [key, value] : object_->items()) {
     if (known(key)) continue;
     // How people take a key out of a file; no key begins so.
-    if (key.rfind('_', 0) != 0) unknown(key);
+    if (key.rfind('_', 0) != 0) fail(key, "is not a known key", hint_of_unknown(key, path_of(key), known_));
     notice(key, "has no effect: what begins with _ is a comment");
   }
 }
@@ -287,24 +304,6 @@ void Section::wrong(const std::string& key, const std::string& expected, const s
   const auto it = object_->find(key);
   const std::string found = it == object_->end() ? "nothing" : describe(*it);
   fail(key, "found " + found + ", expected " + expected, hint);
-}
-
-void Section::unknown(const std::string& key) const {
-  const auto elsewhere =
-      std::find_if(kElsewhere.begin(), kElsewhere.end(), [&](const Elsewhere& e) { return key == e.key; });
-  std::string hint;
-  if (elsewhere != kElsewhere.end() && path_of(key) != elsewhere->instead) {
-    hint = fmt::format("did you mean {}?", elsewhere->instead);
-  } else if (const auto nearest = nearest_name(key, known_)) {
-    hint = fmt::format("did you mean {}?", *nearest);
-  } else if (known_.size() <= 16) {
-    hint = fmt::format("known here: {}", fmt::join(known_, ", "));
-  }
-  fail(key, "is not a known key", hint);
-}
-
-void Section::took_fallback(const std::string& key, const std::string& value, const char* note) {
-  notice(key, fmt::format("\"auto\": took {}{}{}", value, *note == '\0' ? "" : ", ", note));
 }
 
 int Section::choice_value(const std::string& key) {

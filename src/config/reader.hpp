@@ -55,6 +55,7 @@ class Section {
   std::int64_t integer(const std::string& key, const IntSpec& instead);
   double number(const std::string& key, double fallback);
   double number(const std::string& key, const NumberSpec& instead);
+  bool boolean(const std::string& key, bool fallback);
   std::string text(const std::string& key, const std::string& fallback);
   template <class T>
   const T& spec_of(const std::string& key) const {
@@ -91,14 +92,9 @@ class Section {
                           const std::string& hint = {}) const;
 
  private:
-  [[noreturn]] void unknown(const std::string& key) const;
   bool known(const std::string& key) const;
-  bool boolean(const std::string& key, bool fallback);
   int choice_value(const std::string& key);
-  void refuse(const Key& row, const RefusedSpec& refused);
-  void ignore(const Key& row, const IgnoredSpec& ignored);
   void settle_without_effect(const Key& row);
-  void took_fallback(const std::string& key, const std::string& value, const char* note);
 
   const ConfigTree* tree_;
   const Json* object_;

@@ -1,5 +1,5 @@
 // The rules for operands that several ops share, and views as the typed pointers that kernels take. An
-// operand that breaks a rule ends the process.
+// operand that breaks a rule ends the process. No rule knows the backend: what it depends on is an argument.
 #pragma once
 #include <cstdint>
 
@@ -92,6 +92,89 @@ inline void check_epilogue(const GemmOptions& o, DType t, const View& c) {
   }
   ZG_ASSERT(!o.addend + !o.gelu_input + !o.gelu_backward >= 2, "more than one of addend and gelu");
   ZG_ASSERT(!o.gelu_backward || !o.bias, "a bias has no place in a backward");
+}
+inline void check_bias_gradient(const GemmOptions& o, DType t, const View& c, std::int64_t row_groups) {
+  if (!o.bias_gradient) return;
+  const DType a = acc_of(t);
+  ZG_ASSERT(o.a == Trans::kYes && !has_epilogue(o),
+            "the gradient of a bias comes with that of a weight, and nothing else");
+  expect(c, "c", a, c.rows, c.cols);
+  expect(o.bias_gradient, "bias_gradient", a, 1, c.rows);
+  ZG_ASSERT_GE(o.scratch.cols, c.rows);
+  expect(o.scratch, "scratch", a, row_groups, o.scratch.cols);
+}
+
+inline void expect_part(const TablePart& part, std::int64_t rows) {
+  ZG_ASSERT(part.first >= 0 && part.first + (part.whole > 0 ? rows : 0) <= part.whole,
+            "{} rows from row {} on, of {}", rows, part.first, part.whole);
+}
+// Calls f with the typed operands of cross_entropy().
+template <class F>
+void with_loss(const View& logits, const View& targets, const View& loss_sum, const View& dlogits,
+               const View& scratch, const F& f) {
+  const DType t = dlogits ? dlogits.dtype : logits.dtype;
+  expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
+  expect(targets, "targets", DType::kI32, 1, logits.rows);
+  expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
+  expect(scratch, "scratch", DType::kF64, 1, Ops::kSumPartials);
+  if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
+  with_type(t, [&]<class T>() {
+    f(CrossEntropy<T>{.logits = strided<Acc<T>>(logits),
+                      .targets = targets.as<std::int32_t>(),
+                      .loss_sum = loss_sum.as<double>(),
+                      .dlogits = strided<T>(dlogits)});
+  });
+}
+inline void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t heads,
+                         std::int64_t head_size) {
+  ZG_ASSERT(heads >= 1 && head_size >= 1 && heads * head_size <= v.cols, "{} heads of {} in {} columns",
+            heads, head_size, v.cols);
+  ZG_ASSERT_LT(rows * heads, std::int64_t{1} << 31);
+  expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
+}
+// Null without documents.
+inline const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
+  if (!first_keys) return nullptr;
+  expect(first_keys, "first_keys", DType::kI32, 1, rows);
+  return first_keys.as<std::int32_t>();
+}
+inline AttentionShape with_documents(AttentionShape shape, const std::int32_t* first_keys) {
+  shape.documents = shape.documents || first_keys != nullptr;
+  return shape;
+}
+inline void expect_rule(const AttentionRule& rule) {
+  ZG_ASSERT(rule.window >= 0 && rule.scale >= 0 && rule.softcap >= 0,
+            "attention with a window of {}, scale {}, softcap {}", rule.window, rule.scale, rule.softcap);
+}
+inline void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse) {
+  expect_rule(shape.rule);
+  const std::int64_t tokens = shape.batch * shape.time;
+  ZG_ASSERT_GE(shape.kv_heads, 1);
+  ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
+  expect(qkv, "qkv", qkv.dtype, tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_size);
+  expect(o, "o", qkv.dtype, tokens, shape.heads * shape.head_size);
+  expect(lse, "lse", acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
+  expect_dense(lse, "lse", lse.count());
+}
+inline void expect_sinks(const View& sinks, bool wanted, DType t, std::int64_t heads) {
+  ZG_ASSERT_EQ(static_cast<bool>(sinks), wanted);
+  if (sinks) expect(sinks, "sinks", t, 1, heads);
+}
+inline void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse,
+                         const View& first_keys) {
+  expect_rule(b.rule);
+  ZG_ASSERT((b.rule.window == 0 && !first_keys) ||
+                (b.query_positions.time == b.queries && b.key_positions.time == b.keys),
+            "positions of {} queries and {} keys, of which there are {} and {}", b.query_positions.time,
+            b.key_positions.time, b.queries, b.keys);
+  ZG_ASSERT_GE(b.kv_heads, 1);
+  ZG_ASSERT_EQ(b.heads % b.kv_heads, 0);
+  ZG_ASSERT(!b.causal || b.keys == b.queries,
+            "{} queries up to the keys of their numbers, of which there are {}", b.queries, b.keys);
+  ZG_ASSERT(b.query_step >= b.queries && b.key_step >= b.keys, "sequences overlap");
+  expect(q, "q", q.dtype, b.query_rows(), b.heads * b.head_size);
+  expect(kv, "kv", q.dtype, b.key_rows(), 2 * b.kv_heads * b.head_size);
+  expect(lse, "lse", acc_of(q.dtype), b.batch * b.heads, b.queries);
 }
 
 }  // namespace zg::checked

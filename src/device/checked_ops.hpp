@@ -43,7 +43,7 @@ class CheckedOps : public Ops {
     expect(c, "c", c.dtype, m, n);
     for (const View& v : {a, b, c}) expect_leading_dimension(v);
     check_epilogue(options, a.dtype, c);
-    check_bias_gradient(options, a.dtype, c);
+    check_bias_gradient(options, a.dtype, c, Backend::kRowGroups);
     const GemmShape shape{.m = m,
                           .n = n,
                           .k = k,
@@ -256,7 +256,8 @@ class CheckedOps : public Ops {
                  const View& first_keys, const View& sinks) override {
     const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
     const AttentionShape shape = with_documents(given, first);
-    expect_attention(qkv, shape, o, lse, scratch);
+    expect_attention(qkv, shape, o, lse);
+    expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
     expect_sinks(sinks, shape.rule.sinks, qkv.dtype, shape.heads);
     with_type(qkv.dtype, [&]<class T>() {
       backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
@@ -268,7 +269,8 @@ class CheckedOps : public Ops {
                           View dqkv, View scratch, const View& first_keys) override {
     const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
     const AttentionShape shape = with_documents(given, first);
-    expect_attention(qkv, shape, o, lse, scratch);
+    expect_attention(qkv, shape, o, lse);
+    expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
     expect(d_o, "d_o", o.dtype, o.rows, o.cols);
     expect(dqkv, "dqkv", qkv.dtype, qkv.rows, qkv.cols);
     with_type(qkv.dtype, [&]<class T>() {
@@ -550,91 +552,6 @@ class CheckedOps : public Ops {
   }
 
  private:
-  static void expect_part(const TablePart& part, std::int64_t rows) {
-    ZG_ASSERT(part.first >= 0 && part.first + (part.whole > 0 ? rows : 0) <= part.whole,
-              "{} rows from row {} on, of {}", rows, part.first, part.whole);
-  }
-  // Calls f with the typed operands of cross_entropy().
-  template <class F>
-  static void with_loss(const View& logits, const View& targets, const View& loss_sum, const View& dlogits,
-                        const View& scratch, const F& f) {
-    const DType t = dlogits ? dlogits.dtype : logits.dtype;
-    expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
-    expect(targets, "targets", DType::kI32, 1, logits.rows);
-    expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
-    expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
-    if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
-    with_type(t, [&]<class T>() {
-      f(CrossEntropy<T>{.logits = strided<Acc<T>>(logits),
-                        .targets = targets.as<std::int32_t>(),
-                        .loss_sum = loss_sum.as<double>(),
-                        .dlogits = strided<T>(dlogits)});
-    });
-  }
-  static void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t heads,
-                           std::int64_t head_size) {
-    ZG_ASSERT(heads >= 1 && head_size >= 1 && heads * head_size <= v.cols, "{} heads of {} in {} columns",
-              heads, head_size, v.cols);
-    ZG_ASSERT_LT(rows * heads, std::int64_t{1} << 31);
-    expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
-  }
-  // Null without documents.
-  static const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
-    if (!first_keys) return nullptr;
-    expect(first_keys, "first_keys", DType::kI32, 1, rows);
-    return first_keys.as<std::int32_t>();
-  }
-  static AttentionShape with_documents(AttentionShape shape, const std::int32_t* first_keys) {
-    shape.documents = shape.documents || first_keys != nullptr;
-    return shape;
-  }
-  static void expect_rule(const AttentionRule& rule) {
-    ZG_ASSERT(rule.window >= 0 && rule.scale >= 0 && rule.softcap >= 0,
-              "attention with a window of {}, scale {}, softcap {}", rule.window, rule.scale, rule.softcap);
-  }
-  void expect_attention(const View& qkv, const AttentionShape& shape, const View& o, const View& lse,
-                        const View& scratch) const {
-    expect_rule(shape.rule);
-    const std::int64_t tokens = shape.batch * shape.time;
-    ZG_ASSERT_GE(shape.kv_heads, 1);
-    ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
-    expect(qkv, "qkv", qkv.dtype, tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_size);
-    expect(o, "o", qkv.dtype, tokens, shape.heads * shape.head_size);
-    expect(lse, "lse", acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
-    expect_dense(lse, "lse", lse.count());
-    expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
-  }
-  static void expect_sinks(const View& sinks, bool wanted, DType t, std::int64_t heads) {
-    ZG_ASSERT_EQ(static_cast<bool>(sinks), wanted);
-    if (sinks) expect(sinks, "sinks", t, 1, heads);
-  }
-  static void expect_block(const View& q, const View& kv, const AttentionBlock& b, const View& lse,
-                           const View& first_keys) {
-    expect_rule(b.rule);
-    ZG_ASSERT((b.rule.window == 0 && !first_keys) ||
-                  (b.query_positions.time == b.queries && b.key_positions.time == b.keys),
-              "positions of {} queries and {} keys, of which there are {} and {}", b.query_positions.time,
-              b.key_positions.time, b.queries, b.keys);
-    ZG_ASSERT_GE(b.kv_heads, 1);
-    ZG_ASSERT_EQ(b.heads % b.kv_heads, 0);
-    ZG_ASSERT(!b.causal || b.keys == b.queries,
-              "{} queries up to the keys of their numbers, of which there are {}", b.queries, b.keys);
-    ZG_ASSERT(b.query_step >= b.queries && b.key_step >= b.keys, "sequences overlap");
-    expect(q, "q", q.dtype, b.query_rows(), b.heads * b.head_size);
-    expect(kv, "kv", q.dtype, b.key_rows(), 2 * b.kv_heads * b.head_size);
-    expect(lse, "lse", acc_of(q.dtype), b.batch * b.heads, b.queries);
-  }
-  void check_bias_gradient(const GemmOptions& o, DType t, const View& c) const {
-    if (!o.bias_gradient) return;
-    const DType a = acc_of(t);
-    ZG_ASSERT(o.a == Trans::kYes && !has_epilogue(o),
-              "the gradient of a bias comes with that of a weight, and nothing else");
-    expect(c, "c", a, c.rows, c.cols);
-    expect(o.bias_gradient, "bias_gradient", a, 1, c.rows);
-    ZG_ASSERT_GE(o.scratch.cols, c.rows);
-    expect(o.scratch, "scratch", a, row_groups(), o.scratch.cols);
-  }
-
   Backend backend_;
 };
 

@@ -25,6 +25,13 @@ std::uint64_t next_identity() {
   return ++last;
 }
 
+// The sum of one number of each rank, in the order of ranks.
+double sum_of(const std::vector<std::vector<double>>& by_rank) {
+  double sum = 0;
+  for (const std::vector<double>& theirs : by_rank) sum += theirs[0];
+  return sum;
+}
+
 // The sum of the squares that each rank has found in each unit's gradient. Sums in the order of units, parts
 // and pieces, which neither shards nor stages change; stages that do not have a unit add zero.
 double squared_norm(const std::vector<std::vector<double>>& scalars, const RankPlace& place) {
@@ -179,12 +186,6 @@ std::vector<std::vector<double>> StepExecutor::exchange(std::span<const double> 
   return by_rank;
 }
 
-double StepExecutor::exchange_sum(double mine) {
-  double sum = 0;
-  for (const std::vector<double>& theirs : exchange({&mine, 1})) sum += theirs[0];
-  return sum;
-}
-
 std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const double> mine) {
   if (groups_.numbers == nullptr) return exchange(mine);
   const CommTraffic before = groups_.numbers->traffic();
@@ -326,7 +327,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
                                    [](auto t) { return t >= 0; });
   }
-  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));
+  result.tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(result.tokens)})));
   const double per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(1, result.tokens));
   ProgramStart gradients = begin_activity(then == Then::kTrain ? Activity::kStep : Activity::kStepThenPause);
   if (gradients.program == &programs_.flush) {
@@ -423,8 +424,8 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   }
   // The same arithmetic as in train_step(), so that a step and an evaluation of the same data give the same
   // bits.
-  loss = exchange_sum(loss);
-  tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(tokens)));
+  loss = sum_of(exchange(std::array{loss}));
+  tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(tokens)})));
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 

@@ -97,9 +97,9 @@ BUGS = (
           "      static std::atomic<std::size_t> arrivals{0};\n      const std::size_t turn = arrivals++;\n"
           "      meeting_->open(me_, c);\n      for (int m = 0; m < size(); ++m)\n        operands"))),
     Bug("a mean of the ranks' means",
-        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n",
+        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(result.tokens)})));\n",
           "  const double own = static_cast<double>(std::max<std::int64_t>(1, result.tokens));\n"
-          "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n"),
+          "  result.tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(result.tokens)})));\n"),
          (EXECUTOR, "head_scale_ = scaled ? rule.loss_scale * per_token : 1;",
           "head_scale_ = (scaled ? rule.loss_scale : 1) / own;"),
          (EXECUTOR, "const double unscale = scaled ? 1 / rule.loss_scale : per_token;",
@@ -131,8 +131,8 @@ BUGS = (
         ((WEIGHTS, "const auto p = static_cast<std::size_t>(range.param);",
           "const auto p = static_cast<std::size_t>(&range - tensors.ranges.data());"),)),
     Bug("tokens of one rank",
-        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(exchange_sum(static_cast<double>(result.tokens)));\n",
-          "  (void)exchange_sum(0);\n"),)),
+        ((EXECUTOR, "  result.tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(result.tokens)})));\n",
+          "  (void)exchange(std::array{0.0});\n"),)),
     Bug("loss of one rank",
         ((EXECUTOR, "    result.loss += scalars[r][0];\n", "    result.loss = scalars[0][0];\n"),)),
     Bug("norm in the order of ranks",

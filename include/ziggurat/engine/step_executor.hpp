@@ -212,7 +212,6 @@ class StepExecutor {
   void pass_on(const StepOp& op);
   Stream& stream_of(const StepOp& op);
   std::vector<std::vector<double>> exchange(std::span<const double> mine);
-  double exchange_sum(double mine);
 
   // What ranks do together (CommAxis); null where this rank does it alone.
   struct Groups {

@@ -211,7 +211,7 @@ void EngineCore::unregister_memory(void* data) {
 LinkCounters EngineCore::counters(int drive) const {
   const Drive& d = at(drive);
   LinkCounters c;
-  for_each_lane(d, [&](const Lane& lane) { lane.add_to(c); });
+  for_each_lane(d, [&](const Lane& lane) { lane.counters().add_to(c); });
   d.busy.add_to(c);
   return c;
 }
@@ -223,7 +223,7 @@ DriveReport EngineCore::report(int drive) const {
                 .numa_node = d.spec.numa_node,
                 .endurance_bytes = d.spec.endurance_bytes,
                 .counters = {}};
-  for_each_lane(d, [&](const Lane& lane) { lane.add_to(r); });
+  for_each_lane(d, [&](const Lane& lane) { lane.counters().add_to(r); });
   d.busy.add_to(r.counters);
   return r;
 }
@@ -260,7 +260,7 @@ std::string EngineCore::state() const {
     const DriveReport r = report(d);
     double last = -1;  // seconds since a block completed on any lane; negative: none has
     for_each_lane(at(d), [&](const Lane& lane) {
-      const double s = lane.seconds_since_last_block();
+      const double s = lane.counters().seconds_since_last_block();
       if (s >= 0) last = last < 0 ? s : std::min(last, s);
     });
     text += fmt::format(

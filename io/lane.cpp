@@ -42,6 +42,7 @@ Lane::Lane(LaneOptions options, EngineState& state, BusyClock& busy)
     : options_(std::move(options)),
       state_(state),
       busy_(busy),
+      slots_(options_.index, options_.count),
       blocks_(static_cast<std::size_t>(options_.cap)),
       controller_(options_.depth, options_.cap) {
   const auto cap = static_cast<std::uint32_t>(options_.cap);
@@ -72,7 +73,7 @@ void Lane::wake() {
   if (queue_ != nullptr) queue_->wake();
 }
 
-Lane::Slot& Lane::take_slot() {
+Lane::Slot& Lane::SlotTable::take() {
   if (free_ != nullptr) return *std::exchange(free_, free_->link);
   ZG_ASSERT(slots_.size() < kMaxTransfers, "{} transfers submitted and not asked for", slots_.size());
   Slot& slot = slots_.emplace_back();
@@ -80,25 +81,25 @@ Lane::Slot& Lane::take_slot() {
   return slot;
 }
 
-void Lane::release(Slot& slot) {
+void Lane::SlotTable::release(Slot& slot) {
   slot.state = SlotState::kFree;
   if (++slot.generation == 0) slot.generation = 1;
   slot.link = free_;
   free_ = &slot;
 }
 
-Ticket Lane::ticket_of(const Slot& slot) const {
-  return {slot.index * options_.count + options_.index, slot.generation};
+Ticket Lane::SlotTable::ticket_of(const Slot& slot) const {
+  return {slot.index * lanes_ + lane_, slot.generation};
 }
 
-Lane::Slot& Lane::slot_of(Ticket ticket) {
-  const std::size_t index = ticket.slot / options_.count;
+Lane::Slot& Lane::SlotTable::slot_of(Ticket ticket) {
+  const std::size_t index = ticket.slot / lanes_;
   ZG_ASSERT(ticket && index < slots_.size(), "ticket {}.{} names no transfer of this engine", ticket.slot,
             ticket.generation);
   return slots_[index];
 }
 
-Lane::Slot& Lane::named_by(Ticket ticket) {
+Lane::Slot& Lane::SlotTable::named_by(Ticket ticket) {
   Slot& slot = slot_of(ticket);
   ZG_ASSERT(slot.generation == ticket.generation && slot.state != SlotState::kFree,
             "stale ticket {}.{}: its result was handed over before", ticket.slot, ticket.generation);
@@ -116,7 +117,7 @@ void Lane::wake_if_asleep(std::unique_lock<std::mutex>& lock) {
 
 Ticket Lane::submit(const Transfer& transfer) {
   std::unique_lock lock(mutex_);
-  Slot& slot = take_slot();
+  Slot& slot = slots_.take();
   state_.unfinished.fetch_add(1, std::memory_order_relaxed);
   counters_.waiting[static_cast<int>(transfer.priority)].fetch_add(1, std::memory_order_relaxed);
   slot.transfer = transfer;
@@ -131,7 +132,7 @@ Ticket Lane::submit(const Transfer& transfer) {
   // was.
   if (transfer.offset > options_.bytes - transfer.bytes)
     slot.error = transfer.op == Op::kRead ? ENODATA : ENOSPC;
-  const Ticket ticket = ticket_of(slot);
+  const Ticket ticket = slots_.ticket_of(slot);
   incoming_.push(&slot);
   wake_if_asleep(lock);
   return ticket;
@@ -139,7 +140,7 @@ Ticket Lane::submit(const Transfer& transfer) {
 
 void Lane::promote(Ticket ticket, Priority priority) {
   std::unique_lock lock(mutex_);
-  const Slot& slot = slot_of(ticket);
+  const Slot& slot = slots_.slot_of(ticket);
   if (slot.generation != ticket.generation || slot.state != SlotState::kBusy) return;
   promotions_.emplace_back(ticket, priority);
   wake_if_asleep(lock);
@@ -147,16 +148,16 @@ void Lane::promote(Ticket ticket, Priority priority) {
 
 bool Lane::poll(Ticket ticket, Result& result) {
   std::lock_guard lock(mutex_);
-  Slot& slot = named_by(ticket);
+  Slot& slot = slots_.named_by(ticket);
   if (slot.state != SlotState::kDone) return false;
   result = slot.result;
-  release(slot);
+  slots_.release(slot);
   return true;
 }
 
 Result Lane::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
-  Slot& slot = named_by(ticket);
+  Slot& slot = slots_.named_by(ticket);
   const auto begin = Clock::now();
   ++waiters_;
   while (slot.state != SlotState::kDone) {
@@ -169,12 +170,12 @@ Result Lane::wait(Ticket ticket) {
     log::warning("waiting for {} to {} {} at {} for {}; {} of at most {} blocks in flight, last one done {}",
                  options_.name, t.op == Op::kRead ? "read" : "write", format_bytes(t.bytes), t.offset,
                  format_seconds(seconds_between(begin, Clock::now())), value(counters_.in_flight),
-                 value(counters_.depth), ago_text(seconds_since_last_block()));
+                 value(counters_.depth), ago_text(counters_.seconds_since_last_block()));
     lock.lock();
   }
   --waiters_;
   const Result result = slot.result;
-  release(slot);
+  slots_.release(slot);
   return result;
 }
 
@@ -223,24 +224,24 @@ void BusyClock::add_to(LinkCounters& c) const {
   c.done_seconds += seconds_of(done_);
 }
 
-void Lane::add_to(LinkCounters& c) const {
-  c.read_bytes += value(counters_.bytes[0]);
-  c.write_bytes += value(counters_.bytes[1]);
-  c.read_requests += value(counters_.requests[0]);
-  c.write_requests += value(counters_.requests[1]);
-  c.resubmitted += value(counters_.resubmitted);
-  c.edge_bytes += value(counters_.edge_bytes);
+void LaneCounters::add_to(LinkCounters& c) const {
+  c.read_bytes += value(bytes[0]);
+  c.write_bytes += value(bytes[1]);
+  c.read_requests += value(requests[0]);
+  c.write_requests += value(requests[1]);
+  c.resubmitted += value(resubmitted);
+  c.edge_bytes += value(edge_bytes);
 }
 
-void Lane::add_to(DriveReport& report) const {
+void LaneCounters::add_to(DriveReport& report) const {
   add_to(report.counters);
-  report.in_flight += value(counters_.in_flight);
-  report.depth += static_cast<int>(value(counters_.depth));
-  for (int p = 0; p < kPriorities; ++p) report.waiting[p] += value(counters_.waiting[p]);
+  report.in_flight += value(in_flight);
+  report.depth += static_cast<int>(value(depth));
+  for (int p = 0; p < kPriorities; ++p) report.waiting[p] += value(waiting[p]);
 }
 
-double Lane::seconds_since_last_block() const {
-  const std::int64_t last = value(counters_.last_done_ns);
+double LaneCounters::seconds_since_last_block() const {
+  const std::int64_t last = value(last_done_ns);
   return last == 0 ? -1 : static_cast<double>(ns_of(Clock::now()) - last) * 1e-9;
 }
 

@@ -69,6 +69,18 @@ struct LaneOptions {
   Trace* trace = nullptr;
 };
 
+// What a lane has done and has to do. Its I/O thread alone writes, any thread may read.
+struct LaneCounters {
+  std::atomic<std::int64_t> bytes[2]{}, requests[2]{};
+  std::atomic<std::int64_t> resubmitted{0}, edge_bytes{0};
+  std::atomic<std::int64_t> in_flight{0}, last_done_ns{0}, depth{0};
+  std::atomic<std::int64_t> waiting[kPriorities]{};  // written by submitting threads as well
+
+  void add_to(DriveReport& report) const;
+  void add_to(LinkCounters& counters) const;
+  double seconds_since_last_block() const;  // since one completed; negative: none has
+};
+
 class Lane {
  public:
   Lane(LaneOptions options, EngineState& state, BusyClock& busy);
@@ -93,9 +105,7 @@ class Lane {
 
   const std::string& name() const { return options_.name; }
   std::string features() const { return queue_->features(); }
-  void add_to(DriveReport& report) const;
-  void add_to(LinkCounters& counters) const;
-  double seconds_since_last_block() const;  // since one completed; negative: none has
+  const LaneCounters& counters() const { return counters_; }
 
   // Whether the calling thread is an I/O thread of this engine, where waiting for a transfer would never end.
   static bool on_io_thread_of(const void* engine) { return engine_here_ == engine; }
@@ -125,6 +135,22 @@ class Lane {
     std::int64_t issued = 0, moved = 0;  // bytes
     Clock::time_point begun;
   };
+  // All slots of the lane, and which transfer a ticket names. mutex_ guards it.
+  // Invariant: a slot never moves, and its generation is that of no ticket whose result was handed over.
+  class SlotTable {
+   public:
+    SlotTable(std::uint32_t lane, std::uint32_t lanes) : lane_(lane), lanes_(lanes) {}
+    Slot& take();
+    void release(Slot& slot);
+    Slot& slot_of(Ticket ticket);   // perhaps of a later transfer in the same slot
+    Slot& named_by(Ticket ticket);  // aborts unless the ticket can be polled
+    Ticket ticket_of(const Slot& slot) const;
+
+   private:
+    const std::uint32_t lane_, lanes_;  // LaneOptions::index and count
+    std::deque<Slot> slots_;            // never shrinks, so that pointers to slots stay valid
+    Slot* free_ = nullptr;
+  };
   struct SlotList {
     Slot* head = nullptr;
     Slot* tail = nullptr;
@@ -137,6 +163,7 @@ class Lane {
     std::int64_t page_offset = 0, page_bytes = 0;
     std::int64_t skip = 0, bytes = 0;
     bool direct = true;
+    static Cut next(const Slot& slot, std::int64_t block_size);
     bool is_edge_write(Op op) const { return op == Op::kWrite && bytes != page_bytes; }
   };
   struct InFlight {
@@ -149,6 +176,7 @@ class Lane {
     int stalls = 0;
     Clock::time_point begun;
     Buffer bounce;  // reused by later blocks with this id
+    bool reserve_bounce(std::int64_t bytes);
   };
   struct Command {
     void* data = nullptr;
@@ -162,20 +190,9 @@ class Lane {
     std::uint64_t tag;
     Result result;
   };
-  struct Counters {  // written by the I/O thread alone
-    std::atomic<std::int64_t> bytes[2]{}, requests[2]{};
-    std::atomic<std::int64_t> resubmitted{0}, edge_bytes{0};
-    std::atomic<std::int64_t> in_flight{0}, last_done_ns{0}, depth{0};
-    std::atomic<std::int64_t> waiting[kPriorities]{};  // written by submitting threads as well
-  };
 
   // lane.cpp: any thread
-  Slot& take_slot();
-  void release(Slot& slot);
-  Slot& slot_of(Ticket ticket);   // perhaps of a later transfer in the same slot
-  Slot& named_by(Ticket ticket);  // aborts unless the ticket can be polled
   void wake_if_asleep(std::unique_lock<std::mutex>& lock);
-  Ticket ticket_of(const Slot& slot) const;
 
   // lane_thread.cpp: the I/O thread
   void run();
@@ -187,8 +204,6 @@ class Lane {
   void all_issued(Slot& slot);
   void leave_waiting(Slot& slot);
   bool may_begin_write_back() const;
-  Cut next_cut(const Slot& slot) const;
-  bool reserve_bounce(const Cut& cut);
   void begin_block(Slot& slot, const Cut& cut);
   void begin_again(InFlight& flight);
   void reap(Clock::time_point deadline);
@@ -208,13 +223,12 @@ class Lane {
   EngineState& state_;
   BusyClock& busy_;
   std::unique_ptr<Queue> queue_;
-  Counters counters_;
+  LaneCounters counters_;
   int trace_lane_[2] = {};
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // a ticket is done, a command ran, the queue is there
-  std::deque<Slot> slots_;           // never shrinks, so that pointers to slots stay valid
-  Slot* free_ = nullptr;
+  SlotTable slots_;
   SlotList incoming_;
   std::vector<std::pair<Ticket, Priority>> promotions_;
   Command command_;

@@ -95,7 +95,7 @@ void Lane::run_command(std::unique_lock<std::mutex>& lock) {
 
 void Lane::apply_promotions() {
   for (const auto& [ticket, priority] : promotions_) {
-    Slot& slot = slot_of(ticket);
+    Slot& slot = slots_.slot_of(ticket);
     if (slot.generation != ticket.generation || !slot.issuing || priority >= slot.priority) continue;
     if (!slot.queued) {  // parked
       slot.priority = priority;
@@ -132,8 +132,8 @@ bool Lane::issue() {
     }
     depth_bound_ = in_flight_ >= controller_.depth();
     if (depth_bound_ || free_ids_.empty()) return any;
-    const Cut cut = next_cut(*slot);
-    if (!cut.direct && !reserve_bounce(cut)) {
+    const Cut cut = Cut::next(*slot, options_.block_size);
+    if (!cut.direct && !blocks_[free_ids_.back()].reserve_bounce(cut.page_bytes)) {
       slot->error = ENOMEM;
       continue;
     }
@@ -163,7 +163,7 @@ void Lane::leave_waiting(Slot& slot) {
   add(counters_.waiting[static_cast<int>(slot.priority)], -1);
 }
 
-Lane::Cut Lane::next_cut(const Slot& slot) const {
+Lane::Cut Lane::Cut::next(const Slot& slot, std::int64_t block_size) {
   const Transfer& t = slot.transfer;
   const std::int64_t at = t.offset + slot.issued, left = t.bytes - slot.issued;
   const std::int64_t skip = at % kPage;
@@ -174,15 +174,15 @@ Lane::Cut Lane::next_cut(const Slot& slot) const {
             .bytes = std::min(kPage - skip, left),
             .direct = false};
   const bool direct = (reinterpret_cast<std::intptr_t>(t.data) + slot.issued) % kPage == 0;
-  const std::int64_t most = direct ? options_.block_size : std::min(options_.block_size, kMaxBounce);
+  const std::int64_t most = direct ? block_size : std::min(block_size, kMaxBounce);
   const std::int64_t bytes = std::min(most, left / kPage * kPage);
   return {.page_offset = at, .page_bytes = bytes, .skip = 0, .bytes = bytes, .direct = direct};
 }
 
-// Gives the block that begins next a bounce buffer; false when memory has run out.
-bool Lane::reserve_bounce(const Cut& cut) {
+// Makes the bounce buffer large enough for the block that begins next; false when memory has run out.
+bool Lane::InFlight::reserve_bounce(std::int64_t bytes) {
   try {
-    blocks_[free_ids_.back()].bounce.reserve(cut.page_bytes);
+    bounce.reserve(bytes);
     return true;
   } catch (const std::bad_alloc&) {
     return false;
@@ -368,8 +368,8 @@ void Lane::deliver() {
         somebody = true;
       } else {
         const Transfer& t = slot.transfer;
-        deliveries_.push_back({t.completion, ticket_of(slot), t.tag, slot.result});
-        release(slot);
+        deliveries_.push_back({t.completion, slots_.ticket_of(slot), t.tag, slot.result});
+        slots_.release(slot);
       }
     }
     if (somebody && waiters_ > 0) changed_.notify_all();

@@ -60,6 +60,14 @@ Link link_of(const Action& action) {
   return action.tier == Tier::kDevice ? kToDevice : kToHost;
 }
 
+void ActionNode::make_stream_wait() const {
+  if (consumer == nullptr) return;
+  for (const ActionNode* n = before; n != nullptr; n = n->before) {
+    if (n->state == State::kDone || n->passed_to == consumer || !ordered(*n, *this)) continue;
+    consumer->wait(n->ended);
+  }
+}
+
 // Most nodes belong at the end, so the search for the place begins there.
 void NodeList::insert(ActionNode& node) {
   ActionNode* after = last;
@@ -102,6 +110,46 @@ void NodePool::take_back_done(MoveQueue& queue) {
   }
 }
 
+void SegmentMemory::insert(ActionNode& node) {
+  const std::size_t t = index_of(node.action.tier);
+  if (node.action.kind == Action::Kind::kAlloc) queue_[t].insert(node);
+  if (node.action.kind == Action::Kind::kFree) frees_[t].insert(node);
+}
+
+bool SegmentMemory::has_budget(Tier tier, std::int64_t bytes) const {
+  if (tier == Tier::kHost && options_.host_quota > 0 && host_bytes_ + bytes > options_.host_quota)
+    return false;
+  const Arena& arena = arena_of(options_, tier);
+  return arena.in_use() + bytes <= arena.budget();
+}
+
+void SegmentMemory::give(ActionNode& node, void* data) {
+  const SegmentId segment = node.action.segment;
+  const Tier tier = node.action.tier;
+  ZG_ASSERT(at(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment), name_of(tier));
+  at(segment, tier) = data;
+  if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
+  node.state = ActionNode::State::kDone;
+  queue_[index_of(tier)].remove(node);
+}
+
+void SegmentMemory::free(ActionNode& node) {
+  const Action& action = node.action;
+  node.state = ActionNode::State::kDone;
+  frees_[index_of(action.tier)].remove(node);
+  void*& data = at(action.segment, action.tier);
+  ZG_ASSERT(data != nullptr, "{} has no memory at {}", table_.segment_name(action.segment),
+            name_of(action.tier));
+  const std::int64_t charge = table_.segment(action.segment).charge_at(action.tier);
+#if defined(ZG_POISON)
+  if (action.tier == Tier::kHost || options_.device->is_host()) {
+    std::memset(data, 0xff, static_cast<std::size_t>(charge));
+  }
+#endif
+  arena_of(options_, action.tier).release(std::exchange(data, nullptr), charge);
+  if (action.tier == Tier::kHost) host_bytes_ -= charge;
+}
+
 Mover::Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words,
              Counters& counters, std::mutex& mutex, MoverEvents& events)
     : table_(table),
@@ -110,7 +158,8 @@ Mover::Mover(const TensorTable& table, const TensorStore::Options& options, cons
       counters_(counters),
       mutex_(mutex),
       events_(events),
-      memory_("zg-memory", HostStream::Mode::kThread) {
+      memory_(table, options, words),
+      memory_thread_("zg-memory", HostStream::Mode::kThread) {
   copy_stream_[kToDevice] = options.device->make_stream("host->device");
   copy_stream_[kToHost] = options.device->make_stream("device->host");
   if (options.io != nullptr) nvme_ = std::make_unique<NvmeCopies>(table, options);
@@ -124,9 +173,9 @@ Mover::~Mover() {
   while (inside_.load() > 0) std::this_thread::yield();  // I/O threads leave at once
   for (SegmentId id = 0; id < segments_; ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      if (memory(id, tier) == nullptr) continue;
-      arena_of(options_, tier)
-          .release(std::exchange(memory(id, tier), nullptr), table_.segment(id).charge_at(tier));
+      void*& data = memory_.at(id, tier);
+      if (data == nullptr) continue;
+      arena_of(options_, tier).release(std::exchange(data, nullptr), table_.segment(id).charge_at(tier));
     }
   }
   copy_stream_[0].reset();
@@ -158,11 +207,8 @@ void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
     node.before = queue.last;
     (queue.last != nullptr ? queue.last->next : queue.first) = &node;
     queue.last = &node;
-    if (action.kind == Action::Kind::kAlloc) memory_queue_[index_of(action.tier)].insert(node);
-    if (action.kind == Action::Kind::kFree) {
-      frees_[index_of(action.tier)].insert(node);
-      events_.evicting(action);
-    }
+    memory_.insert(node);
+    if (action.kind == Action::Kind::kFree) events_.evicting(action);
   }
   for (const Action& action : actions) touch(action.segment);
   actions.clear();
@@ -181,14 +227,6 @@ ActionNode& Mover::claim_use(const AccessStep& access, Stream* consumer) {
   }
   ZG_ASSERT(false, "{} was not decided", table_.segment_name(access.segment));
   __builtin_unreachable();
-}
-
-void Mover::make_stream_wait(const ActionNode& use) {
-  if (use.consumer == nullptr) return;
-  for (const ActionNode* n = use.before; n != nullptr; n = n->before) {
-    if (n->state == ActionNode::State::kDone || n->passed_to == use.consumer || !ordered(*n, use)) continue;
-    use.consumer->wait(n->ended);
-  }
 }
 
 void Mover::pass_use(ActionNode& use, Stream& stream, const Event& ended) {
@@ -260,71 +298,37 @@ void Mover::start(ActionNode& node) {
       events_.granted(node);
       break;
     case Action::Kind::kCopy:
-      if (!node.in_list) ready_[link_of(node.action)].insert(node);
+      if (!node.in_list) links_.ready(link_of(node.action)).insert(node);
       break;
     case Action::Kind::kFree:
-      node.state = ActionNode::State::kDone;
-      frees_[t].remove(node);
-      free_memory(node.action);
+      memory_.free(node);
+      memory_freed_[t] = true;
       break;
   }
-}
-
-void Mover::free_memory(const Action& action) {
-  void*& data = memory(action.segment, action.tier);
-  ZG_ASSERT(data != nullptr, "{} has no memory at {}", table_.segment_name(action.segment),
-            name_of(action.tier));
-  const std::int64_t charge = table_.segment(action.segment).charge_at(action.tier);
-#if defined(ZG_POISON)
-  if (action.tier == Tier::kHost || options_.device->is_host()) {
-    std::memset(data, 0xff, static_cast<std::size_t>(charge));
-  }
-#endif
-  arena_of(options_, action.tier).release(std::exchange(data, nullptr), charge);
-  if (action.tier == Tier::kHost) host_bytes_ -= charge;
-  memory_freed_[index_of(action.tier)] = true;
 }
 
 // Memory is granted in the order of decisions, since earlier decisions make the room that later ones count
 // on. An urgent allocation that went first could take memory that an earlier decision needs to make that very
 // room, for example for the host copy of a segment that is evicted from the device.
 void Mover::grant_memory(Tier tier) {
-  NodeList& queue = memory_queue_[index_of(tier)];
+  const NodeList& queue = memory_.queue(tier);
   while (queue.first != nullptr && !taking_[index_of(tier)]) {
     ActionNode& node = *queue.first;
     const std::int64_t bytes = table_.segment(node.action.segment).charge_at(tier);
-    if (!may_start(node) || !has_budget(tier, bytes)) return;
+    if (!may_start(node) || !memory_.has_budget(tier, bytes)) return;
     if (void* const data = arena_of(options_, tier).allocate_at_hand(bytes)) {
-      give(node, data);
+      memory_.give(node, data);
+      touch(node.action.segment);
     } else {
       take_from_system(node);
     }
   }
 }
 
-bool Mover::has_budget(Tier tier, std::int64_t bytes) const {
-  if (tier == Tier::kHost && options_.host_quota > 0 && host_bytes_ + bytes > options_.host_quota)
-    return false;
-  const Arena& arena = arena_of(options_, tier);
-  return arena.in_use() + bytes <= arena.budget();
-}
-
-void Mover::give(ActionNode& node, void* data) {
-  const SegmentId segment = node.action.segment;
-  const Tier tier = node.action.tier;
-  ZG_ASSERT(memory(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment),
-            name_of(tier));
-  memory(segment, tier) = data;
-  if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
-  node.state = ActionNode::State::kDone;
-  memory_queue_[index_of(tier)].remove(node);
-  touch(segment);
-}
-
 void Mover::take_from_system(ActionNode& node) {
   const Tier tier = node.action.tier;
   taking_[index_of(tier)] = true;
-  memory_.callback([this, &node, tier, bytes = table_.segment(node.action.segment).charge_at(tier)] {
+  memory_thread_.callback([this, &node, tier, bytes = table_.segment(node.action.segment).charge_at(tier)] {
     void* data = nullptr;
     std::optional<Error> refusal;
     try {
@@ -335,7 +339,10 @@ void Mover::take_from_system(ActionNode& node) {
     std::lock_guard lock(mutex_);
     taking_[index_of(tier)] = false;
     if (refusal) events_.no_memory(tier, *refusal);
-    if (data != nullptr) give(node, data);
+    if (data != nullptr) {
+      memory_.give(node, data);
+      touch(node.action.segment);
+    }
     // Memory may have been freed meanwhile, while nothing was granted. After a refusal the store has failed,
     // and asks for no more.
     memory_freed_[index_of(tier)] = !refusal;

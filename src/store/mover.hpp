@@ -30,9 +30,8 @@
 // system, and to register with drives and devices, is taken by a separate thread that does not hold the
 // mutex.
 //
-// Invariants: memory_queue_ has the pending kAlloc nodes, frees_ the kFree nodes that are not done, ready_
-// the kCopy nodes that wait for nothing but their link. links_[l].moving counts the copies under way on link
-// l.
+// Invariant: a node that is not done is in the queue of its segment. One that allocates or frees memory is in
+// a list of SegmentMemory too, and one that waits for nothing but its link in a list of MoveLinks.
 #pragma once
 #include <array>
 #include <atomic>
@@ -62,6 +61,50 @@ class MoverEvents {
   ~MoverEvents() = default;
 };
 
+// The memory that copies have, and the nodes that wait for some or will free it. The store's mutex guards it.
+// Invariant: queue() has the pending kAlloc nodes, frees() the kFree nodes that are not done, both in the
+// order of decisions. at() is memory of the tier's arena, or null.
+class SegmentMemory {
+ public:
+  SegmentMemory(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words)
+      : table_(table), options_(options), words_(words) {}
+  void insert(ActionNode& node);  // that was decided, if it allocates or frees memory
+  bool has_budget(Tier tier, std::int64_t bytes) const;
+  void give(ActionNode& node, void* data);  // what it allocates; the node is done
+  void free(ActionNode& node);              // what it frees; the node is done
+  void*& at(SegmentId segment, Tier tier) const { return words_[segment].memory[index_of(tier)]; }
+  const NodeList& queue(Tier tier) const { return queue_[index_of(tier)]; }
+  const NodeList& frees(Tier tier) const { return frees_[index_of(tier)]; }
+
+ private:
+  const TensorTable& table_;
+  const TensorStore::Options& options_;
+  const Blocks<CopyWord>& words_;
+  NodeList queue_[2], frees_[2];
+  std::int64_t host_bytes_ = 0;  // bytes of the host arena that segments have
+};
+
+// The links, and the moves that wait for them. The store's mutex guards them.
+// Invariant: ready() has the kCopy nodes that wait for nothing but the link, the most urgent first, and
+// statistics().moving counts those under way.
+class MoveLinks {
+ public:
+  NodeList& ready(Link link) { return ready_[link]; }
+  const NodeList& ready(Link link) const { return ready_[link]; }
+  void make_urgent(ActionNode& node);
+  bool full(Link link, std::int64_t segment_bytes) const;  // for a segment of that size
+  void begin(Link link);
+  void end(Link link, std::int64_t bytes);
+  bool rest() const;     // no copy is under way
+  bool waiting() const;  // a move waits for its link
+  LinkStatistics statistics(Link link) const;
+
+ private:
+  std::array<NodeList, kLinks> ready_;
+  std::array<LinkStatistics, kLinks> links_;
+  std::array<Clock::time_point, kLinks> busy_since_;
+};
+
 class Mover final : private io::ExtentCompletion {
  public:
   // The references, and the pointers in `options`, outlive the mover. In `words` the mover sets where the
@@ -86,20 +129,17 @@ class Mover final : private io::ExtentCompletion {
   void hasten(SegmentId segment);
   // With a program: claims the segment's first use that is not claimed yet. settle() may grant it at once.
   ActionNode& claim_use(const AccessStep& access, Stream* consumer);
-  // Makes the consumer's stream wait for the copies, and for the uses on other streams, that a granted use
-  // comes after and that are under way.
-  void make_stream_wait(const ActionNode& use);
   void pass_use(ActionNode& use, Stream& stream, const Event& ended);  // the lease was passed to the stream
   void end(ActionNode& node);
   void settle();  // starts all nodes that can start
 
   const MoveQueue& queue(SegmentId segment) const { return queues_[segment]; }
   bool moves(SegmentId segment) const { return queue(segment).first != nullptr; }
-  const NodeList& memory_queue(Tier tier) const { return memory_queue_[index_of(tier)]; }
-  const NodeList& frees(Tier tier) const { return frees_[index_of(tier)]; }  // in the order of decisions
-  bool links_rest() const;  // no copy is under way, and no memory is being taken from the system
-  bool idle() const;        // the same, and no copy waits for its link
-  LinkStatistics link(Link link) const;
+  const SegmentMemory& memory() const { return memory_; }
+  // No copy is under way, and no memory is being taken from the system; idle: and no copy waits for its link.
+  bool links_rest() const { return !taking_[0] && !taking_[1] && links_.rest(); }
+  bool idle() const { return links_rest() && !links_.waiting(); }
+  LinkStatistics link(Link link) const { return links_.statistics(link); }
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
 
  private:
@@ -110,18 +150,11 @@ class Mover final : private io::ExtentCompletion {
   void touch(SegmentId segment);
   void advance(SegmentId segment);
   void start(ActionNode& node);
-  void free_memory(const Action& action);
   void grant_memory(Tier tier);
-  bool has_budget(Tier tier, std::int64_t bytes) const;
-  void give(ActionNode& node, void* data);
   void take_from_system(ActionNode& node);
-  void*& memory(SegmentId segment, Tier tier) const { return words_[segment].memory[index_of(tier)]; }
 
   // Links (mover_links.cpp).
   void pump_link(Link link);
-  bool awaited(SegmentId segment) const;
-  void begin_move(Link link);
-  void make_urgent(ActionNode& node);
   void issue(ActionNode& node);
   void issue_nvme(ActionNode& node, std::int64_t ready);
   ActionNode* source_of(const ActionNode& node) const;
@@ -146,16 +179,13 @@ class Mover final : private io::ExtentCompletion {
   std::uint64_t sequence_ = 0;
   std::vector<SegmentId> touched_;
   std::array<bool, 2> memory_freed_{};
-  std::array<bool, 2> taking_{};  // memory for the first of memory_queue_ is being taken from the system
-  std::int64_t host_bytes_ = 0;   // bytes of the host arena that segments have
-  NodeList memory_queue_[2], frees_[2];
-  std::array<NodeList, kLinks> ready_;
-  std::array<LinkStatistics, kLinks> links_;
-  std::array<Clock::time_point, kLinks> busy_since_;
+  std::array<bool, 2> taking_{};  // memory for the first of memory_.queue() is being taken from the system
+  SegmentMemory memory_;
+  MoveLinks links_;
   std::unique_ptr<Stream> copy_stream_[2];
   std::unique_ptr<NvmeCopies> nvme_;
   std::atomic<int> inside_{0};  // I/O threads that are inside on_extent() or on_piece()
-  HostStream memory_;           // its thread takes memory from the system
+  HostStream memory_thread_;    // takes memory from the system
 };
 
 }  // namespace zg

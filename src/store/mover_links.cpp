@@ -38,43 +38,72 @@ class Inside {
   std::atomic<int>& count_;
 };
 
-bool full(Link link, int moving, std::int64_t segment_bytes) {
-  const Cap& cap = kMovingCap[link];
-  return moving >= std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most);
-}
-
 }  // namespace
 
-void Mover::pump_link(Link link) {
-  NodeList& ready = ready_[link];
-  while (!closing_ && !stopped_ && ready.first != nullptr) {
-    ActionNode& node = *ready.first;
-    const SegmentId segment = node.action.segment;
-    // The device takes a copy that a use waits for at once: the stream of the use then waits for it.
-    const bool at_once = follows_program_ && !options_.device->is_host() &&
-                         (link == kToDevice || link == kToHost) && awaited(segment);
-    if (!at_once && full(link, links_[link].moving, table_.segment(segment).charge)) return;
-    ready.remove(node);
-    issue(node);
-  }
+// Only the queues of links go by urgency; memory is granted in the order of decisions.
+void MoveLinks::make_urgent(ActionNode& node) {
+  NodeList* const list = node.in_list && node.copies() ? &ready_[link_of(node.action)] : nullptr;
+  if (list != nullptr) list->remove(node);
+  node.urgency = Urgency::kDemand;
+  if (list != nullptr) list->insert(node);
 }
 
-// Whether a thread waits for a use of the segment.
-bool Mover::awaited(SegmentId segment) const {
-  for (const ActionNode* n = queue(segment).first; n != nullptr; n = n->next) {
+bool MoveLinks::full(Link link, std::int64_t segment_bytes) const {
+  const Cap& cap = kMovingCap[link];
+  return links_[link].moving >= std::clamp<std::int64_t>(cap.bytes / segment_bytes, cap.least, cap.most);
+}
+
+void MoveLinks::begin(Link link) {
+  if (links_[link].moving++ == 0) busy_since_[link] = Clock::now();
+}
+
+void MoveLinks::end(Link link, std::int64_t bytes) {
+  LinkStatistics& l = links_[link];
+  l.bytes += bytes;
+  ++l.transfers;
+  if (--l.moving == 0) l.busy_seconds += seconds_between(busy_since_[link], Clock::now());
+}
+
+bool MoveLinks::rest() const {
+  return std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
+}
+
+bool MoveLinks::waiting() const {
+  return std::any_of(ready_.begin(), ready_.end(), [](const auto& r) { return r.first != nullptr; });
+}
+
+LinkStatistics MoveLinks::statistics(Link link) const {
+  LinkStatistics out = links_[link];
+  out.waiting = static_cast<int>(ready_[link].size);
+  if (out.moving > 0) out.busy_seconds += seconds_between(busy_since_[link], Clock::now());
+  return out;
+}
+
+bool MoveQueue::awaited() const {
+  for (const ActionNode* n = first; n != nullptr; n = n->next) {
     if (n->uses() && n->taken && n->state == ActionNode::State::kPending) return true;
   }
   return false;
 }
 
-void Mover::begin_move(Link link) {
-  if (links_[link].moving++ == 0) busy_since_[link] = Clock::now();
+void Mover::pump_link(Link link) {
+  NodeList& ready = links_.ready(link);
+  while (!closing_ && !stopped_ && ready.first != nullptr) {
+    ActionNode& node = *ready.first;
+    const SegmentId segment = node.action.segment;
+    // The device takes a copy that a use waits for at once: the stream of the use then waits for it.
+    const bool at_once = follows_program_ && !options_.device->is_host() &&
+                         (link == kToDevice || link == kToHost) && queue(segment).awaited();
+    if (!at_once && links_.full(link, table_.segment(segment).charge)) return;
+    ready.remove(node);
+    issue(node);
+  }
 }
 
 void Mover::issue(ActionNode& node) {
   const Link link = link_of(node.action);
   node.state = ActionNode::State::kRunning;
-  begin_move(link);
+  links_.begin(link);
   if (reads_drives(link) || writes_drives(link)) {
     issue_nvme(node, -1);
     touch(node.action.segment);  // the next hop may take the pieces
@@ -118,11 +147,11 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
     node.in_pieces = words_[segment].bytes > io::kMaxPieceBytes;
   }
   const bool demanded =
-      node.hastened || (!follows_program_ && node.urgency == Urgency::kDemand) || (reads && awaited(segment));
+      node.hastened || (!follows_program_ && node.urgency == Urgency::kDemand) || (reads && queue.awaited());
   io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
   node.slot = static_cast<std::int8_t>(transfer.slot);
   const Tier tier = reads ? node.action.tier : node.action.from;
-  transfer.data = memory(segment, tier);
+  transfer.data = memory_.at(segment, tier);
   transfer.on_device = tier == Tier::kDevice && !options_.device->is_host();
   transfer.completion = this;
   transfer.ready = ready;
@@ -130,7 +159,7 @@ void Mover::issue_nvme(ActionNode& node, std::int64_t ready) {
   // A write that a thread waits for, because it needs the memory, is as urgent as a read that it waits for.
   // One that frees memory which reads wait for is as urgent as these: the drive keeps most of its queue free
   // of mere write-backs while threads wait for reads, and here that would hold up the reads themselves.
-  const bool holds_up = !reads && memory_queue_[index_of(tier)].first != nullptr;
+  const bool holds_up = !reads && memory_.queue(tier).first != nullptr;
   transfer.priority = demanded            ? io::Priority::kDemand
                       : reads || holds_up ? io::Priority::kPrefetch
                                           : io::Priority::kWriteBack;
@@ -145,16 +174,8 @@ void Mover::demand(SegmentId segment) {
         nvme_->volume().promote(nvme_->extent(segment), n->slot, io::Priority::kDemand);
       continue;
     }
-    if (!follows_program_ && n->urgency != Urgency::kDemand) make_urgent(*n);
+    if (!follows_program_ && n->urgency != Urgency::kDemand) links_.make_urgent(*n);
   }
-}
-
-// Only the queues of links go by urgency; memory is granted in the order of decisions.
-void Mover::make_urgent(ActionNode& node) {
-  NodeList* const list = node.in_list && node.copies() ? &ready_[link_of(node.action)] : nullptr;
-  if (list != nullptr) list->remove(node);
-  node.urgency = Urgency::kDemand;
-  if (list != nullptr) list->insert(node);
 }
 
 // A program's moves are all of the greatest urgency, so the others are those of the store's write_back().
@@ -163,7 +184,7 @@ void Mover::hasten(SegmentId segment) {
     if (n->state == ActionNode::State::kDone || !n->copies() || n->urgency != Urgency::kWriteBack) continue;
     n->hastened = true;
     if (n->state == ActionNode::State::kPending) {
-      make_urgent(*n);
+      links_.make_urgent(*n);
     } else if (writes_drives(link_of(n->action))) {
       nvme_->volume().promote(nvme_->extent(segment), n->slot, io::Priority::kDemand);
     }
@@ -176,10 +197,11 @@ ActionNode* Mover::source_of(const ActionNode& node) const {
   const SegmentId segment = node.action.segment;
   if (!node.copies() || words_[segment].bytes <= io::kMaxPieceBytes) return nullptr;
   const Link link = link_of(node.action);
-  if (link != kNvmeWrite && (link != kToDevice || memory(segment, Tier::kDevice) == nullptr)) return nullptr;
+  if (link != kNvmeWrite && (link != kToDevice || memory_.at(segment, Tier::kDevice) == nullptr))
+    return nullptr;
   // A write in pieces must not overtake the writes that wait for the link.
   if (link == kNvmeWrite &&
-      (ready_[link].first != nullptr || full(link, links_[link].moving, table_.segment(segment).charge)))
+      (links_.ready(link).first != nullptr || links_.full(link, table_.segment(segment).charge)))
     return nullptr;
   ActionNode* source = nullptr;
   for (ActionNode* n = node.before; n != nullptr; n = n->before) {
@@ -199,7 +221,7 @@ void Mover::chain(ActionNode& source, ActionNode& node) {
     for (const auto& [first, bytes] : queue(node.action.segment).landed) copy_piece(node, first, bytes);
     return;
   }
-  begin_move(kNvmeWrite);
+  links_.begin(kNvmeWrite);
   issue_nvme(node, source.moved);
 }
 
@@ -255,7 +277,7 @@ void Mover::finish_nvme(ActionNode& node, io::ExtentResult result) {
   std::lock_guard lock(mutex_);
   if (!result.ok()) events_.failed(Error(Errc::kIo, where, what, kGone));
   if (ActionNode* fed = node.feeds; fed != nullptr && link == kNvmeRead) {
-    begin_move(kToDevice);
+    links_.begin(kToDevice);
     finish_behind(*fed);
   }
   finish_copy(node);
@@ -265,30 +287,10 @@ void Mover::finish_copy(ActionNode& node) {
   const Segment& segment = table_.segment(node.action.segment);
   const Link link = link_of(node.action);
   const std::int64_t bytes = link == kToDevice || link == kToHost ? segment.bytes : segment.charge;
-  LinkStatistics& l = links_[link];
-  l.bytes += bytes;
   if (writes_drives(link)) nvme_->written(node.action.segment, node.slot);
-  ++l.transfers;
   counters_.segments[node.action.segment].bytes[link] += bytes;
-  if (--l.moving == 0) l.busy_seconds += seconds_between(busy_since_[link], Clock::now());
+  links_.end(link, bytes);
   end(node);
-}
-
-bool Mover::links_rest() const {
-  return !taking_[0] && !taking_[1] &&
-         std::all_of(links_.begin(), links_.end(), [](const auto& l) { return l.moving == 0; });
-}
-
-bool Mover::idle() const {
-  return links_rest() &&
-         std::all_of(ready_.begin(), ready_.end(), [](const auto& r) { return r.first == nullptr; });
-}
-
-LinkStatistics Mover::link(Link link) const {
-  LinkStatistics out = links_[link];
-  out.waiting = static_cast<int>(ready_[link].size);
-  if (out.moving > 0) out.busy_seconds += seconds_between(busy_since_[link], Clock::now());
-  return out;
 }
 
 }  // namespace zg

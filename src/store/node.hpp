@@ -38,6 +38,9 @@ struct ActionNode {
 
   bool copies() const { return action.kind == Action::Kind::kCopy; }
   bool uses() const { return action.kind == Action::Kind::kUse; }
+  // Makes the consumer's stream wait for the copies, and for the uses on other streams, that this granted use
+  // comes after and that are under way.
+  void make_stream_wait() const;
 };
 
 // Whether `later` must not begin before `earlier`, which is before it in the queue of their segment, has
@@ -64,6 +67,7 @@ struct MoveQueue {
   ActionNode *first = nullptr, *last = nullptr;
   bool touched = false;                                       // in Mover::touched_, for settle()
   std::vector<std::pair<std::int64_t, std::int64_t>> landed;  // pieces of the current read that have arrived
+  bool awaited() const;                                       // a thread waits for a use of the segment
 };
 
 // Reuses nodes, so that none is allocated in the steady state.

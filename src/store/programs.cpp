@@ -141,7 +141,7 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
   for (ActionNode* use : claimed) {
     wait_for(lock, *use);
     throw_failure();
-    mover.make_stream_wait(*use);
+    use->make_stream_wait();
     use->leased = true;
     const SegmentId id = use->action.segment;
     Lease& lease = *out++;

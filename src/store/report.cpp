@@ -194,7 +194,7 @@ std::string StoreReport::state() const {
                         link.waiting, format_bytes(link.bytes));
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    const NodeList& queue = p_.mover.memory_queue(tier);
+    const NodeList& queue = p_.mover.memory().queue(tier);
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }

@@ -71,14 +71,14 @@ Awaited Search::before(const ActionNode& node, bool& blocked) {
 // stream, if any, whose lease the first of the frees waits for.
 Awaited Search::memory(Tier tier) {
   Awaited found{WaitCause::kMemory};
-  const ActionNode* const head = mover_.memory_queue(tier).first;
+  const ActionNode* const head = mover_.memory().queue(tier).first;
   if (std::exchange(asked_[index_of(tier)], true) || head == nullptr) return found;
   bool blocked = false;
   const Awaited earlier = before(*head, blocked);
   if (blocked)
     return {earlier.cause == WaitCause::kWriteBacks ? earlier.cause : WaitCause::kMemory, earlier.user};
   bool first = true;
-  for (const ActionNode* n = mover_.frees(tier).first;
+  for (const ActionNode* n = mover_.memory().frees(tier).first;
        n != nullptr && n->sequence < head->sequence && nodes_ > 0; n = n->list_next) {
     --nodes_;
     const Awaited behind = by(*n);

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/workspace.hpp"
+#include "ziggurat/engine/tile_elements.hpp"
 
 namespace zg {
 namespace {
@@ -186,7 +187,7 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
       add({axis, sums, kernels::quantized_bytes(std::min(part, count - at), bits), DType::kU8});
   };
   if (op.goes_on) return calls;  // all calls of a forward or backward are its first operation's
-  const std::int64_t shard = layout.shard_elements(op.tile).count;
+  const std::int64_t shard = shard_elements(layout, op.tile).count;
   if (op.kind == OpKind::kGather) {
     if (const int bits = layout.options.weight_bits; bits > 0) {
       add_quantized(CommAxis::kShards, false, shard, bits);
@@ -194,7 +195,7 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
       add({CommAxis::kShards, false, shard, layout.model->dtype()});
     }
   } else if (op.kind == OpKind::kFinishGradient) {
-    for (const Layout::CopySum& sum : layout.copy_sums(op.tile))
+    for (const CopySum& sum : copy_sums(layout, op.tile))
       add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
     const std::int64_t piece = layout.tile(op.tile).piece;
     if (const int bits = layout.options.gradient_bits; bits > 0) {
@@ -283,7 +284,7 @@ void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   add(OpKind::kEmbedding, 0), add(OpKind::kForward, 1), add(OpKind::kHeadLoss, head);
   add(OpKind::kHead, head), add(OpKind::kEmbeddingBackward, 0);
   for (const OpKind kind : {OpKind::kBackward, OpKind::kBackwardInput, OpKind::kBackwardWeight}) {
-    if ((kind == OpKind::kBackward) != layout.in_halves()) add(kind, 1);
+    if ((kind == OpKind::kBackward) != layout.options.in_halves()) add(kind, 1);
   }
   for (std::int32_t unit = 0; unit <= head; ++unit) add(OpKind::kFinishGradient, unit);
 }
@@ -302,8 +303,8 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     lines.push_back(fmt::format("sequences in {} parts, by {}", o.parts.context,
                                 o.parts.context_method == ContextMethod::kRing ? "a ring" : "ulysses"));
   }
-  if (layout.is_pipeline()) {
-    const PipelineShape shape = layout.pipeline();
+  if (layout.options.is_pipeline()) {
+    const PipelineShape shape = layout.options.pipeline_shape();
     lines.push_back(fmt::format("pipeline of {} stages with {} chunks each, {} in groups of {}", shape.stages,
                                 shape.chunks, name_of(shape.schedule), shape.group));
     lines.push_back(

@@ -7,6 +7,7 @@
 #include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
+#include "ziggurat/engine/tile_elements.hpp"
 
 namespace zg {
 namespace {
@@ -40,6 +41,243 @@ LayoutOptions with_part(LayoutOptions o) {
 
 }  // namespace
 
+// Splits the model among the stages of a pipeline, finds what is trained, and adds the tensors.
+class Layout::Builder {
+ public:
+  explicit Builder(Layout& layout) : layout_(layout), model_(*layout.model), options_(layout.options) {}
+
+  void build() {
+    split();
+    find_frozen();
+    for (std::int32_t u = 0; u <= layout_.head_unit(); ++u) {
+      layout_.first_tile_.push_back(static_cast<std::int32_t>(layout_.units.size()));
+      for (std::size_t i = 0; i < model_.units()[static_cast<std::size_t>(u)].tiles.size(); ++i)
+        add_tile(u, i);
+    }
+    layout_.first_tile_.push_back(static_cast<std::int32_t>(layout_.units.size()));
+    add_activations();
+  }
+
+ private:
+  // The tensors of a stretch of layers that this rank has.
+  struct Stretch {
+    std::int32_t first = 0, end = 0;  // layers; it also has the input of layer `end`
+    std::int64_t activations = 0, saved = 0, gradients = 0;
+  };
+
+  // By the products of a step, in which a head passes forward and backward, and a block forward once more if
+  // it is recomputed. An embedding reads a row a token.
+  void split() {
+    std::vector<std::int32_t>& first_layer = layout_.first_layer;
+    first_layer = {0, static_cast<std::int32_t>(layout_.layers())};
+    if (!options_.is_pipeline()) return;
+    ZG_ASSERT(options_.accumulation == Accumulation::kLayerMajor, "a pipeline has an order of its own");
+    ZG_ASSERT(problem_of(options_.pipeline_shape()).empty(), "{}", problem_of(options_.pipeline_shape()));
+    if (!options_.stage_layers.empty()) {
+      ZG_ASSERT_EQ(static_cast<int>(options_.stage_layers.size()), options_.pipeline_shape().parts());
+      first_layer = {0};
+      for (const std::int32_t n : options_.stage_layers) first_layer.push_back(first_layer.back() + n);
+      ZG_ASSERT_EQ(first_layer.back(), layout_.layers());
+      return;
+    }
+    const ModelConfig& c = model_.config();
+    // The cost of a part of each layer, whose tokens attend to those of whole sequences.
+    const double parts = options_.parts.tensor;
+    const std::int64_t time = options_.micro_batch.time * options_.parts.context;
+    const double attention = static_cast<double>(c.heads * c.head_size * time) / parts;
+    const double block = static_cast<double>(model_.units()[1].count) + attention;
+    const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size) / parts;
+    first_layer = split_layers(first_layer.back(), (options_.recompute ? 4 : 3) * block, width, 3 * head,
+                               options_.pipeline_shape().parts());
+  }
+
+  // Whether a parameter of the tile is trained. Those of a unit in tiles count together.
+  bool trains(std::int32_t u, std::size_t tile) const {
+    if (options_.groups.empty()) return true;
+    const Unit& unit = model_.units()[static_cast<std::size_t>(u)];
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      if (unit.params[i].adapter != unit.is_adapters(tile)) continue;
+      if (options_.groups[static_cast<std::size_t>(u)][i] != kFrozen) return true;
+    }
+    return false;
+  }
+
+  void find_frozen() {
+    for (std::int32_t u = 0; u <= layout_.head_unit(); ++u) {
+      layout_.frozen_.push_back(!trains(u, 0));
+      const Unit& unit = model_.units()[static_cast<std::size_t>(u)];
+      const bool adapted = unit.adapted;
+      ZG_ASSERT(!adapted || (layout_.frozen_.back() && trains(u, unit.tiles.size() - 1)),
+                "unit {} has adapters, and is trained itself", u);
+      if (layout_.first_trained_ == u && layout_.frozen_.back() && !adapted && u < layout_.head_unit())
+        ++layout_.first_trained_;
+    }
+  }
+
+  void add_tile(std::int32_t u, std::size_t i) {
+    const Unit& unit = model_.units()[static_cast<std::size_t>(u)];
+    const Tile& tile = unit.tiles[i];
+    const bool adapters = unit.is_adapters(i);
+    const std::string name = adapters          ? unit.name + ".adapters"
+                             : unit.in_tiles() ? fmt::format("{}.tile{}", unit.name, i)
+                                               : unit.name;
+    const Sharding& sharding = options_.sharding;
+    const Tier weights = lowest_of(options_.weights), optimizer = lowest_of(options_.optimizer);
+    UnitTensors& t = layout_.units.emplace_back();
+    t.unit = u, t.first = tile.first, t.count = tile.count;
+    int versions = 1;
+    const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
+      TensorSpec spec{name + "." + what, dtype, count, role, lowest, 0};
+      spec.versions = versions;
+      return layout_.table.add(spec);
+    };
+    // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
+    // Those of tiles take turns for each micro-batch.
+    const bool brief = options_.accumulation == Accumulation::kLayerMajor && !options_.is_pipeline() &&
+                       (adapters || !unit.in_tiles());
+    const auto add_accumulator = [&](std::int64_t count) {
+      return add("accumulator", model_.accumulator_dtype(), Role::kGradient,
+                 brief ? std::min(Tier::kHost, optimizer) : optimizer, count);
+    };
+    if (!layout_.has_unit(u)) {
+      if (u > 0 || !model_.config().tied || !layout_.has_unit(layout_.head_unit())) return;
+      t.weight = add("weight", model_.dtype(), Role::kWeight, weights, tile.count);
+      if (!layout_.is_frozen(u)) t.accumulator = add_accumulator(tile.count);
+      return;
+    }
+    t.piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
+    const std::int64_t shard = t.piece * sharding.replicas();
+    const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
+    // A gathered weight is dead when it has been used, so it need not be demoted.
+    const bool brief_weight = layout_.is_sharded() && !sharding.keep_weights;
+    // How many versions the weight that is updated has. A weight of which nothing is trained never changes.
+    const auto here = static_cast<std::int32_t>(layout_.units.size()) - 1;
+    const int kept =
+        options_.pins && trains(u, i) && needs_weight(layout_, here) ? options_.state_versions : 1;
+    versions = layout_.is_sharded() ? 1 : kept;
+    t.weight = add("weight", model_.dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
+    versions = kept;
+    if (layout_.is_sharded()) t.shard = add("shard", model_.dtype(), Role::kWeight, weights, shard);
+    versions = 1;
+    const bool accumulates = !layout_.is_frozen(u) || adapters;
+    if (accumulates) t.accumulator = add_accumulator(whole);
+    // Where only some units are updated on the device, the state of these stays on the device, unless it is
+    // pinned on drives.
+    const bool all = options_.device_updates > layout_.head_unit();
+    const bool stays = layout_.update_at(u) == Tier::kDevice && !all && !options_.pins;
+    add_state(name, stays ? Tier::kDevice : optimizer);
+    find_copies(here);
+    if (t.state != kNone)
+      t.gradient = add("gradient", options_.gradient, Role::kGradient, optimizer,
+                       sharding.ranks == 1 ? tile.count : shard);
+  }
+
+  // Adds the state of the tile that was added last.
+  void add_state(const std::string& name, Tier lowest) {
+    UnitTensors& t = layout_.units.back();
+    const Unit& unit = model_.units()[static_cast<std::size_t>(t.unit)];
+    const Elements shard = held_of_tile(layout_, static_cast<std::int32_t>(layout_.units.size()) - 1);
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      const int group = options_.groups.empty() ? 0 : options_.groups[static_cast<std::size_t>(t.unit)][i];
+      if (group == kFrozen) continue;
+      const std::int64_t first = std::max(unit.params[i].offset, shard.first);
+      const std::int64_t last = std::min(unit.end_of(i), shard.first + shard.count);
+      if (first >= last) continue;
+      t.ranges.push_back({static_cast<std::int32_t>(i), group, first, t.state_elements, last - first,
+                          first - unit.params[i].offset});
+      t.state_elements += last - first;
+    }
+    if (t.ranges.empty()) return;
+    const StateLayout& state = layout_.state_;
+    const std::int64_t segment = layout_.segment_elements_;
+    // All segments but the last one are of equal size.
+    const std::int64_t whole = t.state_elements / segment, rest = t.state_elements % segment;
+    const std::int64_t bytes = whole * state.bytes(segment) + (rest > 0 ? state.bytes(rest) : 0);
+    TensorSpec spec{name + ".state", DType::kU8, bytes, Role::kOptimizerState, lowest, state.bytes(segment)};
+    spec.versions = options_.state_versions;
+    t.state = layout_.table.add(spec);
+  }
+
+  // Where a unit is in tiles, its first tile has all copies.
+  void find_copies(std::int32_t t) {
+    UnitTensors& tile = layout_.units[static_cast<std::size_t>(t)];
+    for (const Param& p : model_.units()[static_cast<std::size_t>(tile.unit)].params) {
+      if (p.offset < tile.first || p.offset >= tile.first + tile.count) continue;
+      for (const Band& band : p.bands) {
+        const std::int64_t first = p.offset + band.line * p.line(), last = first + band.lines * p.line();
+        if (band.counted) continue;
+        const bool with_gap = last == p.offset + p.count();
+        tile.uncounted.push_back({first, with_gap ? round_up(last, kParamAlign) : last});
+      }
+    }
+    for (const CopySum& sum : copy_sums(layout_, t)) {
+      if (sum.bands != nullptr) layout_.largest_copy_ = std::max(layout_.largest_copy_, sum.count);
+    }
+  }
+
+  // What each chunk of this stage has, or the one stage.
+  std::vector<Stretch> stretches() const {
+    const bool recompute = options_.recompute;
+    if (!options_.is_pipeline()) {
+      const std::int64_t live = options_.live_micro_batches();
+      return {{0, layout_.first_layer.back(), live, recompute ? 0 : live, live}};
+    }
+    const PipelineShape shape = options_.pipeline_shape();
+    const bool tied = model_.config().tied;
+    const auto training = pipeline_events(shape, PipelinePass::kTraining, tied),
+               evaluation = pipeline_events(shape, PipelinePass::kEvaluation, tied);
+    std::vector<Stretch> all;
+    for (int c = 0; c < shape.chunks; ++c) {
+      const auto part = static_cast<std::size_t>(shape.part(options_.parts.stage, c));
+      const auto buffers = [&](const auto& events, PipelineBuffer which) {
+        return pipeline_buffers(events, shape, options_.parts.stage, c, which);
+      };
+      const std::int64_t activations = std::max(buffers(training, PipelineBuffer::kActivation),
+                                                buffers(evaluation, PipelineBuffer::kActivation));
+      const std::int64_t kept = options_.in_halves() ? buffers(training, PipelineBuffer::kKept) : 0;
+      all.push_back({layout_.first_layer[part], layout_.first_layer[part + 1], activations,
+                     recompute ? kept : activations, buffers(training, PipelineBuffer::kGradient)});
+    }
+    return all;
+  }
+
+  void add_activations() {
+    TensorTable& table = layout_.table;
+    const std::vector<Stretch> all = stretches();
+    const Tier lowest = lowest_of(options_.activations);
+    const std::int64_t saved_bytes = model_.saved_bytes(options_.micro_batch, options_.backward());
+    const std::int64_t checkpoint =
+        model_.checkpoint_bytes(options_.micro_batch) / static_cast<std::int64_t>(size_of(model_.dtype()));
+    layout_.activation.resize(static_cast<std::size_t>(layout_.layers()) + 1);
+    layout_.saved.resize(layout_.activation.size());
+    for (const Stretch& stretch : all) {
+      for (std::int32_t l = stretch.first; l <= stretch.end; ++l) {
+        const auto at = static_cast<std::size_t>(l);
+        for (std::int64_t m = 0; m < stretch.activations; ++m) {
+          layout_.activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model_.dtype(),
+                                                      checkpoint, Role::kActivation, lowest, 0}));
+          // Nothing comes back to what is below all that is trained.
+          if (m >= stretch.saved || l == stretch.end || l + 1 < layout_.first_trained_) continue;
+          layout_.saved[at].push_back(table.add(
+              {fmt::format("saved.{}.{}", l, m), DType::kU8, saved_bytes, Role::kActivation, lowest, 0}));
+        }
+      }
+    }
+    for (const Stretch& stretch : all) {
+      layout_.chunk_gradients_.push_back(stretch.gradients);
+      for (std::int64_t m = 0; m < stretch.gradients; ++m) {
+        layout_.activation_gradient.push_back(
+            table.add({fmt::format("activation_gradient.{}", layout_.activation_gradient.size()),
+                       model_.dtype(), checkpoint, Role::kActivation, lowest, 0}));
+      }
+    }
+  }
+
+  Layout& layout_;
+  const Model& model_;
+  const LayoutOptions& options_;
+};
+
 Layout::Layout(const Model& m_, const LayoutOptions& given)
     : model(&m_),
       options(with_part(given)),
@@ -49,66 +287,7 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
   ZG_ASSERT(options.parts.tensor == model->part().parts && options.parts.tensor_part == model->part().part,
             "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
             model->part().part, model->part().parts);
-  split();
-  find_frozen();
-  for (std::int32_t u = 0; u <= head_unit(); ++u) {
-    first_tile_.push_back(static_cast<std::int32_t>(units.size()));
-    for (std::size_t i = 0; i < model->units()[static_cast<std::size_t>(u)].tiles.size(); ++i) add_tile(u, i);
-  }
-  first_tile_.push_back(static_cast<std::int32_t>(units.size()));
-  add_activations();
-}
-
-// By the products of a step, in which a head passes forward and backward, and a block forward once more if it
-// is recomputed. An embedding reads a row a token.
-void Layout::split() {
-  first_layer = {0, static_cast<std::int32_t>(layers())};
-  if (!is_pipeline()) return;
-  ZG_ASSERT(options.accumulation == Accumulation::kLayerMajor, "a pipeline has an order of its own");
-  ZG_ASSERT(problem_of(pipeline()).empty(), "{}", problem_of(pipeline()));
-  if (!options.stage_layers.empty()) {
-    ZG_ASSERT_EQ(static_cast<int>(options.stage_layers.size()), pipeline().parts());
-    first_layer = {0};
-    for (const std::int32_t n : options.stage_layers) first_layer.push_back(first_layer.back() + n);
-    ZG_ASSERT_EQ(first_layer.back(), layers());
-    return;
-  }
-  const ModelConfig& c = model->config();
-  // The cost of a part of each layer, whose tokens attend to those of whole sequences.
-  const double parts = options.parts.tensor;
-  const auto attention =
-      static_cast<double>(c.heads * c.head_size * options.micro_batch.time * options.parts.context) / parts;
-  const double block = static_cast<double>(model->units()[1].count) + attention;
-  const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size) / parts;
-  first_layer = split_layers(first_layer.back(), (options.recompute ? 4 : 3) * block, width, 3 * head,
-                             pipeline().parts());
-}
-
-// Whether a parameter of the tile is trained. Those of a unit in tiles count together.
-bool Layout::trains(std::int32_t u, std::size_t tile) const {
-  if (options.groups.empty()) return true;
-  const Unit& unit = model->units()[static_cast<std::size_t>(u)];
-  for (std::size_t i = 0; i < unit.params.size(); ++i) {
-    if (unit.params[i].adapter != unit.is_adapters(tile)) continue;
-    if (options.groups[static_cast<std::size_t>(u)][i] != kFrozen) return true;
-  }
-  return false;
-}
-
-void Layout::find_frozen() {
-  for (std::int32_t u = 0; u <= head_unit(); ++u) {
-    frozen_.push_back(!trains(u, 0));
-    const Unit& unit = model->units()[static_cast<std::size_t>(u)];
-    const bool adapted = unit.adapted;
-    ZG_ASSERT(!adapted || (frozen_.back() && trains(u, unit.tiles.size() - 1)),
-              "unit {} has adapters, and is trained itself", u);
-    if (first_trained_ == u && frozen_.back() && !adapted && u < head_unit()) ++first_trained_;
-  }
-}
-
-PipelineShape Layout::pipeline() const {
-  return {options.parts.stages, options.pipeline.chunks, static_cast<int>(options.micro_batches),
-          options.pipeline.schedule, options.pipeline.group};
+  Builder(*this).build();
 }
 
 int Layout::part_of(std::int32_t u) const {
@@ -116,121 +295,6 @@ int Layout::part_of(std::int32_t u) const {
   return static_cast<int>(std::upper_bound(first_layer.begin(), first_layer.end(), layer) -
                           first_layer.begin()) -
          1;
-}
-
-void Layout::add_tile(std::int32_t u, std::size_t i) {
-  const Unit& unit = model->units()[static_cast<std::size_t>(u)];
-  const Tile& tile = unit.tiles[i];
-  const bool adapters = unit.is_adapters(i);
-  const std::string name = adapters          ? unit.name + ".adapters"
-                           : unit.in_tiles() ? fmt::format("{}.tile{}", unit.name, i)
-                                             : unit.name;
-  const LayoutOptions& o = options;
-  const Sharding& sharding = o.sharding;
-  const Tier weights = lowest_of(o.weights), optimizer = lowest_of(o.optimizer);
-  units.emplace_back();
-  units.back().unit = u, units.back().first = tile.first, units.back().count = tile.count;
-  int versions = 1;
-  const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
-    TensorSpec spec{name + "." + what, dtype, count, role, lowest, 0};
-    spec.versions = versions;
-    return table.add(spec);
-  };
-  // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe. Those
-  // of tiles take turns for each micro-batch.
-  const bool brief =
-      o.accumulation == Accumulation::kLayerMajor && !is_pipeline() && (adapters || !unit.in_tiles());
-  const auto add_accumulator = [&](std::int64_t count) {
-    return add("accumulator", model->accumulator_dtype(), Role::kGradient,
-               brief ? std::min(Tier::kHost, optimizer) : optimizer, count);
-  };
-  if (!has_unit(u)) {
-    if (u > 0 || !model->config().tied || !has_unit(head_unit())) return;
-    units.back().weight = add("weight", model->dtype(), Role::kWeight, weights, tile.count);
-    if (!is_frozen(u)) units.back().accumulator = add_accumulator(tile.count);
-    return;
-  }
-  units.back().piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
-  const std::int64_t shard = units.back().piece * sharding.replicas();
-  const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
-  // A gathered weight is dead when it has been used, so it need not be demoted.
-  const bool brief_weight = is_sharded() && !sharding.keep_weights;
-  // How many versions the weight that is updated has. A weight of which nothing is trained never changes.
-  const auto here = static_cast<std::int32_t>(units.size()) - 1;
-  const int kept = o.pins && trains(u, i) && needs_weight(*this, here) ? o.state_versions : 1;
-  versions = is_sharded() ? 1 : kept;
-  units.back().weight =
-      add("weight", model->dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
-  versions = kept;
-  if (is_sharded()) units.back().shard = add("shard", model->dtype(), Role::kWeight, weights, shard);
-  versions = 1;
-  const bool accumulates = !is_frozen(u) || adapters;
-  if (accumulates) units.back().accumulator = add_accumulator(whole);
-  // Where only some units are updated on the device, the state of these stays on the device, unless it is
-  // pinned on drives.
-  const bool all = o.device_updates > head_unit();
-  const bool stays = update_at(u) == Tier::kDevice && !all && !o.pins;
-  add_state(name, stays ? Tier::kDevice : optimizer);
-  find_copies(here);
-  if (units.back().state != kNone)
-    units.back().gradient =
-        add("gradient", o.gradient, Role::kGradient, optimizer, sharding.ranks == 1 ? tile.count : shard);
-}
-
-// What each chunk of this stage has, or the one stage.
-std::vector<Layout::Stretch> Layout::stretches() const {
-  const bool recompute = options.recompute;
-  if (!is_pipeline()) {
-    const std::int64_t live = live_micro_batches();
-    return {{0, first_layer.back(), live, recompute ? 0 : live, live}};
-  }
-  const PipelineShape shape = pipeline();
-  const bool tied = model->config().tied;
-  const auto training = pipeline_events(shape, PipelinePass::kTraining, tied),
-             evaluation = pipeline_events(shape, PipelinePass::kEvaluation, tied);
-  std::vector<Stretch> all;
-  for (int c = 0; c < shape.chunks; ++c) {
-    const auto part = static_cast<std::size_t>(shape.part(options.parts.stage, c));
-    const auto buffers = [&](const auto& events, PipelineBuffer which) {
-      return pipeline_buffers(events, shape, options.parts.stage, c, which);
-    };
-    const std::int64_t activations = std::max(buffers(training, PipelineBuffer::kActivation),
-                                              buffers(evaluation, PipelineBuffer::kActivation));
-    const std::int64_t kept = in_halves() ? buffers(training, PipelineBuffer::kKept) : 0;
-    all.push_back({first_layer[part], first_layer[part + 1], activations, recompute ? kept : activations,
-                   buffers(training, PipelineBuffer::kGradient)});
-  }
-  return all;
-}
-
-void Layout::add_activations() {
-  stretches_ = stretches();
-  const Tier lowest = lowest_of(options.activations);
-  const std::int64_t saved_bytes = model->saved_bytes(options.micro_batch, backward());
-  const std::int64_t checkpoint =
-      model->checkpoint_bytes(options.micro_batch) / static_cast<std::int64_t>(size_of(model->dtype()));
-  activation.resize(static_cast<std::size_t>(layers()) + 1);
-  saved.resize(activation.size());
-  for (const Stretch& stretch : stretches_) {
-    for (std::int32_t l = stretch.first; l <= stretch.end; ++l) {
-      const auto at = static_cast<std::size_t>(l);
-      for (std::int64_t m = 0; m < stretch.activations; ++m) {
-        activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model->dtype(), checkpoint,
-                                            Role::kActivation, lowest, 0}));
-        // Nothing comes back to what is below all that is trained.
-        if (m >= stretch.saved || l == stretch.end || l + 1 < first_trained_) continue;
-        saved[at].push_back(table.add(
-            {fmt::format("saved.{}.{}", l, m), DType::kU8, saved_bytes, Role::kActivation, lowest, 0}));
-      }
-    }
-  }
-  for (const Stretch& stretch : stretches_) {
-    for (std::int64_t m = 0; m < stretch.gradients; ++m) {
-      activation_gradient.push_back(
-          table.add({fmt::format("activation_gradient.{}", activation_gradient.size()), model->dtype(),
-                     checkpoint, Role::kActivation, lowest, 0}));
-    }
-  }
 }
 
 TensorId Layout::activation_of(std::int32_t layer, std::int32_t m) const {
@@ -246,56 +310,8 @@ TensorId Layout::saved_of(std::int32_t layer, std::int32_t m) const {
 TensorId Layout::activation_gradient_of(std::int32_t u, std::int32_t m) const {
   const auto chunk = static_cast<std::size_t>(part_of(u) / options.parts.stages);
   std::int64_t first = 0;
-  for (std::size_t c = 0; c < chunk; ++c) first += stretches_[c].gradients;
-  return activation_gradient[static_cast<std::size_t>(first + m % stretches_[chunk].gradients)];
-}
-
-// Adds the state of the tile that was added last.
-void Layout::add_state(const std::string& name, Tier lowest) {
-  UnitTensors& t = units.back();
-  const Unit& unit = model->units()[static_cast<std::size_t>(t.unit)];
-  const Elements shard = held_of_tile(static_cast<std::int32_t>(units.size()) - 1);
-  for (std::size_t i = 0; i < unit.params.size(); ++i) {
-    const int group = options.groups.empty() ? 0 : options.groups[static_cast<std::size_t>(t.unit)][i];
-    if (group == kFrozen) continue;
-    const std::int64_t first = std::max(unit.params[i].offset, shard.first);
-    const std::int64_t last = std::min(unit.end_of(i), shard.first + shard.count);
-    if (first >= last) continue;
-    t.ranges.push_back({static_cast<std::int32_t>(i), group, first, t.state_elements, last - first,
-                        first - unit.params[i].offset});
-    t.state_elements += last - first;
-  }
-  if (t.ranges.empty()) return;
-  // All segments but the last one are of equal size.
-  const std::int64_t whole = t.state_elements / segment_elements_,
-                     rest = t.state_elements % segment_elements_;
-  const std::int64_t bytes = whole * state_.bytes(segment_elements_) + (rest > 0 ? state_.bytes(rest) : 0);
-  TensorSpec spec{name + ".state",       DType::kU8, bytes,
-                  Role::kOptimizerState, lowest,     state_.bytes(segment_elements_)};
-  spec.versions = options.state_versions;
-  t.state = table.add(spec);
-}
-
-Layout::Elements Layout::shard_elements(std::int32_t t) const {
-  const Sharding& s = options.sharding;
-  if (s.shards == 1) return {tile(t).first, tile(t).count};
-  const std::int64_t count = tile(t).piece * s.replicas();
-  return {tile(t).first + s.shard() * count, count};
-}
-
-Layout::Elements Layout::piece_elements(std::int32_t t) const {
-  return {tile(t).first + options.sharding.piece() * tile(t).piece, tile(t).piece};
-}
-
-Layout::Elements Layout::held_of_tile(std::int32_t t) const {
-  const Elements shard = shard_elements(t);
-  return {shard.first, std::clamp<std::int64_t>(tile(t).first + tile(t).count - shard.first, 0, shard.count)};
-}
-
-std::vector<Layout::Elements> Layout::held_elements(std::int32_t u) const {
-  std::vector<Elements> held;
-  for (std::int32_t t = first_tile(u); t < first_tile(u + 1); ++t) held.push_back(held_of_tile(t));
-  return held;
+  for (std::size_t c = 0; c < chunk; ++c) first += chunk_gradients_[c];
+  return activation_gradient[static_cast<std::size_t>(first + m % chunk_gradients_[chunk])];
 }
 
 std::int32_t Layout::state_segments(std::int32_t t) const {
@@ -317,41 +333,15 @@ SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
   return table.tensor(tile(t).state).first_segment + i;
 }
 
-void Layout::visit_ranges(std::int32_t t, std::int32_t i, const RangeVisitor& visit) const {
-  const Elements segment = state_elements(t, i);
-  const std::vector<Param>& params = model->units()[static_cast<std::size_t>(tile(t).unit)].params;
-  for (const StateRange& range : tile(t).ranges) {
-    const std::int64_t begin = std::max(range.state_first, segment.first);
-    const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
-    const std::int64_t first = range.param_first + begin - range.state_first;
-    if (begin < end && first < params[static_cast<std::size_t>(range.param)].count())
-      visit(range, first, end - begin);
-  }
-}
-
-std::vector<SegmentId> Layout::pinned_segments() const {
-  std::vector<SegmentId> all;
-  if (!options.pins || options.sharding.replica() != 0) return all;
-  for (std::int32_t t = 0; t < static_cast<std::int32_t>(units.size()); ++t) {
-    if (pins_weight(*this, t)) all.push_back(whole(updated_weight(t)));
-    for (std::int32_t i = 0; i < state_segments(t); ++i) all.push_back(state_segment(t, i));
-  }
-  return all;
-}
-
 bool Layout::update_rebuilds_weight(std::int32_t t) const {
   return tile(t).state != kNone && state_.format().master == MasterFormat::kFull &&
-         tile(t).state_elements == held_of_tile(t).count;
+         tile(t).state_elements == held_of_tile(*this, t).count;
 }
 
 bool Layout::has_frozen(std::int32_t u) const {
   if (options.groups.empty()) return false;
   const std::vector<int>& groups = options.groups[static_cast<std::size_t>(u)];
   return std::find(groups.begin(), groups.end(), kFrozen) != groups.end();
-}
-
-std::int64_t Layout::live_micro_batches() const {
-  return options.accumulation == Accumulation::kLayerMajor ? options.micro_batches : 1;
 }
 
 SegmentId Layout::whole(TensorId id) const {
@@ -379,44 +369,6 @@ std::int64_t Layout::state_bytes() const {
     }
   }
   return sum;
-}
-
-// Where a unit is in tiles, its first tile has all copies.
-void Layout::find_copies(std::int32_t t) {
-  for (const Param& p : model->units()[static_cast<std::size_t>(tile(t).unit)].params) {
-    if (p.offset < tile(t).first || p.offset >= tile(t).first + tile(t).count) continue;
-    for (const Band& band : p.bands) {
-      const std::int64_t first = p.offset + band.line * p.line(), last = first + band.lines * p.line();
-      if (band.counted) continue;
-      const bool with_gap = last == p.offset + p.count();
-      units.back().uncounted.push_back({first, with_gap ? round_up(last, kParamAlign) : last});
-    }
-  }
-  for (const CopySum& sum : copy_sums(t)) {
-    if (sum.bands != nullptr) largest_copy_ = std::max(largest_copy_, sum.count);
-  }
-}
-
-std::vector<Layout::CopySum> Layout::copy_sums(std::int32_t t) const {
-  std::vector<CopySum> sums;
-  const auto u = static_cast<std::size_t>(tile(t).unit);
-  const std::vector<Param>& params = model->units()[u].params;
-  const std::int64_t begin = tile(t).first, behind = begin + tile(t).count;
-  std::size_t end = 0;  // of the parameters that the last sum has
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const Param& p = params[i];
-    if (!p.summed || p.offset < begin || p.offset >= behind) continue;
-    if (!options.groups.empty() && options.groups[u][i] == kFrozen) continue;
-    if (!p.is_whole()) {
-      sums.push_back({p.offset, p.whole_count(), &p});
-    } else if (!sums.empty() && end == i && sums.back().bands == nullptr) {  // with the gap between the two
-      sums.back().count = p.offset + p.count() - sums.back().first;
-    } else {
-      sums.push_back({p.offset, p.count()});
-    }
-    end = i + 1;
-  }
-  return sums;
 }
 
 }  // namespace zg

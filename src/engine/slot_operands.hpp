@@ -52,7 +52,7 @@ class SlotOperands {
   // where another stage has that, the one of what is passed last.
   bool is_last_gather(const Slot& slot) const {
     if (slot.kind == OpKind::kForward || slot.kind == OpKind::kHeadLoss) return false;
-    return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.is_pipeline());
+    return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.options.is_pipeline());
   }
   // Whether the slot is the first to add to its unit's sum of gradients. With a tied head, the head was the
   // first to add to the embedding's, or what another stage's head has summed was received there.
@@ -69,11 +69,11 @@ class SlotOperands {
     if (gathers_by_use(layout_.tile(t).unit)) return true;
     if (slot.kind == OpKind::kForward) return slot.drop;
     if (slot.kind == OpKind::kEmbedding) {
-      const bool read_by_head = tied() && !layout_.is_pipeline();
+      const bool read_by_head = tied() && !layout_.options.is_pipeline();
       return is_dead(slot, t) && (slot.drop || !read_by_head);
     }
     // A stage of a pipeline receives the table of a tied head once a step.
-    if (slot.unit != layout_.tile(t).unit && layout_.is_pipeline())
+    if (slot.unit != layout_.tile(t).unit && layout_.options.is_pipeline())
       return slot.micro_batch + 1 == layout_.options.micro_batches;
     return is_dead(slot, t);
   }

@@ -10,7 +10,9 @@
 #include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/engine/step_executor.hpp"
+#include "ziggurat/engine/tile_elements.hpp"
 
 namespace zg {
 namespace {
@@ -105,14 +107,14 @@ HostLease StepExecutor::StateStream::on_host(Lease lease, Tier tier, Access acce
 StepExecutor::StateStream::Part StepExecutor::StateStream::weight_part(const StepOp& op) const {
   // Frozen parameters, which the last operation of a unit visits, may lie anywhere.
   if (layout_.has_frozen(op.unit) && op.segment + 1 >= layout_.state_segments(op.tile)) return std::nullopt;
-  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
+  const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   std::int64_t begin = 0, end = 0;
-  layout_.visit_ranges(op.tile, op.segment,
-                       [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-                         const std::int64_t at = range.unit_first + first - range.param_first - shard;
-                         if (begin == end) begin = at;
-                         end = at + count;
-                       });
+  visit_ranges(layout_, op.tile, op.segment,
+               [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                 const std::int64_t at = range.unit_first + first - range.param_first - shard;
+                 if (begin == end) begin = at;
+                 end = at + count;
+               });
   const Tensor& weight = layout_.table.tensor(layout_.updated_weight(op.tile));
   const auto size = static_cast<std::int64_t>(size_of(weight.spec.dtype));
   return HostLease::Part{begin * size, (end - begin) * size};
@@ -176,7 +178,7 @@ void StepExecutor::StateStream::initialize(Activity activity, const EachOp& each
 void StepExecutor::StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
   if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.tile)) return;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
-  const Layout::Elements shard = layout_.held_of_tile(op.tile);
+  const Layout::Elements shard = held_of_tile(layout_, op.tile);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Param& p = params[i];
     if (layout_.options.groups[static_cast<std::size_t>(op.unit)][i] != kFrozen) continue;
@@ -196,25 +198,25 @@ void StepExecutor::StateStream::save(const StepOp& op, const TileVisitor& take) 
     weight_lease.emplace(leased(op, Operand::kWeight, tier, Access::kRead, weight_part(op)));
     weight = whole_view(layout_, weight_lease->data(), layout_.updated_weight(op.tile));
   }
-  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
+  const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   std::vector<float> joined;
   if (has_state) {
     state_lease.emplace(leased(op, Operand::kState, tier, Access::kRead));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    layout_.visit_ranges(
-        op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-          const std::int64_t skip = first - range.param_first;
-          const OptimizerState state = layout_.state().part(state_lease->data(), segment.count,
-                                                            range.state_first + skip - segment.first, count);
-          StateTile tile = tile_of(layout_, op, range, state, first, count);
-          if (format.master == MasterFormat::kSplit) {
-            joined.resize(static_cast<std::size_t>(count));
-            read_masters(format, state, weight.col_range(range.unit_first + skip - shard, count),
-                         joined.data());
-            tile.master = View(joined.data(), DType::kF32, 1, tile.count);
-          }
-          take(tile);
-        });
+    visit_ranges(layout_, op.tile, op.segment,
+                 [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                   const std::int64_t skip = first - range.param_first;
+                   const OptimizerState state = layout_.state().part(
+                       state_lease->data(), segment.count, range.state_first + skip - segment.first, count);
+                   StateTile tile = tile_of(layout_, op, range, state, first, count);
+                   if (format.master == MasterFormat::kSplit) {
+                     joined.resize(static_cast<std::size_t>(count));
+                     read_masters(format, state, weight.col_range(range.unit_first + skip - shard, count),
+                                  joined.data());
+                     tile.master = View(joined.data(), DType::kF32, 1, tile.count);
+                   }
+                   take(tile);
+                 });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
     take({.unit = op.unit,
@@ -231,26 +233,26 @@ void StepExecutor::StateStream::restore(const StepOp& op, const TileVisitor& fil
   const StateFormat& format = layout_.state().format();
   const HostLease weight_lease = weight_to_fill(op, tier);
   const View weight = whole_view(layout_, weight_lease.data(), layout_.updated_weight(op.tile));
-  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
+  const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   std::vector<float> joined;
   if (op.has(Operand::kState)) {
     const HostLease state_lease = leased(op, Operand::kState, tier, Access::kOverwrite);
     std::memset(state_lease.data(), 0, static_cast<std::size_t>(state_lease.bytes()));
     const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-    layout_.visit_ranges(
-        op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-          const std::int64_t skip = first - range.param_first;
-          const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
-                                                            range.state_first + skip - segment.first, count);
-          const View weights = weight.col_range(range.unit_first + skip - shard, count);
-          StateTile tile = tile_of(layout_, op, range, state, first, count);
-          joined.assign(static_cast<std::size_t>(count), 0);
-          const bool split = format.master == MasterFormat::kSplit;
-          if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
-          fill(tile);
-          split ? write_masters(format, state, weights, joined.data())
-                : weights_of(weights.col_range(0, tile.count), tile.master);
-        });
+    visit_ranges(layout_, op.tile, op.segment,
+                 [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                   const std::int64_t skip = first - range.param_first;
+                   const OptimizerState state = layout_.state().part(
+                       state_lease.data(), segment.count, range.state_first + skip - segment.first, count);
+                   const View weights = weight.col_range(range.unit_first + skip - shard, count);
+                   StateTile tile = tile_of(layout_, op, range, state, first, count);
+                   joined.assign(static_cast<std::size_t>(count), 0);
+                   const bool split = format.master == MasterFormat::kSplit;
+                   if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
+                   fill(tile);
+                   split ? write_masters(format, state, weights, joined.data())
+                         : weights_of(weights.col_range(0, tile.count), tile.master);
+                 });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
     fill({.unit = op.unit,
@@ -269,16 +271,16 @@ void StepExecutor::StateStream::adopt(const StepOp& op) {
   const View weight = whole_view(layout_, weight_lease.data(), layout_.updated_weight(op.tile));
   if (!op.has(Operand::kState)) return;  // a shard may be nothing but padding
   const HostLease state_lease = leased(op, Operand::kState, tier, Access::kRead);
-  const std::int64_t shard = layout_.held_of_tile(op.tile).first;
+  const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-  layout_.visit_ranges(
-      op.tile, op.segment, [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-        const std::int64_t skip = first - range.param_first;
-        const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
-                                                          range.state_first + skip - segment.first, count);
-        const StateTile tile = tile_of(layout_, op, range, state, first, count);
-        weights_of(weight.col_range(range.unit_first + skip - shard, tile.count), tile.master);
-      });
+  visit_ranges(layout_, op.tile, op.segment,
+               [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                 const std::int64_t skip = first - range.param_first;
+                 const OptimizerState state = layout_.state().part(
+                     state_lease.data(), segment.count, range.state_first + skip - segment.first, count);
+                 const StateTile tile = tile_of(layout_, op, range, state, first, count);
+                 weights_of(weight.col_range(range.unit_first + skip - shard, tile.count), tile.master);
+               });
 }
 
 // Takes one lease at a time, since without a program the tiers may not have room for two.
@@ -299,7 +301,7 @@ void StepExecutor::StateStream::visit_tile(std::int32_t t, const Param& param, s
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
-  const Layout::Elements shard = layout_.held_of_tile(t);
+  const Layout::Elements shard = held_of_tile(layout_, t);
   const TensorId updated = layout_.updated_weight(t);
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
     const auto size = static_cast<std::int64_t>(size_of(layout_.table.tensor(updated).spec.dtype));
@@ -379,7 +381,7 @@ std::int64_t StepExecutor::write_state() {
   for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
   (void)begin_activity(Activity::kPin);
   const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-  return store_.write_back(layout_.pinned_segments());
+  return store_.write_back(pinned_segments(layout_));
 }
 
 void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,

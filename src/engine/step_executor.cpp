@@ -398,7 +398,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
                               const std::function<MicroBatch(std::int64_t)>& batch) {
   flush();
   dropout_step_.reset();
-  const std::int64_t group = layout_.live_micro_batches();
+  const std::int64_t group = layout_.options.live_micro_batches();
   const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
   const auto numbers = static_cast<std::size_t>(layout_.options.micro_batch.document_numbers());
   const std::vector<std::int32_t> nothing(std::max(rows, numbers), 0), ignored(rows, -1);

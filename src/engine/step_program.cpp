@@ -236,22 +236,24 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
     : timing(t), gather_ahead(ahead) {
   const ScheduleShape shape = shape_of(layout, t, ahead);
   ScheduleShape evaluation = shape;
-  evaluation.micro_batches = static_cast<std::int32_t>(layout.live_micro_batches());
+  evaluation.micro_batches = static_cast<std::int32_t>(layout.options.live_micro_batches());
   Emitter emitter(layout);
-  StageShape stage{shape, layout.pipeline(), layout.options.parts.stage, layout.first_layer, {}};
+  StageShape stage{
+      shape, layout.options.pipeline_shape(), layout.options.parts.stage, layout.first_layer, {}};
   for (std::int32_t u = 0; u <= layout.head_unit(); ++u) stage.trained.push_back(layout.is_trained(u));
   const auto train = [&](bool updates) {
-    return layout.is_pipeline() ? stage_schedule(stage, PipelinePass::kTraining, updates)
-                                : train_schedule(shape, updates);
+    return layout.options.is_pipeline() ? stage_schedule(stage, PipelinePass::kTraining, updates)
+                                        : train_schedule(shape, updates);
   };
   initialize = emitter.emit("initialize", own(initialize_schedule(shape), layout), false);
   first = emitter.emit("first step", train(t == UpdateTiming::kEarly), true);
   step = emitter.emit("step", train(true), true);
   flush = emitter.emit("flush", own(flush_schedule(shape), layout), false);
-  evaluate = emitter.emit("evaluate",
-                          layout.is_pipeline() ? stage_schedule(stage, PipelinePass::kEvaluation, false)
-                                               : evaluate_schedule(evaluation),
-                          true);
+  evaluate =
+      emitter.emit("evaluate",
+                   layout.options.is_pipeline() ? stage_schedule(stage, PipelinePass::kEvaluation, false)
+                                                : evaluate_schedule(evaluation),
+                   true);
   if (layout.options.saves) save = emitter.emit("save", own(save_schedule(shape), layout), false);
   pins = layout.options.pins;
   if (!pins) return;

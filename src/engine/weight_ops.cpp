@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ziggurat/engine/tile_elements.hpp"
+
 namespace zg {
 namespace {
 
@@ -93,9 +95,9 @@ View StepExecutor::WeightOps::sum_quantized(Communicator& group, const View& sum
 void StepExecutor::WeightOps::finish_gradient() {
   const Workspace w(layout_, engine_.workspace_.get());
   const Layout::UnitTensors& unit = layout_.tile(op_.tile);
-  const Layout::Elements shard = layout_.shard_elements(op_.tile);
+  const Layout::Elements shard = shard_elements(layout_, op_.tile);
   Stream& stream = engine_.stream_of(op_);
-  const Layout::Elements mine = groups_.pieces != nullptr ? layout_.piece_elements(op_.tile) : shard;
+  const Layout::Elements mine = groups_.pieces != nullptr ? piece_elements(layout_, op_.tile) : shard;
   const View sum = whole_view(layout_, data(Operand::kAccumulator), unit.accumulator);
   sum_copies();
   if (layout_.options.gradient_bits > 0) {
@@ -133,7 +135,7 @@ void StepExecutor::WeightOps::update() {
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op_.unit)];
   const View gradient = whole_view(layout_, data(Operand::kGradient), tensors.gradient),
              weight = whole_view(layout_, data(Operand::kWeight), layout_.updated_weight(op_.tile));
-  const std::int64_t shard_first = layout_.shard_elements(op_.tile).first;
+  const std::int64_t shard_first = shard_elements(layout_, op_.tile).first;
   void* const state = data(Operand::kState);
   const Layout::Elements segment = layout_.state_elements(op_.tile, op_.segment);
   Ops& ops = layout_.update_at(op_.unit) == Tier::kDevice ? device_.ops() : host_ops();
@@ -173,7 +175,7 @@ void StepExecutor::WeightOps::update() {
 // Before the ranks that have the same part sum their gradients, so that these are alike on all parts.
 void StepExecutor::WeightOps::sum_copies() {
   if (groups_.copies == nullptr) return;
-  const std::vector<Layout::CopySum> sums = layout_.copy_sums(op_.tile);
+  const std::vector<CopySum> sums = copy_sums(layout_, op_.tile);
   if (sums.empty()) return;
   Stream& stream = engine_.stream_of(op_);
   Ops& ops = device_.ops();
@@ -183,7 +185,7 @@ void StepExecutor::WeightOps::sum_copies() {
   const auto all_reduce = [&](const View& v) {
     groups_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);
   };
-  for (const Layout::CopySum& sum : sums) {
+  for (const CopySum& sum : sums) {
     if (sum.bands == nullptr) {
       all_reduce(all.col_range(sum.first - begin, sum.count));
       continue;

@@ -88,7 +88,7 @@ class Workspace {
   static std::int64_t scratch_bytes(const Layout& l) {
     const BatchShape shape = l.options.micro_batch;
     std::int64_t bytes = std::max(
-        {l.model->block_workspace_bytes(shape, l.backward()), l.model->head_workspace_bytes(shape),
+        {l.model->block_workspace_bytes(shape, l.options.backward()), l.model->head_workspace_bytes(shape),
          l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
     for (std::int32_t u = std::max(1, l.first_trained()); u < l.head_unit(); ++u) {
       if (l.is_frozen(u)) bytes = std::max(bytes, l.model->block_workspace_bytes(shape, Backward::kFrozen));

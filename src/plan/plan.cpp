@@ -9,6 +9,7 @@
 
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/store/dry_run.hpp"
 
 namespace zg {
@@ -23,7 +24,7 @@ struct PaperRun {
     sequence.begin(activity);
     std::vector<Action> ignored;
     if (activity == Activity::kAdopt) {
-      for (const SegmentId id : layout->pinned_segments()) residency.assume_content(id, Tier::kNvme);
+      for (const SegmentId id : pinned_segments(*layout)) residency.assume_content(id, Tier::kNvme);
     }
     while (const auto start = sequence.next()) {
       ++programs_run;
@@ -31,7 +32,7 @@ struct PaperRun {
     }
     if (activity == Activity::kInitialize || activity == Activity::kAdopt) residency.demote_all(ignored);
     if (activity != Activity::kPin) return std::nullopt;
-    for (const SegmentId id : layout->pinned_segments()) {
+    for (const SegmentId id : pinned_segments(*layout)) {
       if (auto failure = residency.write_back(id, ignored)) return failure;
     }
     return std::nullopt;

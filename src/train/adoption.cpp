@@ -5,6 +5,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/train/node.hpp"
 
 namespace zg {
@@ -43,7 +44,7 @@ bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedSt
          std::int64_t number) {
   AdoptedVersions& versions = to.versions[writer.rank];
   std::vector<PinnedVersion>& pinned = to.pins[writer.rank][number];
-  const std::vector<SegmentId> ids = plan.layout->pinned_segments();
+  const std::vector<SegmentId> ids = pinned_segments(*plan.layout);
   for (std::size_t i = 0; i < pins.segments.size(); ++i) {
     const PinnedSegment& segment = pins.segments[i];
     std::vector<io::StoredSlot>& slots = versions[segment.name];

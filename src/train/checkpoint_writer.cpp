@@ -10,6 +10,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/engine/tile_elements.hpp"
 
 namespace zg {
 namespace {
@@ -96,8 +97,8 @@ std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Pa
   if (!layout.has_unit(unit)) return {};
   if (layout.in_tiles(unit) && !layout.is_sharded()) return {{0, param.count()}};
   const std::vector<Layout::Elements> shards =
-      layout.in_tiles(unit) ? layout.held_elements(unit)
-                            : std::vector{layout.shard_elements(layout.tile_of(unit, param))};
+      layout.in_tiles(unit) ? held_of_unit(layout, unit)
+                            : std::vector{shard_elements(layout, layout.tile_of(unit, param))};
   std::vector<HeldRange> held;
   for (const Layout::Elements& shard : shards) {
     const std::int64_t first = std::clamp<std::int64_t>(shard.first - param.offset, 0, param.count());

@@ -15,6 +15,7 @@
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {
@@ -262,7 +263,7 @@ void Checkpointer::save(const CheckpointManifest& state) {
 
 void Checkpointer::commit_beside(const CheckpointManifest& state) {
   try {
-    pins_[o_.number] = o_.engine->store().pin_versions(o_.plan->layout->pinned_segments());
+    pins_[o_.number] = o_.engine->store().pin_versions(pinned_segments(*o_.plan->layout));
     good_ = commit(state);
   } catch (const Error& error) {
     failure_ = std::current_exception();
@@ -298,7 +299,7 @@ void Checkpointer::offer() {
 void Checkpointer::settle() {
   if (!std::exchange(pending_, false)) return;
   const auto begin = Clock::now();
-  o_.engine->store().hasten(o_.plan->layout->pinned_segments());
+  o_.engine->store().hasten(pinned_segments(*o_.plan->layout));
   thread_.join();
   const double waited = seconds_between(begin, Clock::now());
   o_.engine->before_update(nullptr);

@@ -8,6 +8,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
+#include "ziggurat/engine/tile_elements.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {
@@ -224,15 +225,16 @@ class Form {
 
   PinnedState take() {
     for (tile_ = 0; tile_ < static_cast<std::int32_t>(layout_.units.size()); ++tile_) {
-      shard_ = layout_.tile(tile_).weight != Layout::kNone ? layout_.held_of_tile(tile_) : Layout::Elements{};
+      shard_ =
+          layout_.tile(tile_).weight != Layout::kNone ? held_of_tile(layout_, tile_) : Layout::Elements{};
       weight_ = -1;
       if (pins_weight(layout_, tile_)) weight_ = add(layout_.whole(layout_.updated_weight(tile_)));
       for (std::int32_t i = 0; i < layout_.state_segments(tile_); ++i) {
         const std::int64_t index = add(layout_.state_segment(tile_, i));
-        layout_.visit_ranges(tile_, i,
-                             [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-                               add_trained(index, layout_.state_elements(tile_, i), range, first, count);
-                             });
+        visit_ranges(layout_, tile_, i,
+                     [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+                       add_trained(index, layout_.state_elements(tile_, i), range, first, count);
+                     });
       }
       if (weight_ >= 0 && holds_frozen(layout_, tile_)) add_frozen();
     }
@@ -314,7 +316,7 @@ class Form {
 }  // namespace
 
 PinnedState pinned_form(const Layout& layout) {
-  return layout.pinned_segments().empty() ? PinnedState{} : Form(layout).take();
+  return pinned_segments(layout).empty() ? PinnedState{} : Form(layout).take();
 }
 
 std::vector<PinnedState> pins_in(const std::string& checkpoint) {

@@ -70,7 +70,7 @@ struct PinnedState {
 std::string pins_name(int rank);  // of the rank's file
 PinnedState parse_pinned(const std::string& text, const std::string& where);
 
-// The segments and pieces of this rank, as Layout::pinned_segments() lists them; nothing is stored yet.
+// The segments and pieces of this rank, as pinned_segments() lists them; nothing is stored yet.
 PinnedState pinned_form(const Layout& layout);
 
 // The pins of all ranks of a checkpoint, as far as its files can be read; for who looks what it keeps.

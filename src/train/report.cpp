@@ -56,7 +56,7 @@ std::string pipeline_text(const RunSummary& r, const Layout& layout) {
   }
   text += fmt::format(" a step\n  {:<20} {:.1f}% of the step time measured, {:.1f}% by formula\n", "bubble",
                       100 * r.bubble(), 100 * r.bubble_formula);
-  const auto even = layers_by_time(layout.pipeline(), layout.first_layer, r.stage_seconds);
+  const auto even = layers_by_time(layout.options.pipeline_shape(), layout.first_layer, r.stage_seconds);
   if (even.empty()) return text;
   return text + fmt::format("  {:<20} by these times, parallel.stage_layers=[{}] would be more even\n", "",
                             fmt::join(even, ","));
@@ -125,14 +125,14 @@ std::string plan_report(const Trainer& trainer) {
     }
   }
   text += "\n";
-  if (plan.layout->is_pipeline()) {
+  if (plan.layout->options.is_pipeline()) {
     text +=
-        plan.layout->in_halves()
+        plan.layout->options.in_halves()
             ? "a step, if each forward takes one unit of time and each half of a backward, too (a3: forward "
               "of micro-batch 3; A3: the gradient of its input; W3: those of the weights):\n"
             : "a step, if each forward takes one unit of time and each backward two (a3: forward of "
               "micro-batch 3 through the first chunk; A3: its backward):\n";
-    text += drawing_of(plan.layout->pipeline());
+    text += drawing_of(plan.layout->options.pipeline_shape());
   }
   return text;
 }

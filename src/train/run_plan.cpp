@@ -441,7 +441,7 @@ class Planner {
 }  // namespace
 
 double RunPlan::bubble_share() const {
-  const double bubble = bubble_formula(layout->pipeline());
+  const double bubble = bubble_formula(layout->options.pipeline_shape());
   return bubble / (1 + bubble);
 }
 
@@ -496,7 +496,7 @@ std::int64_t RunPlan::evaluation_batches() const {
 
 History RunPlan::history(std::int64_t steps) const {
   const std::int64_t batches = evaluation_batches();
-  const std::int64_t group = layout->live_micro_batches() * config.data_ranks();
+  const std::int64_t group = layout->options.live_micro_batches() * config.data_ranks();
   History history;
   for (std::int64_t step = 0; step < steps; ++step) {
     const AfterStep after = after_step(step, step + 1 == steps);

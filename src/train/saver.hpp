@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/engine/tile_elements.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/train/trainer.hpp"
@@ -101,7 +102,7 @@ class Trainer::Saver {
     const std::int64_t begin = request_[2], end = request_[3];
     Held held;
     if (!plan_.layout->has_unit(unit)) return held;
-    for (const Layout::Elements& shard : plan_.layout->held_elements(unit))
+    for (const Layout::Elements& shard : held_of_unit(*plan_.layout, unit))
       read(unit, shard, begin, end, held);
     return held;
   }

@@ -207,7 +207,7 @@ class Trainer::Loop {
       f(s.phases.forward), f(s.phases.backward), f(s.phases.optimizer);
     });
     s.stall = s.stall_for.total();
-    if (!plan_.layout->is_pipeline()) return;
+    if (!plan_.layout->options.is_pipeline()) return;
     record.stage_seconds.resize(static_cast<std::size_t>(plan_.config.parallel.pipeline));
     for (int r = 0; r < record.ranks(); ++r) {
       double& stage = record.stage_seconds[static_cast<std::size_t>(plan_.config.place_of(r).parts.stage)];

@@ -30,21 +30,21 @@ std::string Trainer::describe() const {
         place.parts.tensor == 1 ? ""
                                 : fmt::format(", {} with the parts of each layer{}", place.parts.tensor,
                                               plan().model->part().sequence ? " and of the sequence" : ""),
-        s.shards == 1
-            ? layout.is_pipeline() ? "each with the weights and the state of its stage"
-                                   : "each with all weights and state"
-            : fmt::format("in groups of {} that hold {} once; weights are {}, {}", s.shards,
-                          layout.is_pipeline() ? "their stage" : "everything", kKept[s.keep_weights ? 1 : 0],
-                          plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
-                                                            : "just before their use"));
+        s.shards == 1 ? layout.options.is_pipeline() ? "each with the weights and the state of its stage"
+                                                     : "each with all weights and state"
+                      : fmt::format("in groups of {} that hold {} once; weights are {}, {}", s.shards,
+                                    layout.options.is_pipeline() ? "their stage" : "everything",
+                                    kKept[s.keep_weights ? 1 : 0],
+                                    plan().programs->gather_ahead > 0 ? "one unit ahead of their use"
+                                                                      : "just before their use"));
   }
   text += grid_text(layout.options.place());
   if (const ModelParts& parts = layout.options.parts; parts.context > 1) {
     text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,
                         parts.context_method == ContextMethod::kRing ? "ring" : "ulysses");
   }
-  if (layout.is_pipeline()) {
-    const PipelineShape shape = layout.pipeline();
+  if (layout.options.is_pipeline()) {
+    const PipelineShape shape = layout.options.pipeline_shape();
     text += fmt::format("\npipeline   {} stages of {} chunk{} each, {}, bubble {:.1f}% of a step; layers",
                         shape.stages, shape.chunks, shape.chunks == 1 ? "" : "s", name_of(shape.schedule),
                         100 * plan().bubble_share());

@@ -224,7 +224,7 @@ TEST_P(Programs, OperandsAreWhatTheirNamesSay) {
       const auto accesses = p.program.op(static_cast<std::int32_t>(i));
       SCOPED_TRACE(fmt::format("{}, operation {}: {}", p.program.name(), i, name_of(op.kind)));
       const Layout::UnitTensors &unit = layout.unit(op.unit), &embedding = layout.unit(0);
-      const auto m = static_cast<std::size_t>(op.micro_batch % layout.live_micro_batches());
+      const auto m = static_cast<std::size_t>(op.micro_batch % layout.options.live_micro_batches());
       // The residual stream is numbered by what comes after it: block 0 reads 0 and makes 1.
       const auto reads = static_cast<std::size_t>(op.unit > 0 ? op.unit - 1 : 0);
       const auto makes = static_cast<std::size_t>(op.unit);

@@ -10,6 +10,7 @@
 
 #include "engine/tiny_run.hpp"
 #include "ziggurat/comm/comm.hpp"
+#include "ziggurat/engine/tile_elements.hpp"
 
 namespace zg::test {
 
@@ -83,7 +84,7 @@ template <class F>
 void for_held(const TinyRun& run, std::int32_t unit, const Param& p, const F& f) {
   const Layout& layout = run.layout();
   for (std::int32_t t = layout.first_tile(unit); t < layout.first_tile(unit + 1); ++t) {
-    const Layout::Elements shard = layout.held_of_tile(t);
+    const Layout::Elements shard = held_of_tile(layout, t);
     const std::int64_t first = std::clamp<std::int64_t>(shard.first - p.offset, 0, p.count());
     const std::int64_t end = std::clamp<std::int64_t>(shard.first + shard.count - p.offset, first, p.count());
     if (end > first) f(t, first, end - first);
@@ -110,7 +111,7 @@ inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char
     whole.resize(static_cast<std::size_t>(p.whole_count() * bytes));
     for_held(run, unit, p, [&](std::int32_t t, std::int64_t first, std::int64_t count) {
       if (t != last) content = run.content(run.layout().updated_weight(last = t));
-      const std::int64_t at = p.offset + first - run.layout().shard_elements(t).first;
+      const std::int64_t at = p.offset + first - shard_elements(run.layout(), t).first;
       bring(p, first, content.data() + at * bytes, count, bytes, p.name, whole.data(), brought);
     });
   });

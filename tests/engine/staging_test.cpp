@@ -96,7 +96,7 @@ TEST(Staging, OneCopyAStepInEachDirection) {
         return MicroBatch{batch.ids.data(), batch.targets.data()};
       });
       // As many micro-batches as are evaluated together.
-      const std::int64_t absent = 3 - layout.live_micro_batches();
+      const std::int64_t absent = 3 - layout.options.live_micro_batches();
       expect_copies(own.host_to_device - absent * 2 * 4 * s.layout.micro_batch.rows());
       EXPECT_FALSE(device.nothing_pinned());
     }

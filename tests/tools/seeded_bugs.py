@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/issue.cpp"
 SCHEDULE, LAYOUT = "src/engine/schedule.cpp", "src/engine/layout.cpp"
 PROGRAM, STAGE, PIPELINE = "src/engine/step_program.cpp", "src/engine/stage_schedule.cpp", "src/engine/pipeline.cpp"
-OPERANDS = "src/engine/slot_operands.hpp"
+OPERANDS, ELEMENTS = "src/engine/slot_operands.hpp", "src/engine/tile_elements.cpp"
 COMM, TRAINER, RANK = "src/comm/host_comm.cpp", "src/train/trainer.cpp", "src/train/rank.cpp"
 ATTENTION, HOST_ATTENTION = "src/model/block_attention.cpp", "kernels/host/attention.cpp"
 SEQUENCE_PART = "include/ziggurat/model/sequence_part.hpp"
@@ -114,8 +114,8 @@ BUGS = (
     Bug("kept weights are gathered once, and are stale after the update",
         ((SCHEDULE, "!(again || first_group)) return;", "!(again || (first_group && !updates))) return;"),)),
     Bug("a shard's boundary one block late",
-        ((LAYOUT, "return {tile(t).first + s.shard() * count, count};",
-          "return {tile(t).first + s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
+        ((ELEMENTS, "return {l.tile(t).first + s.shard() * count, count};",
+          "return {l.tile(t).first + s.shard() * count + (s.shard() > 0 ? kQuantBlock : 0), count};"),)),
     Bug("an overflow counts on the rank that has it",
         ((EXECUTOR, "const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);",
           "bool finite = true;\n"
@@ -236,7 +236,7 @@ BUGS = (
         ((STAGE, "adds && m == 0, last_forward", "adds, last_forward"),), STAGES),
     Bug("pipeline: the head's part of a tied gradient is not added",
         ((OPERANDS, "return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied());",
-          "return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied() && !layout_.is_pipeline());"),),
+          "return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied() && !layout_.options.is_pipeline());"),),
         STAGES),
     Bug("pipeline: the head's part of a tied gradient is added when it comes",
         ((STAGE, "has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);", "embedding_backward(m);"),), STAGES),
@@ -284,7 +284,7 @@ BUGS = (
           "  weights(AdapterInput::kGateUp, f.fc, input.end(), kFcWeight, kFcBias);\n"
           "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
-        ((LAYOUT, "if (band.counted) continue;", "if (band.counted || is_pipeline()) continue;"),), GRID),
+        ((LAYOUT, "if (band.counted) continue;", "if (band.counted || options_.is_pipeline()) continue;"),), GRID),
     Bug("grid: the norm of stages is that of the first part of each layer, several times",
         ((EXECUTOR, "place.rank_at(part, place.sharding.rank_of_piece(piece), stage);",
           "place.rank_at(place.parts.stages > 1 ? 0 : part, place.sharding.rank_of_piece(piece), stage);"),), GRID),
@@ -328,7 +328,7 @@ BUGS = (
     Bug("heads that several parts have are cut into tiles",
         ((UNITS, "unit.params[i].vector || unit.params[i].summed;", "unit.params[i].vector;"),), TILES),
     Bug("what several parts have is summed with every tile",
-        ((LAYOUT, "if (!p.summed || p.offset < begin || p.offset >= behind) continue;", "if (!p.summed) continue;"),), TILES),
+        ((ELEMENTS, "if (!p.summed || p.offset < begin || p.offset >= behind) continue;", "if (!p.summed) continue;"),), TILES),
     Bug("second halves finish no gradient of a tile",
         ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight ||\n",
           "if (slot.kind == OpKind::kBackward ||\n"),), TILES),
@@ -357,7 +357,7 @@ BUGS = (
         ((PROGRAM, "          slot.kind == OpKind::kHead || slot.kind == OpKind::kEmbeddingBackward)\n",
           "          slot.kind == OpKind::kEmbeddingBackward)\n"),), TILES),
     Bug("tables in tiles: the shard of a tied tile is dropped behind the embedding's gather",
-        ((OPERANDS, "return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.is_pipeline());",
+        ((OPERANDS, "return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.options.is_pipeline());",
           "return slot.last;"),), TILES),
     Bug("tables in tiles: a tile is dead behind its first use",
         ((PROGRAM, "const bool dead = gathers_by_use(unit) || (last_use && tile_is_dead(slot, t));",
@@ -508,10 +508,10 @@ BUGS = (
     Bug("frozen units: a stage passes a gradient on to stages of which nothing is trained",
         ((STAGE, "        if (last_block(part - 1) < shape_.step.lowest) return;  // nothing there is trained\n", ""),), FROZEN),
     Bug("frozen units: a stage keeps the gradient of a table that is not trained",
-        ((LAYOUT, "    if (!is_frozen(u)) units.back().accumulator = add_accumulator(tile.count);\n",
-          "    units.back().accumulator = add_accumulator(tile.count);\n"),), FROZEN),
+        ((LAYOUT, "      if (!layout_.is_frozen(u)) t.accumulator = add_accumulator(tile.count);\n",
+          "      t.accumulator = add_accumulator(tile.count);\n"),), FROZEN),
     Bug("frozen units: backward goes on below all that is trained",
-        (("src/engine/layout.cpp", "++first_trained_;", "first_trained_ += 0;"),), FROZEN),
+        (("src/engine/layout.cpp", "++layout_.first_trained_;", "layout_.first_trained_ += 0;"),), FROZEN),
     Bug("frozen units: their weights are dropped too early where they are kept between the passes",
         (("src/engine/schedule.cpp", "(kind == OpKind::kForward && !below)", "(kind == OpKind::kForward && unit > shape.head())"),),
         FROZEN),
@@ -665,7 +665,7 @@ BUGS = (
         ((OPERANDS, "add(Operand::kAdapters, read(own.weight(t), ends && own.tile_is_dead(slot, t)));",
           "add(Operand::kAdapters, read(own.weight(t), own.tile_is_dead(slot, t)));"),), IN_TILES),
     Bug("adapters beside tiles: the model's tiles have sums of gradients",
-        ((LAYOUT, "const bool accumulates = !is_frozen(u) || adapters;", "const bool accumulates = true;"),), IN_TILES),
+        ((LAYOUT, "const bool accumulates = !layout_.is_frozen(u) || adapters;", "const bool accumulates = true;"),), IN_TILES),
     Bug("adapters beside tiles: the first micro-batch adds to what the sums held",
         ((OPERANDS, "if (t >= 0) sum(Operand::kAdapterAccumulator, t);",
           "if (t >= 0) add(Operand::kAdapterAccumulator, add_to(own.accumulator(t), false));"),), IN_TILES),

@@ -1,9 +1,7 @@
 // The tensors of a training run, how they are cut into segments, and how far each may be demoted.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,6 +47,18 @@ struct LayoutOptions {
 
   RankPlace place() const { return {sharding, parts}; }
   SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }
+  // Number of micro-batches that pass through the model side by side. Without a pipeline the activations of
+  // so many exist at the same time.
+  std::int64_t live_micro_batches() const {
+    return accumulation == Accumulation::kLayerMajor ? micro_batches : 1;
+  }
+  bool is_pipeline() const { return parts.stages > 1; }
+  PipelineShape pipeline_shape() const {
+    return {parts.stages, pipeline.chunks, static_cast<int>(micro_batches), pipeline.schedule,
+            pipeline.group};
+  }
+  bool in_halves() const { return is_pipeline() && pipeline.schedule == PipelineSchedule::kZeroBubble; }
+  Backward backward() const { return in_halves() ? Backward::kInHalves : Backward::kWhole; }
 };
 
 // A stage of a pipeline has the tensors of its own units only. With a tied embedding the last stage also has
@@ -96,16 +106,6 @@ struct Layout {
 
   std::int64_t layers() const { return model->config().layers; }
   std::int32_t head_unit() const { return static_cast<std::int32_t>(model->units().size()) - 1; }
-  // Number of micro-batches that pass through the model side by side. Without a pipeline the activations of
-  // so many exist at the same time.
-  std::int64_t live_micro_batches() const;
-  PipelineShape pipeline() const;
-  bool is_pipeline() const { return options.parts.stages > 1; }
-  Backward backward() const {
-    const bool in_halves = is_pipeline() && options.pipeline.schedule == PipelineSchedule::kZeroBubble;
-    return in_halves ? Backward::kInHalves : Backward::kWhole;
-  }
-  bool in_halves() const { return backward() == Backward::kInHalves; }
   // The part of the pipeline that the unit is in, and the stage that has it, its gradient and its state.
   int part_of(std::int32_t unit) const;
   int stage_of(std::int32_t unit) const { return part_of(unit) % options.parts.stages; }
@@ -139,33 +139,12 @@ struct Layout {
   Elements state_elements(std::int32_t tile, std::int32_t i) const;
   SegmentId state_segment(std::int32_t tile, std::int32_t i) const;
   bool is_sharded() const { return options.sharding.shards > 1; }
-  // The elements of the unit that this rank holds of a tile and updates: its shard, or all; and the one of
-  // them that it sums the gradient of. They may end behind the tile, in its padding.
-  Elements shard_elements(std::int32_t tile) const;
-  Elements piece_elements(std::int32_t tile) const;
-  // The shard without the padding, and the shards of all tiles of a unit.
-  Elements held_of_tile(std::int32_t tile) const;
-  std::vector<Elements> held_elements(std::int32_t unit) const;
-  // The gradients of the tile that are summed over the parts of the model: `count` neighbouring elements of
-  // the unit from `first` on, or, with `bands`, all of that parameter, whose lines several parts hold.
-  struct CopySum {
-    std::int64_t first = 0, count = 0;
-    const Param* bands = nullptr;
-  };
-  std::vector<CopySum> copy_sums(std::int32_t tile) const;
-  std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest with bands
+  std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest CopySum with bands
   // The tensor that the update writes: the shard, or the weight.
   TensorId updated_weight(std::int32_t t) const { return is_sharded() ? tile(t).shard : tile(t).weight; }
   Tier update_at(std::int32_t unit) const {
     return unit < options.device_updates ? Tier::kDevice : Tier::kHost;
   }
-  // Visits the part of each trained parameter that the tile's segment `i` of state holds: elements [first,
-  // first + count) of the parameter, with the gap after it. A part that has nothing but such a gap is left
-  // out.
-  using RangeVisitor = std::function<void(const StateRange& range, std::int64_t first, std::int64_t count)>;
-  void visit_ranges(std::int32_t tile, std::int32_t i, const RangeVisitor& visit) const;
-  // With pins: the segments that a checkpoint pins, all of its state; none where another rank has the same.
-  std::vector<SegmentId> pinned_segments() const;
   // Whether the update rebuilds the whole weight of the tile from its master, so that the weight's content
   // may be dropped before the update.
   bool update_rebuilds_weight(std::int32_t tile) const;
@@ -193,24 +172,12 @@ struct Layout {
   std::int64_t state_bytes() const;
 
  private:
-  // The tensors of a stretch of layers that this rank has.
-  struct Stretch {
-    std::int32_t first = 0, end = 0;  // layers; it also has the input of layer `end`
-    std::int64_t activations = 0, saved = 0, gradients = 0;
-  };
-  std::vector<Stretch> stretches() const;
-  void split();
-  void find_frozen();
-  bool trains(std::int32_t unit, std::size_t tile) const;
-  void add_tile(std::int32_t unit, std::size_t tile);
-  void add_activations();
-  void add_state(const std::string& name, Tier lowest);
-  void find_copies(std::int32_t tile);
+  class Builder;
 
   std::vector<std::int32_t> first_tile_;  // by unit, and the number of tiles
   std::vector<bool> frozen_;              // by unit
   std::int32_t first_trained_ = 0;
-  std::vector<Stretch> stretches_;  // by chunk
+  std::vector<std::int64_t> chunk_gradients_;  // by chunk of this stage: its part of activation_gradient
   StateLayout state_;
   std::int64_t largest_copy_ = 0;
   std::int64_t segment_elements_;  // of a state segment

@@ -1,4 +1,4 @@
-// Which weights a checkpoint pins beside the state (LayoutOptions::pins).
+// What a checkpoint pins (LayoutOptions::pins): the state, and which weights beside it.
 #pragma once
 #include "ziggurat/engine/layout.hpp"
 
@@ -18,6 +18,17 @@ inline bool needs_weight(const Layout& layout, std::int32_t tile) {
 inline bool pins_weight(const Layout& layout, std::int32_t tile) {
   const std::int32_t unit = layout.tile(tile).unit;
   return layout.options.pins && layout.has_unit(unit) && needs_weight(layout, tile);
+}
+
+// The segments that a checkpoint pins, all of its state; none where another rank has the same.
+inline std::vector<SegmentId> pinned_segments(const Layout& layout) {
+  std::vector<SegmentId> all;
+  if (!layout.options.pins || layout.options.sharding.replica() != 0) return all;
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
+    if (pins_weight(layout, t)) all.push_back(layout.whole(layout.updated_weight(t)));
+    for (std::int32_t i = 0; i < layout.state_segments(t); ++i) all.push_back(layout.state_segment(t, i));
+  }
+  return all;
 }
 
 }  // namespace zg

@@ -121,7 +121,7 @@ class StepExecutor {
   void save_state(const TileVisitor& take);
 
   // The same for state that lies on NVMe, with LayoutOptions::pins: begins to write back what is dirty, and
-  // returns its bytes. Then TensorStore::pin_versions() of Layout::pinned_segments() waits for these writes,
+  // returns its bytes. Then TensorStore::pin_versions() of pinned_segments() waits for these writes,
   // on any thread and beside later programs, but before the next update.
   std::int64_t write_state();
   // Before the next update of state is issued, the rank's thread calls this, once: an update leads to

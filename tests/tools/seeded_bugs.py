@@ -328,7 +328,7 @@ BUGS = (
     Bug("heads that several parts have are cut into tiles",
         ((UNITS, "unit.params[i].vector || unit.params[i].summed;", "unit.params[i].vector;"),), TILES),
     Bug("what several parts have is summed with every tile",
-        ((ELEMENTS, "if (!p.summed || p.offset < begin || p.offset >= behind) continue;", "if (!p.summed) continue;"),), TILES),
+        ((ELEMENTS, "if (!p.summed || p.offset < begin || p.offset >= behind) continue;", "if (!p.summed || (p.offset < begin && p.offset >= behind)) continue;"),), TILES),
     Bug("second halves finish no gradient of a tile",
         ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight ||\n",
           "if (slot.kind == OpKind::kBackward ||\n"),), TILES),

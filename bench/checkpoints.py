@@ -12,7 +12,9 @@ that most of it lies there: checkpoints pin it. With --budget 0 there is no tier
 Of each way: seconds in which the training stands still for a checkpoint, bytes that are written for it, and how much
 more host memory the process takes at its peak; of the runs also the space that their drive's files take at most, and
 whether all bytes were those of the formula. The mean of a step has in it what the checkpoints of these steps cost: the
-standstill of each, and slower steps beside a commit. Export is one of the newest checkpoint, to the same drive, beside
+standstill of each, and slower steps beside a commit. Where a machine's speed changes from minute to minute, what a
+checkpoint costs is also told from its own run: its standstill, and by how much the two steps behind it are longer than
+the others before the next one (--every 5 gives more of them). Export is one of the newest checkpoint, to the same drive, beside
 what io-bench reads and writes there at once, in turns. --steps-only leaves out exports and PyTorch; --add takes over
 the rounds of an earlier call with the same settings, where a machine is free for a few rounds at a time. PyTorch's
 processes hold the state as tensors of their own, one for each parameter and moment, and sync what they have written, as
@@ -35,6 +37,7 @@ from serve import mad, provenance
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 AIM = 0.02  # more for a step
+TENTH = 10  # steps between two checkpoints, as the aim has them
 TORCH = """
 import json, os, resource, sys, time
 import torch
@@ -118,6 +121,21 @@ def per_step(args, run):
     """The mean seconds of a step, with what the checkpoints of these steps cost. That behind the last is not counted."""
     counted = run["stalls"][:(args.steps - 1) // args.every]
     return (sum(run["steps"]) + sum(counted)) / len(run["steps"])
+
+
+def costs(args, run):
+    """What each checkpoint costs in seconds, from its own run: its standstill, and by how much the two steps behind it
+    are longer than the median of the others before the next one. A machine whose speed drifts does so for both. And that
+    median."""
+    step = {i + 2: seconds for i, seconds in enumerate(run["steps"])}
+    for at, stall in zip(range(args.every, args.steps - args.every + 1, args.every), run["stalls"]):
+        rest = statistics.median(step[at + i] for i in range(3, args.every + 1))
+        yield stall + sum(step[at + i] - rest for i in (1, 2)), rest
+
+
+def own_share(own):
+    """How much longer a step is with a checkpoint at each tenth, by what costs() says; None without any."""
+    return statistics.median(cost / (TENTH * rest) for cost, rest in own) if own else None
 
 
 def export(args, out):
@@ -230,6 +248,10 @@ def main():
     print(f"a step without checkpoints {mean['none']:.3f} s (MAD {mad([per_step(args, r) for r in runs['none']]):.3f}); "
           f"with one each {args.every} steps {100 * share:+.1f}%; the aim is {100 * AIM:.0f}%")
     every = runs["every"]
+    own = [cost for r in every for cost in costs(args, r)] if args.every > 3 else []
+    if own:
+        print(f"of its own run a checkpoint costs {statistics.median(c for c, _ in own):.2f} s (MAD "
+              f"{mad([c for c, _ in own]):.2f}, {len(own)} checkpoints), {100 * own_share(own):.2f}% of {TENTH} steps")
     if any(r["commits"] for r in every):
         print(f"committed {statistics.median(s for r in every for s in r['commits']):.3f} s after the step; updates waited "
               f"{statistics.median(s for r in every for s in r['waits']):.3f} s for it")
@@ -243,7 +265,7 @@ def main():
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump(provenance(ROOT) | {"benchmark": "checkpoints", "load": os.getloadavg(), "runs": runs, "aim": AIM,
-                                          "ways": rows, "more_per_step": share, "exports": exports,
+                                          "ways": rows, "more_per_step": share, "more_per_tenth_step_by_own_run": own_share(own), "exports": exports,
                                           "settings": {k: str(v) for k, v in vars(args).items()}}, file, indent=1)
 
 

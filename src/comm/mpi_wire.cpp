@@ -273,7 +273,8 @@ bool wait_for(MPI_Request& request, Mpi& mpi) {
 // A launcher that is killed cannot end its processes, and not every one of them waits for the others. So each
 // watches its parent, and ends itself with it. MPI's own initialisation waits for all processes and may do so
 // for ever where one of them ended within it, so that this thread also ends a process that has not joined in
-// time.
+// time; each that waits says so. A launcher that ends before the watch begins is not seen, but MPI cannot be
+// joined without it.
 struct Processes::State {
   explicit State(std::chrono::duration<double> limit) {
     watch = NamedThread("zg-launcher", [this, limit, parent = getppid(), begin = Clock::now()] {
@@ -289,7 +290,9 @@ struct Processes::State {
       }
     });
   }
+  // MPI is finalised while the watch goes on, since that waits for the other processes, too.
   ~State() {
+    mpi.reset();
     std::lock_guard lock(mutex);
     ending = true;
     ended.notify_all();
@@ -321,14 +324,18 @@ Processes Processes::join(std::chrono::duration<double> limit) {
   if (mpi.processes == 1) return p;
   p.count_ = mpi.processes, p.number_ = mpi.process;
   mpi.is_managed = true;
-  MPI_Comm here = MPI_COMM_NULL;
-  comm::check(MPI_Comm_split_type(mpi.control, MPI_COMM_TYPE_SHARED, mpi.process, MPI_INFO_NULL, &here),
-              "MPI_Comm_split_type");
-  comm::check(MPI_Comm_size(here, &p.count_here_), "MPI_Comm_size");
-  comm::check(MPI_Comm_rank(here, &p.number_here_), "MPI_Comm_rank");
-  p.machine_ = p.number_;
-  comm::check(MPI_Bcast(&p.machine_, 1, MPI_INT, 0, here), "MPI_Bcast");
-  MPI_Comm_free(&here);
+  try {
+    MPI_Comm here = MPI_COMM_NULL;
+    comm::check(MPI_Comm_split_type(mpi.control, MPI_COMM_TYPE_SHARED, mpi.process, MPI_INFO_NULL, &here),
+                "MPI_Comm_split_type");
+    comm::check(MPI_Comm_size(here, &p.count_here_), "MPI_Comm_size");
+    comm::check(MPI_Comm_rank(here, &p.number_here_), "MPI_Comm_rank");
+    p.machine_ = p.number_;
+    comm::check(MPI_Bcast(&p.machine_, 1, MPI_INT, 0, here), "MPI_Bcast");
+    MPI_Comm_free(&here);
+  } catch (const Error& e) {  // to finalise MPI would wait for the others
+    state->end_process(e.what());
+  }
   state->joined();
   p.state_ = std::move(state);
   return p;

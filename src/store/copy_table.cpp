@@ -8,7 +8,7 @@
 namespace zg {
 namespace {
 
-// The only function that changes a state.
+// All changes of a state that a move or a write makes.
 void change(std::uint8_t& current, copy_states::Event event, const TensorTable& table, SegmentId id) {
   const std::uint8_t next = copy_states::next(current, event);
   ZG_ASSERT(next != copy_states::kIllegal, "{} in state {}: event {} is illegal", table.segment_name(id),

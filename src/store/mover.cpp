@@ -127,17 +127,27 @@ void SegmentMemory::give(ActionNode& node, void* data) {
   const SegmentId segment = node.action.segment;
   const Tier tier = node.action.tier;
   ZG_ASSERT(at(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment), name_of(tier));
-  at(segment, tier) = data;
+  of(segment, tier) = data;
   if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
   node.state = ActionNode::State::kDone;
   queue_[index_of(tier)].remove(node);
+}
+
+void SegmentMemory::release_all(SegmentId segments) {
+  for (SegmentId id = 0; id < segments; ++id) {
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      void*& data = of(id, tier);
+      if (data == nullptr) continue;
+      arena_of(options_, tier).release(std::exchange(data, nullptr), table_.segment(id).charge_at(tier));
+    }
+  }
 }
 
 void SegmentMemory::free(ActionNode& node) {
   const Action& action = node.action;
   node.state = ActionNode::State::kDone;
   frees_[index_of(action.tier)].remove(node);
-  void*& data = at(action.segment, action.tier);
+  void*& data = of(action.segment, action.tier);
   ZG_ASSERT(data != nullptr, "{} has no memory at {}", table_.segment_name(action.segment),
             name_of(action.tier));
   const std::int64_t charge = table_.segment(action.segment).charge_at(action.tier);
@@ -171,13 +181,7 @@ Mover::Mover(const TensorTable& table, const TensorStore::Options& options, cons
 
 Mover::~Mover() {
   while (inside_.load() > 0) std::this_thread::yield();  // I/O threads leave at once
-  for (SegmentId id = 0; id < segments_; ++id) {
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      void*& data = memory_.at(id, tier);
-      if (data == nullptr) continue;
-      arena_of(options_, tier).release(std::exchange(data, nullptr), table_.segment(id).charge_at(tier));
-    }
-  }
+  memory_.release_all(segments_);
   copy_stream_[0].reset();
   copy_stream_[1].reset();
   nvme_.reset();

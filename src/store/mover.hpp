@@ -72,11 +72,14 @@ class SegmentMemory {
   bool has_budget(Tier tier, std::int64_t bytes) const;
   void give(ActionNode& node, void* data);  // what it allocates; the node is done
   void free(ActionNode& node);              // what it frees; the node is done
-  void*& at(SegmentId segment, Tier tier) const { return words_[segment].memory[index_of(tier)]; }
+  void release_all(SegmentId segments);     // of the first so many, where no node is left
+  void* at(SegmentId segment, Tier tier) const { return words_[segment].memory[index_of(tier)]; }
   const NodeList& queue(Tier tier) const { return queue_[index_of(tier)]; }
   const NodeList& frees(Tier tier) const { return frees_[index_of(tier)]; }
 
  private:
+  void*& of(SegmentId segment, Tier tier) { return words_[segment].memory[index_of(tier)]; }
+
   const TensorTable& table_;
   const TensorStore::Options& options_;
   const Blocks<CopyWord>& words_;

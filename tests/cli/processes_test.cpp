@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <iterator>
 #include <random>
 #include <set>
@@ -93,6 +94,18 @@ class ProcessesTest : public CliTest {
     }
     std::sort(found.begin(), found.end());
     return found;
+  }
+  // Whether a process has the thread that looks for its launcher, which begins before MPI does.
+  bool watches_its_launcher() const {
+    for (const pid_t pid : processes("ziggurat")) {
+      std::error_code error;
+      for (const auto& thread : fs::directory_iterator(fmt::format("/proc/{}/task", pid), error)) {
+        std::string name;
+        std::ifstream(thread.path() / "comm") >> name;
+        if (name == "zg-launcher") return true;
+      }
+    }
+    return false;
   }
   bool nobody_is_left(double seconds) const {
     for (double waited = 0; waited < seconds; waited += 0.05) {
@@ -289,8 +302,8 @@ TEST_F(ProcessesTest, AProcessThatNeverStartsEndsTheOthers) {
 
   Outcome o;
   std::thread launcher([&] { o = run_in(mpirun(1), train_words("host:2", "out") + never); });
-  for (double waited = 0; waited < 10 && processes("ziggurat").empty(); waited += 0.01) sleep_for(0.01);
-  sleep_for(0.5);  // within MPI_Init
+  for (double waited = 0; waited < 20 && !watches_its_launcher(); waited += 0.01) sleep_for(0.01);
+  EXPECT_TRUE(watches_its_launcher()) << "no process waits for the other";
   for (const pid_t pid : processes("orterun")) kill(pid, SIGKILL);
   for (double waited = 0; waited < 10 && !processes("ziggurat").empty(); waited += 0.01) sleep_for(0.01);
   EXPECT_TRUE(processes("ziggurat").empty());
@@ -306,7 +319,7 @@ TEST_F(ProcessesTest, AProcessThatIsKilledEndsAllOthers) {
   const char* const asked = std::getenv("ZG_TEST_KILLS");
   const int kills = asked != nullptr ? std::atoi(asked) : 10;
   // Open MPI may wait for ever where a process is killed within MPI_Init.
-  const Strings in_time{"--join-timeout", "20"};
+  const Strings in_time{"--join-timeout", "10"};
   std::mt19937_64 random(test::test_seed(17));
   const auto uniform = [&](double most) { return std::uniform_real_distribution<double>(0, most)(random); };
   const auto begin = std::chrono::steady_clock::now();

@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <cstdlib>
 #include <mutex>
 #include <random>
 
@@ -227,11 +228,13 @@ std::string model_name(const testing::TestParamInfo<int>& one) {
 }
 INSTANTIATE_TEST_SUITE_P(Models, GridMatrixOf, testing::Range(0, 4), model_name);
 
-// Ten steps of SGD with rate 1, in both formats, on every grid of eight ranks without stages, which change no
-// bits: what two steps would not show. What a few steps have drifted apart, ten have magnified.
+// Ten steps of SGD with rate 1 on every grid of eight ranks without stages, which change no bits: what two
+// steps would not show. What a few steps have drifted apart, ten have magnified. Each model has each grid in
+// one of the formats, and the next model in the other one; with ZG_GRID_MATRIX all have both.
 class GridTenSteps : public testing::TestWithParam<int> {};
 
 TEST_P(GridTenSteps, AreOneRank) {
+  const bool whole = std::getenv("ZG_GRID_MATRIX") != nullptr;
   Runs runs(10);
   std::map<int, Distance> most;
   int cases = 0;
@@ -242,6 +245,7 @@ TEST_P(GridTenSteps, AreOneRank) {
       for (c[kTensor] = 0; c[kTensor] < 5; ++c[kTensor]) {
         for (c[kContext] = 0; c[kContext] < 4; ++c[kContext]) {
           if (fewest_ranks(c) != kMostRanks) continue;
+          if (!whole && (c[kFormat] + c[kData] + c[kTensor] + c[kContext] + GetParam()) % 2 != 0) continue;
           SCOPED_TRACE(text_of(c));
           most[c[kFormat]].raise(runs.check(c));
           ++cases;
@@ -250,7 +254,7 @@ TEST_P(GridTenSteps, AreOneRank) {
       }
     }
   }
-  EXPECT_EQ(cases, 2 * 13);
+  EXPECT_EQ(cases, whole ? 2 * 13 : 13);
   fmt::print("{} grids\n| format | {}\n", cases, kDistanceColumns);
   for (const auto& [format, d] : most)
     fmt::print("| {} | {}\n", axes()[kFormat].values[static_cast<std::size_t>(format)], distance_row(d));

@@ -107,7 +107,8 @@ TEST(ResidencyDirect, WhatIsFreeMakesWayForWhatIsNot) {
       std::vector<Action> actions;
       EXPECT_FALSE(residency.decide(0, op, actions));
     }
-    EXPECT_EQ(residency.copies().traffic(), (Traffic{.nvme_read = 3 * kPage, .device_to_host = kPage})) << direct;
+    EXPECT_EQ(residency.copies().traffic(), (Traffic{.nvme_read = 3 * kPage, .device_to_host = kPage}))
+        << direct;
   }
 }
 

@@ -1,8 +1,8 @@
 // Which tiers have a copy of each segment, the memory that these copies take, and the bytes that their moves
 // come to. A part of Residency, which decides all changes.
 //
-// A copy that is present is current. Only the functions of this table change a segment's state, and only by
-// the transitions of copy_states.hpp; any other is a bug and aborts.
+// A copy that is present is current. Only the functions of this table change a segment's state, and but for
+// assume_on_nvme() only by the transitions of copy_states.hpp; any other is a bug and aborts.
 //
 // Not thread-safe.
 #pragma once

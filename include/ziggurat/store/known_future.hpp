@@ -22,6 +22,7 @@ class KnownFuture {
   std::int32_t position() const { return at_; }
   // Accesses since the first program began. One more than the position, which begins at -1.
   std::uint64_t now() const { return base_ + static_cast<std::uint64_t>(at_ + 1); }
+  // Only where something is known.
   std::uint64_t distance_to(std::int32_t position) const {
     return static_cast<std::uint64_t>(position > at_ ? position - at_
                                                      : position + program_->access_count() - at_);
@@ -31,7 +32,7 @@ class KnownFuture {
   std::uint64_t next_access(SegmentId id) const;
   std::uint64_t next_read(SegmentId id) const;
   std::uint64_t next_use(SegmentId id, Tier tier, bool on_device) const;
-  // Whether the rest of the program overwrites the content before it reads it.
+  // Whether the rest of the program, which is known, overwrites the content before it reads it.
   bool is_overwritten(SegmentId id) const;
 
  private:

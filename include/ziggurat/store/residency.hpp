@@ -74,7 +74,8 @@ class LeaseProbe {
 };
 
 // Which copies may not be evicted by the decision that is being made, and by its present search for room.
-// Each new decision, and each new search at a tier, begins with none.
+// Each new decision, and each new search at a tier, begins with none. Also which decision was the last to use
+// a segment.
 class EvictionMarks {
  public:
   void grow(std::int32_t segments) { marks_.resize(static_cast<std::size_t>(segments)); }

@@ -40,8 +40,8 @@ struct TensorSpec {
   Tier lowest = Tier::kNvme;          // the lowest tier that it may be demoted to
   std::int64_t segment_elements = 0;  // 0: one segment
   int priority = 0;                   // copies of a lower priority are evicted first
-  // Kept on NVMe, 1 to 64; with 2 or more, a write-back leaves the version before it whole, as long as
-  // another slot is not pinned.
+  // Kept on NVMe, 1 to 64; with 2 or more, a write-back leaves the version before it whole, as long as another slot
+  // is not pinned.
   int versions = 1;
 };
 

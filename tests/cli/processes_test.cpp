@@ -289,7 +289,7 @@ TEST_F(ProcessesTest, AProcessThatIsDelayedChangesNoBit) {
 }
 
 // MPI's initialisation waits for all processes. One that never comes ends the others in time, with a text,
-// and so does a launcher that is killed while they wait.
+// and so does a launcher that is killed while they wait (of which Open MPI learns by itself, too).
 TEST_F(ProcessesTest, AProcessThatNeverStartsEndsTheOthers) {
   const Strings never{":", "-n", "1", "sleep", "20"};
   const Outcome late =

@@ -1,6 +1,23 @@
 #include "ziggurat/store/known_future.hpp"
 
+#include <algorithm>
+
 namespace zg {
+
+// Calls visit(access, distance) for the segment's accesses in their order, until it returns false.
+template <class Visit>
+void KnownFuture::visit(SegmentId id, Visit&& visit) const {
+  const Program* p = program_;
+  if (p == nullptr || !p->knows(id)) return;
+  const auto uses = p->uses(id);
+  const auto rest = std::upper_bound(uses.begin(), uses.end(), at_);
+  for (auto it = rest; it != uses.end(); ++it) {
+    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it - at_))) return;
+  }
+  for (auto it = uses.begin(); it != rest; ++it) {
+    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it + p->access_count() - at_))) return;
+  }
+}
 
 void KnownFuture::follow(const Program* program, std::int32_t position) {
   base_ += accesses_;

@@ -219,11 +219,11 @@ PolicyFactory policy_by_name(const std::string& name) {
 }
 
 PolicyTable::PolicyTable(PolicyFactory make) : make_(make ? std::move(make) : default_policy()) {
-  use_future_ = make_()->uses_future();
+  uses_future_ = make_()->uses_future();
 }
 
 PolicyTable::PolicyTable(const PolicyTable& o)
-    : make_(o.make_), use_future_(o.use_future_), priorities_(o.priorities_), level_(o.level_) {
+    : make_(o.make_), uses_future_(o.uses_future_), priorities_(o.priorities_), level_(o.level_) {
   for (std::size_t t = 0; t < policies_.size(); ++t) {
     for (const auto& policy : o.policies_[t]) policies_[t].push_back(policy->clone());
   }

@@ -102,7 +102,7 @@ std::uint64_t Residency::next_use(SegmentId id, Tier tier) const {
 
 // Whether the copy may be evicted if it is not leased.
 bool Residency::could_evict(SegmentId id, Tier tier) const {
-  if (!marks_.may_go(id, tier) || copies_.is_pinned(id, tier)) return false;
+  if (!marks_.may_evict(id, tier) || copies_.is_pinned(id, tier)) return false;
   const std::uint64_t horizon = horizon_[index_of(tier)];
   if (horizon != kNever && next_use(id, tier) <= horizon) return false;
   const bool can_demote = table_.segment(id).lowest > tier;

@@ -5,7 +5,6 @@
 //
 // Not thread-safe.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 
 #include "ziggurat/store/policy.hpp"
@@ -44,20 +43,5 @@ class KnownFuture {
   std::int32_t at_ = -1;
   std::uint64_t base_ = 0;  // accesses of all programs before this one
 };
-
-// Calls visit(access, distance) for the segment's accesses in their order, until it returns false.
-template <class Visit>
-void KnownFuture::visit(SegmentId id, Visit&& visit) const {
-  const Program* p = program_;
-  if (p == nullptr || !p->knows(id)) return;
-  const auto uses = p->uses(id);
-  const auto rest = std::upper_bound(uses.begin(), uses.end(), at_);
-  for (auto it = rest; it != uses.end(); ++it) {
-    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it - at_))) return;
-  }
-  for (auto it = uses.begin(); it != rest; ++it) {
-    if (!visit(p->access(*it), static_cast<std::uint64_t>(*it + p->access_count() - at_))) return;
-  }
-}
 
 }  // namespace zg

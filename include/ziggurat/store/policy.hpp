@@ -107,7 +107,7 @@ class PolicyTable {
   PolicyTable(PolicyTable&&) = default;
   void grow(const TensorTable& table);  // after tensors were added to it
 
-  bool use_future() const { return use_future_; }  // whether they decide by next uses
+  bool uses_future() const { return uses_future_; }  // whether they decide by next uses
   std::int32_t level(SegmentId id) const { return level_[static_cast<std::size_t>(id)]; }
   Policy& of(SegmentId id, Tier tier) const {
     return *policies_[index_of(tier)][static_cast<std::size_t>(level(id))];
@@ -117,7 +117,7 @@ class PolicyTable {
 
  private:
   PolicyFactory make_;
-  bool use_future_ = true;
+  bool uses_future_ = true;
   std::vector<int> priorities_;      // all that the tensors have, ascending
   std::vector<std::int32_t> level_;  // by segment: index into priorities_
   std::array<std::vector<std::unique_ptr<Policy>>, 2> policies_;

@@ -84,7 +84,7 @@ class EvictionMarks {
   void release(SegmentId id, Tier tier) { of(id).hold[index_of(tier)] = 0; }
   void begin_search(Tier tier) { search_[index_of(tier)] = ++searches_; }
   void refuse(SegmentId id, Tier tier) { of(id).refused[index_of(tier)] = search_[index_of(tier)]; }
-  bool may_go(SegmentId id, Tier tier) const {
+  bool may_evict(SegmentId id, Tier tier) const {
     const std::size_t t = index_of(tier);
     const Marks& m = marks_[static_cast<std::size_t>(id)];
     return m.hold[t] != decision_ && m.refused[t] != search_[t];
@@ -151,7 +151,7 @@ class Residency {
   // A pinned copy is not evicted from its tier; a write at another tier still drops it. Pins are counted.
   void pin(SegmentId segment, Tier tier) { copies_.pin(segment, tier); }
   void unpin(SegmentId segment, Tier tier) { copies_.unpin(segment, tier); }
-  bool uses_future() const { return policies_.use_future(); }
+  bool uses_future() const { return policies_.uses_future(); }
 
   const CopyTable& copies() const { return copies_; }
   // Records that the tier has a current copy of the segment, without any move; for dry runs.

@@ -26,6 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 STAGES = {
     "suite": (100, 20),
     "suite-store": (75, 20),
+    "bits": (200, 60),
     "gpt2-124m": (130, 45),
     "copies": (30, 10),
     "gpt2-1.5b": (150, 60),

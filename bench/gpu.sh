@@ -9,6 +9,7 @@
 # that no longer fits is listed as not run, and a second command goes on with the rest (--continue, or --stages):
 #   suite         the GPU's tests of ops and runtime, all of which must run
 #   suite-store   the store's
+#   bits          GPT-2 124M trained under several placements: the same losses and weights to the last bit?
 #   gpt2-124m     training steps beside PyTorch's, in turns
 #   copies        host <-> device beside cudaMemcpyAsync
 #   gpt2-1.5b     as gpt2-124m, one program after the other, since both do not fit

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 
+import gpu_bits
 import gpu_large
 import gpu_machine
 from gpu_support import ROOT, Cut, Failed, Skipped, Stage, Steps, ours, peak_of
@@ -335,7 +336,7 @@ def hang(stage):
 
 STAGES = {name: suite for name in SUITES} | {
     "gpt2-124m": gpt2_124m, "copies": copies, "gpt2-1.5b": gpt2_1_5b, "kernels": kernels, "graphs": graphs, "llama-7b": gpu_large.llama_7b,
-    "sanitizer": sanitizer, "ranks": ranks, "largest": gpu_large.largest, "fail": fail, "hang": hang}
+    "bits": gpu_bits.bits, "sanitizer": sanitizer, "ranks": ranks, "largest": gpu_large.largest, "fail": fail, "hang": hang}
 
 
 def main():

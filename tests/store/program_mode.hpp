@@ -58,13 +58,31 @@ inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets)
   return residency.copies().traffic();
 }
 
-// The smallest host budget for a device budget, page by page; and the smallest device budget that has one,
-// granule by granule.
+// A multiple of the unit that fits where one unit less does not, found by halving: a GPU's segments are of megabytes, and
+// page by page there are tens of thousands of dry runs.
+template <class Fits>
+std::int64_t smallest_that_fits(std::int64_t unit, Fits&& fits) {
+  if (fits(0)) return 0;
+  std::int64_t low = 0, high = 1;
+  for (; !fits(high * unit); high *= 2) low = high;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (fits(middle * unit) ? high : low) = middle;
+  }
+  return high * unit;
+}
+
+// The smallest device budget with which host memory for everything suffices, and the smallest host budget for it.
 inline Budgets smallest_budgets(const Scenario& s, bool direct = false) {
   Budgets budgets{0, s.table.total_charge(Tier::kHost), direct};
-  while (!dry_run(s, budgets)) budgets.device += s.table.device_granule();
-  budgets.host = 0;
-  while (!dry_run(s, budgets)) budgets.host += 4096;
+  const auto search = [&](std::int64_t& budget, std::int64_t unit) {
+    budget = smallest_that_fits(unit, [&](std::int64_t bytes) {
+      budget = bytes;
+      return dry_run(s, budgets).has_value();
+    });
+  };
+  search(budgets.device, s.table.device_granule());
+  search(budgets.host, 4096);
   return budgets;
 }
 

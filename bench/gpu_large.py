@@ -125,8 +125,11 @@ class Search:
         return c
 
     def fits(self, layers, placement):
+        begin = time.monotonic()
         done = subprocess.run(self.command(layers, placement), capture_output=True, text=True, env=self.stage.environment)
         self.last = (done.stdout + done.stderr).strip().splitlines()
+        if (seconds := time.monotonic() - begin) > 10:
+            self.stage.say(f"{layers} layers {'fit' if done.returncode == 0 else 'do not fit'}, planned in {seconds:.0f} s")
         return done.returncode == 0
 
     def most(self, placement, start):
@@ -152,7 +155,8 @@ def largest(stage):
     if stage.tiny:
         host, disk_bytes = 96 << 20, 192 << 20
         settings = TINY_LLAMA + ["model.hidden_size=128", "train_batch_size=2", "tiers.device=64MiB"]
-    settings.append(f"tiers.host={host}")
+    # A layer fits in each of these budgets; that a model which does not fit whole is tried in tiles would take time.
+    settings += [f"tiers.host={host}", "tiers.tiles=off"]
     nvme = "tiers.nvme=" + json.dumps([{"path": str(disk), "bytes": disk_bytes}])
     ways = {"no drive": [], "anything may go to the drive": [nvme],
             "optimizer state may go to the drive": [nvme, "zero_optimization.stage=3", "zero_optimization.offload_param.device=cpu",

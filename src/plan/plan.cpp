@@ -44,12 +44,13 @@ struct PaperRun {
   int programs_run = 0;
 };
 
+constexpr int kMostPrograms = 96;  // of an exploration
+
 // Dry-runs the activities of a training run in every order that is possible, from every placement of copies
 // that results: whether a program fits depends on where copies are when it starts, and so on what ran before.
 // A training loop soon repeats itself, so the placements are few; if they are not, the search is cut off,
 // after the common orders.
 std::optional<NoRoom> explore(PaperRun start, Budgets& peak) {
-  constexpr int kMostPrograms = 96;
   std::deque<PaperRun> waiting;
   waiting.push_back(std::move(start));
   std::set<std::pair<std::uint64_t, ProgramSequence>> known;
@@ -133,8 +134,19 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
 
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct) {
-  return smallest_budgets(layout.table, {}, device, direct,
-                          [&](const Budgets& budgets) { return make_plan(layout, programs, budgets).fits; });
+  FitTests tests;
+  tests.fits = [&](const Budgets& budgets) { return make_plan(layout, programs, budgets).fits; };
+  // Every run begins so; the other orders of programs take thirty times as long.
+  tests.may_fit = [&](const Budgets& budgets) {
+    PaperRun run(layout, programs, budgets);
+    return !run.run(Activity::kInitialize) && !run.run(Activity::kStep) && !run.run(Activity::kStep);
+  };
+  // A model of a hundred layers in tiles has a million accesses a step, and an answer is wanted in seconds.
+  constexpr std::int64_t kAccesses = 1 << 24;
+  const std::int64_t of_a_plan = kMostPrograms * programs.step.program.access_count();
+  if (of_a_plan > kAccesses / 64)
+    tests.most = static_cast<int>(std::max<std::int64_t>(1, kAccesses / of_a_plan));
+  return smallest_budgets(layout.table, {}, device, direct, tests);
 }
 
 namespace {

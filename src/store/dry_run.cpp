@@ -5,16 +5,48 @@
 namespace zg {
 namespace {
 
-std::optional<std::int64_t> search(std::int64_t low, std::int64_t high, std::int64_t step,
-                                   const std::function<bool(std::int64_t)>& does) {
-  if (does(low)) return low;
-  if (!does(high)) return std::nullopt;
-  while (high - low > step) {
-    const std::int64_t middle = low + (high - low) / (2 * step) * step;
-    (does(middle) ? high : low) = middle;
+// A budget, from the least that is in question to the one that holds everything.
+class Search {
+ public:
+  using Test = std::function<bool(std::int64_t)>;
+
+  Search(std::int64_t least, std::int64_t everything, std::int64_t step)
+      : low_(least), everything_(everything), step_(step) {}
+
+  std::optional<std::int64_t> smallest(const Test& fits) {
+    if (fits(low_)) return low_;
+    if (!fits(everything_)) return std::nullopt;
+    return between(low_, everything_, fits, kNoLimit);
   }
-  return high;
-}
+
+  // The same where `may` tells from where on it is worth while to ask.
+  std::optional<std::int64_t> smallest(const Test& may, const Test& fits, int most) {
+    const std::optional<std::int64_t> from = smallest(may);
+    if (!from || fits(*from)) return from;
+    // It is seldom far from there.
+    std::int64_t stride = most == kNoLimit ? step_ : (*from / 64 + step_) / step_ * step_;
+    for (std::int64_t low = *from; low < everything_; stride *= 2) {
+      const std::int64_t next = std::min(low + stride, everything_);
+      --most;
+      if (fits(next)) return between(low, next, fits, most);
+      low = next;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr int kNoLimit = FitTests::kNoLimit;
+
+  std::int64_t between(std::int64_t low, std::int64_t high, const Test& fits, int most) const {
+    for (; high - low > step_ && most > 0; --most) {
+      const std::int64_t middle = low + (high - low) / (2 * step_) * step_;
+      (fits(middle) ? high : low) = middle;
+    }
+    return high;
+  }
+
+  std::int64_t low_, everything_, step_;
+};
 
 }  // namespace
 
@@ -36,17 +68,23 @@ std::optional<NoRoom> dry_run(Residency& residency, const Program& program, DryR
 }
 
 std::optional<Budgets> smallest_budgets(const TensorTable& table, const Budgets& least, std::int64_t device,
-                                        bool direct, const std::function<bool(const Budgets&)>& fits) {
+                                        bool direct, const FitTests& tests) {
   constexpr std::int64_t kPage = 4096;
   const std::int64_t granule = table.device_granule();
   const Budgets everything{table.total_charge(Tier::kDevice), table.total_charge(Tier::kHost)};
-  const auto least_device = search(least.device, everything.device, granule, [&](std::int64_t d) {
-    return fits({d, everything.host, direct});
+  // `budgets`: as a function of the bytes in question.
+  const auto search = [&](Search in, auto&& budgets) {
+    const auto fits = [&](std::int64_t bytes) { return tests.fits(budgets(bytes)); };
+    if (!tests.may_fit) return in.smallest(fits);
+    return in.smallest([&](std::int64_t bytes) { return tests.may_fit(budgets(bytes)); }, fits, tests.most);
+  };
+  const auto least_device = search({least.device, everything.device, granule}, [&](std::int64_t bytes) {
+    return Budgets{bytes, everything.host, direct};
   });
   if (!least_device) return std::nullopt;
   const std::int64_t d = std::max(device / granule * granule, *least_device);
-  const auto least_host = search(least.host, everything.host, kPage, [&](std::int64_t h) {
-    return fits({d, h, direct});
+  const auto least_host = search({least.host, everything.host, kPage}, [&](std::int64_t bytes) {
+    return Budgets{d, bytes, direct};
   });
   if (!least_host) return std::nullopt;
   return Budgets{*least_device, *least_host, direct};

@@ -45,14 +45,24 @@ std::uint64_t KnownFuture::next_read(SegmentId id) const {
 }
 
 std::uint64_t KnownFuture::next_use(SegmentId id, Tier tier, bool on_device) const {
-  std::uint64_t found = kNever;
-  visit(id, [&](const AccessStep& a, std::uint64_t distance) {
-    if (a.access == Access::kOverwrite) return false;
-    const bool serves = a.tier == tier || (tier == Tier::kHost && !on_device);
-    if (serves) found = distance;
-    return !serves && a.access == Access::kRead && !a.last;
-  });
-  return found;
+  const Program* p = program_;
+  if (p == nullptr || !p->knows(id)) return kNever;
+  const auto uses = p->uses(id), behind_reads = p->behind_reads(id);
+  const auto rest = static_cast<std::size_t>(std::upper_bound(uses.begin(), uses.end(), at_) - uses.begin());
+  const struct {
+    std::size_t begin, end;
+    std::int32_t later;
+  } rounds[] = {{rest, uses.size(), 0}, {0, rest, p->access_count()}};
+  for (const auto& round : rounds) {
+    for (std::size_t i = round.begin; i < round.end; i = static_cast<std::size_t>(behind_reads[i])) {
+      const AccessStep& a = p->access(uses[i]);
+      if (a.access == Access::kOverwrite) return kNever;
+      if (a.tier == tier || (tier == Tier::kHost && !on_device))
+        return static_cast<std::uint64_t>(uses[i] + round.later - at_);
+      if (a.access != Access::kRead || a.last) return kNever;
+    }
+  }
+  return kNever;
 }
 
 bool KnownFuture::is_overwritten(SegmentId id) const {

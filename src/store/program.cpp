@@ -1,5 +1,7 @@
 #include "ziggurat/store/program.hpp"
 
+#include <optional>
+
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
@@ -27,6 +29,20 @@ void Program::finish(std::int32_t segment_count) {
   for (std::int32_t p = 0; p < access_count(); ++p) {
     uses_[static_cast<std::size_t>(fill[static_cast<std::size_t>(access(p).segment)]++)] = p;
   }
+  behind_reads_.resize(uses_.size());
+  for (SegmentId id = 0; id < segment_count; ++id) {
+    const auto uses = this->uses(id);
+    const auto read_at = [&](std::size_t i) {
+      const AccessStep& a = access(uses[i]);
+      return a.access == Access::kRead && !a.last ? std::optional(a.tier) : std::nullopt;
+    };
+    const auto behind = behind_reads_.begin() + use_first_[static_cast<std::size_t>(id)];
+    for (std::size_t i = uses.size(); i-- > 0;) {
+      const bool goes_on = i + 1 < uses.size() && read_at(i) && read_at(i) == read_at(i + 1);
+      const auto at = static_cast<std::ptrdiff_t>(i);
+      behind[at] = goes_on ? behind[at + 1] : static_cast<std::int32_t>(i + 1);
+    }
+  }
 }
 
 std::span<const AccessStep> Program::op(std::int32_t index) const {
@@ -39,6 +55,10 @@ std::span<const std::int32_t> Program::uses(SegmentId segment) const {
   const auto first = use_first_[static_cast<std::size_t>(segment)];
   const auto end = use_first_[static_cast<std::size_t>(segment) + 1];
   return {uses_.data() + first, static_cast<std::size_t>(end - first)};
+}
+
+std::span<const std::int32_t> Program::behind_reads(SegmentId segment) const {
+  return {behind_reads_.data() + use_first_[static_cast<std::size_t>(segment)], uses(segment).size()};
 }
 
 std::uint64_t Program::hash() const {

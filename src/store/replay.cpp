@@ -208,7 +208,8 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
       throw Error(Errc::kInterrupted, "replay", "interrupted");
     return !replay(trace, budgets, default_policy(), {.rounds = 2}).obstacle;
   };
-  return smallest_budgets(trace.table, largest_operation(trace.table, programs), device, direct, fits);
+  return smallest_budgets(trace.table, largest_operation(trace.table, programs), device, direct,
+                          {.fits = fits});
 }
 
 // A Fenwick tree by position has the bytes of each segment at its last use so far; the distance of a use is

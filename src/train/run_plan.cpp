@@ -9,6 +9,7 @@
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/run_checks.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/io/depth.hpp"
@@ -384,6 +385,7 @@ class Planner {
 
   // After fit(). Where the run may have whole layers, tiles are named only if they need less.
   [[noreturn]] void throw_no_room() {
+    log::progress("the run does not fit; looking for the smallest budgets with which it does");
     std::optional<Budgets> least = smallest();
     bool tiles_need_less = in_tiles();
     if (in_tiles() && !must_be_in_tiles_) {
@@ -397,6 +399,7 @@ class Planner {
     const NoRoom obstacle = *plan_.dry_run.obstacle;
     const std::string name = layout().table.segment_name(obstacle.segment);
     least = smallest_of_all_stages(least, tiles_need_less ? Blocks::kInTiles : Blocks::kWhole);
+    log::progress("");
     std::string tiles;
     if (tiles_need_less) tiles = fmt::format(", where {} multiplied in tiles", tiled_units());
     if (!least) {

@@ -37,7 +37,8 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
                       const Budgets& in_flight);
 
 // The smallest budgets under which the run fits, without the workspace; nothing if there are none. `device`:
-// as for the smallest_budgets() of dry_run.hpp.
+// as for the smallest_budgets() of dry_run.hpp. With hundreds of thousands of accesses a step they fit, and
+// may be a few hundredths above the smallest: the exact ones would take minutes.
 std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms& programs,
                                         std::int64_t device, bool direct = false);
 

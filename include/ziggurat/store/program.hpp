@@ -40,6 +40,10 @@ class Program {
   bool knows(SegmentId segment) const { return static_cast<std::size_t>(segment) + 1 < use_first_.size(); }
   // Positions at which a segment is accessed, ascending.
   std::span<const std::int32_t> uses(SegmentId segment) const;
+  // Beside each of uses(): the index in it of the first later use that is not such a read at the same tier as
+  // this one, where this is a read that is not the last. The tiles of a layer read one input hundreds of
+  // times.
+  std::span<const std::int32_t> behind_reads(SegmentId segment) const;
   // A hash of the operations: equal programs have equal hashes, on every rank.
   std::uint64_t hash() const;
 
@@ -48,7 +52,8 @@ class Program {
   std::vector<std::int32_t> op_first_;
   std::vector<std::int64_t> op_time_;
   std::vector<AccessStep> accesses_;
-  std::vector<std::int32_t> use_first_, uses_;
+  // All segments' uses, segment by segment, and where each segment's begin; and behind_reads() of all.
+  std::vector<std::int32_t> use_first_, uses_, behind_reads_;
 };
 
 }  // namespace zg

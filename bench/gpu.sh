@@ -20,7 +20,7 @@
 #   graphs        GPT-2 124M with operations as CUDA graphs, in large batches and in small ones
 #   sanitizer     compute-sanitizer's memcheck and racecheck over the op tests
 #   largest       the largest model that this machine holds takes a step
-# OUT_DIR (default build/gpu) gets gpu.json and gpu.md, written anew after every stage, and the logs. All stages take three
+# OUT_DIR (default build/gpu) gets gpu.json and gpu.md, written anew after every stage, and the logs. All stages take four
 # commands of at most 9 minutes.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -33,15 +33,13 @@ def groups(stage):
     """Group -> {case: (settings, steps before it is stopped and resumed, or None)}; the first case is what the others must equal."""
     whole = ["tiers.host=8GiB" if not stage.tiny else "tiers.host=64MiB"]
     least = 1200 if not stage.tiny else 5000
-    small, middle, large = (budgets(stage, n * least, 700 if not stage.tiny else 2500) for n in (1, 2, 3))
+    small, large = (budgets(stage, n * least, 700 if not stage.tiny else 2500) for n in (1, 3))
     own = ["cuda.attention=own"]
     tiles = ["tiers.tiles=on"]
     micro = ["train_micro_batch_size_per_gpu=4"]
     return {
-        "GPT-2 124M": {"whole": (whole, None), "device 3": (large, None), "device 2": (middle, None), "device 1": (small, None),
-                       "device 1, checkpoints": (small + ["checkpoint.every=2"], None),
-                       "device 1, stopped after 4 and resumed": (small + ["checkpoint.every=2"], 4),
-                       "whole, graphs": (whole + ["cuda.graphs=true"], None)},
+        "GPT-2 124M": {"whole": (whole, None), "whole, graphs": (whole + ["cuda.graphs=true"], None), "device 3": (large, None),
+                       "device 1": (small, None), "device 1, stopped after 4 and resumed": (small + ["checkpoint.every=2"], 4)},
         "own attention, micro-batches of 4": {"whole": (whole + own + micro, None), "device 1, graphs": (small + own + micro + ["cuda.graphs=true"], None)},
         "tiles": {"whole": (whole + tiles, None), "device 1": (small + tiles, None)},
     }

@@ -1,10 +1,8 @@
 #include "train/run_checkpoints.hpp"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <random>
 
@@ -207,7 +205,7 @@ void RunCheckpoints::compare(const RunPlan& plan) {
   }
 }
 
-void RunCheckpoints::prepare() const {
+void RunCheckpoints::prepare() {
   if (processes_.number() > 0 || !config_.asked()) return;
   if (const auto there = list_checkpoints(config_.path); !there.empty() && !from_) {
     throw Error(Errc::kUsage, config_.path,
@@ -215,6 +213,7 @@ void RunCheckpoints::prepare() const {
                 "train --resume goes on from it, ziggurat checkpoint discard removes it, and another "
                 "output.dir leaves it");
   }
+  locks_.push_back(std::make_unique<DirectoryLock>("checkpoint.path", config_.path));
   for (const std::string& path : unfinished_checkpoints(config_.path)) {
     const std::string failed = remove_directory(files_, path);
     failed.empty() ? log::info("removed {}, which was not completed", path)
@@ -230,17 +229,11 @@ void RunCheckpoints::prepare() const {
   if (adoption_) take_over();
 }
 
-// Makes the directory of the copies, in which nobody else's are, and removes what a killed run has left
+// Takes the directory of the copies, in which nobody else's are, and removes what a killed run has left
 // there.
-void RunCheckpoints::prepare_exports() const {
+void RunCheckpoints::prepare_exports() {
   const std::string& path = config_.exports.path;
-  std::error_code error;
-  std::filesystem::create_directories(path, error);
-  if (error || ::access(path.c_str(), W_OK) != 0) {
-    throw Error(Errc::kUsage, "checkpoint.export.path " + path,
-                fmt::format("cannot be written to: {}", error ? error.message() : errno_text(errno)),
-                "check the directory and its permissions, or name another");
-  }
+  locks_.push_back(std::make_unique<DirectoryLock>("checkpoint.export.path", path));
   for (const CheckpointEntry& entry : copies_in(config_)) {
     const std::string run = run_of(entry);  // a damaged one is in nobody's way, and goes when it is old
     if (run.empty() || run == run_) continue;

@@ -10,6 +10,7 @@
 
 #include "train/adoption.hpp"
 #include "train/checkpointer.hpp"
+#include "train/directory_lock.hpp"
 #include "train/exporter.hpp"
 #include "ziggurat/comm/processes.hpp"
 
@@ -31,9 +32,10 @@ class RunCheckpoints {
 
   const Checkpoint* from() const { return from_ ? &*from_ : nullptr; }  // null: from the first step
   std::int64_t first_step() const { return from_ ? from_->manifest().step : 0; }
-  // Before anything is trained, once the drives are open: whether there is room, and nobody else's
-  // checkpoints are in the way. Removes what killed runs have left. In the first process alone.
-  void prepare() const;
+  // Before anything is trained, once the drives are open: takes the directories, in which nobody else's
+  // checkpoints may be in the way, and finds out whether there is room. Removes what killed runs have left.
+  // In the first process alone.
+  void prepare();
   // Before the ranks are added, in all processes: the world in which they agree where they commit beside the
   // training.
   void open_world(const std::vector<RunPlan>& plans, const CommOptions& options);
@@ -67,7 +69,7 @@ class RunCheckpoints {
  private:
   bool has_copies_of_its_own() const;
   void open(const std::string& asked);
-  void prepare_exports() const;
+  void prepare_exports();
   void compare(const RunPlan& plan);
   void take_over() const;
 
@@ -89,7 +91,8 @@ class RunCheckpoints {
   std::vector<std::string> drives_;  // their directories
   std::vector<std::string> there_;   // all checkpoints in the run's directory, before any was looked at
   std::vector<std::unique_ptr<CommRank>> world_;  // empty: they agree in that of the training
-  std::unique_ptr<Exporter> exporter_;            // null: nothing is copied, or another process does it
+  std::vector<std::unique_ptr<DirectoryLock>> locks_;
+  std::unique_ptr<Exporter> exporter_;  // null: nothing is copied, or another process does it
   std::vector<std::unique_ptr<Checkpointer>> ranks_;
 };
 

@@ -552,6 +552,8 @@ BUGS = (
     Bug("the first process alone says whether the drives are flushed",
         ((SAVER, "good = all_are(!o_.flushes || sync_drives());", "good = all_are(!o_.flushes || sync_drives() || o_.plan->rank > 0);"),),
         ("zg_test_cli", "ProcessesTest.AFlushThatFails*")),
+    Bug("directories of checkpoints are shared with other runs",
+        (("src/train/directory_lock.cpp", "LOCK_EX | LOCK_NB", "LOCK_SH | LOCK_NB"),), ("zg_test_train", "Behind.TwoRuns*")),
     Bug("rows of reads go on at another tier",
         (("src/store/program.cpp", "read_at(i) && read_at(i) == read_at(i + 1);", "read_at(i) && read_at(i + 1);"),),
         ("zg_test_store", "KnownFuture.*")),

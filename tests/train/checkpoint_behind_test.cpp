@@ -311,6 +311,30 @@ TEST_F(Behind, AResumedRunCopiesWhatIsLeft) {
   EXPECT_EQ(steps_there(), (std::vector<std::int64_t>{7}));
 }
 
+// Both go on from one checkpoint, so that what one has begun looks to the other like what a killed run has
+// left.
+TEST_F(Behind, TwoRunsOfOneNameDoNotShareADirectory) {
+  run("out", {"steps=2"});
+  const std::string from = list_checkpoints(directory_ + "/out/checkpoints").front().path;
+  const auto trainer = [&](const std::string& name) {
+    auto t = std::make_unique<Trainer>(config(name, copied()), Trainer::Options{.resume = from});
+    t->start();
+    return t;
+  };
+  {
+    const auto first = trainer("a");
+    const std::string begun = copies() + "/0007-step-7.part-" + Checkpoint(from).manifest().run;
+    fs::create_directories(begun);
+    const Error copied_there = usage_error([&] { trainer("b"); });
+    EXPECT_EQ(copied_there.where(), "checkpoint.export.path " + copies());
+    EXPECT_HAS(copied_there.message(), "is in use by another run");
+    const Error saved_there = usage_error([&] { trainer("a"); });
+    EXPECT_EQ(saved_there.where(), "checkpoint.path " + directory_ + "/a/checkpoints");
+    EXPECT_TRUE(fs::exists(begun));
+  }
+  (void)trainer("b")->run();
+}
+
 TEST_F(Behind, WhatCannotBeCopiedIsRefusedBeforeTheFirstStep) {
   const auto refused = [&](const Strings& settings) {
     return usage_error([&] { (void)config("out", settings); });

@@ -1,0 +1,26 @@
+// A directory that one run has for itself while it lives. Private to src/train.
+//
+// Two runs that go on from one checkpoint are of one name (CheckpointManifest::run), so that each would take
+// the other's unfinished files for what a killed run has left. The kernel releases the lock when the process
+// ends, however it ends.
+#pragma once
+#include <string>
+
+namespace zg {
+
+class DirectoryLock {
+ public:
+  // Makes the directory where it is not there. `key`: the configuration's, which the error names. Throws
+  // Error(kUsage) where another run has the directory, of this process or another, or where it cannot be
+  // made. Where the file system has no locks (some network file systems), it is not locked, and a line says
+  // so.
+  DirectoryLock(const std::string& key, const std::string& path);
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  ~DirectoryLock();
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace zg

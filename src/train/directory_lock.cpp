@@ -36,8 +36,8 @@ DirectoryLock::DirectoryLock(const std::string& key, const std::string& path) {
                 "wait for it to end, end it, or name another directory");
   }
   if (failed != 0)
-    log::info("{} cannot be locked against other runs ({}): no other may write there", where,
-              errno_text(failed));
+    log::warning("{} cannot be locked against other runs ({}): no other may write there", where,
+                 errno_text(failed));
 }
 
 DirectoryLock::~DirectoryLock() {

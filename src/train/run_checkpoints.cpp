@@ -207,13 +207,13 @@ void RunCheckpoints::compare(const RunPlan& plan) {
 
 void RunCheckpoints::prepare() {
   if (processes_.number() > 0 || !config_.asked()) return;
+  locks_.push_back(std::make_unique<DirectoryLock>("checkpoint.path", config_.path));
   if (const auto there = list_checkpoints(config_.path); !there.empty() && !from_) {
     throw Error(Errc::kUsage, config_.path,
                 fmt::format("has a checkpoint of step {}, which a new run would replace", there.front().step),
                 "train --resume goes on from it, ziggurat checkpoint discard removes it, and another "
                 "output.dir leaves it");
   }
-  locks_.push_back(std::make_unique<DirectoryLock>("checkpoint.path", config_.path));
   for (const std::string& path : unfinished_checkpoints(config_.path)) {
     const std::string failed = remove_directory(files_, path);
     failed.empty() ? log::info("removed {}, which was not completed", path)

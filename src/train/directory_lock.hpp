@@ -17,10 +17,12 @@ class DirectoryLock {
   DirectoryLock(const std::string& key, const std::string& path);
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
+  // Removes the directory if this one has made it and it is empty: a run that was refused leaves nothing.
   ~DirectoryLock();
 
  private:
   int fd_ = -1;
+  std::string made_;  // the directory, if this one has made it
 };
 
 }  // namespace zg

@@ -335,6 +335,22 @@ TEST_F(Behind, TwoRunsOfOneNameDoNotShareADirectory) {
   (void)trainer("b")->run();
 }
 
+TEST_F(Behind, ARunThatIsRefusedLeavesNoDirectory) {
+  const auto start = [&](const std::string& name) {
+    Trainer trainer(config(name, copied({"steps=1"})));
+    trainer.start();
+    (void)trainer.run();
+    trainer.finish_exports();
+  };
+  start("first");
+  const std::string path = directory_ + "/second/checkpoints";
+  EXPECT_HAS(usage_error([&] { start("second"); }).message(), "which is no copy of this run's");
+  EXPECT_FALSE(fs::exists(path));
+  fs::create_directories(path);
+  EXPECT_HAS(usage_error([&] { start("second"); }).message(), "which is no copy of this run's");
+  EXPECT_TRUE(fs::exists(path)) << "it was there before";
+}
+
 TEST_F(Behind, WhatCannotBeCopiedIsRefusedBeforeTheFirstStep) {
   const auto refused = [&](const Strings& settings) {
     return usage_error([&] { (void)config("out", settings); });

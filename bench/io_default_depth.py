@@ -8,7 +8,8 @@ For each kind of load and size of block, io-bench without --queue-depth, io-benc
 would have more than 256 MiB in flight are left out) and fio at the default depth, with the same pages, take turns on one
 file; --rounds turns of --seconds each. A drive whose speed changes within seconds changes for all of them. Reported are
 medians of the rounds, and the median over the rounds of the ratio of the default to each fixed depth in the same round:
-the default's loss is that to the best of them. fio's huge pages must be there (as root,
+the default's loss is that to the best of them. The default takes part twice: what it loses to itself is noise, and a
+loss to another depth that is no more than that says nothing. fio's huge pages must be there (as root,
 echo 200 > /proc/sys/vm/nr_hugepages); else both use small ones in that comparison. The file is made, filled with
 noise, and removed unless it was there before.
 """
@@ -42,7 +43,7 @@ def turns(args, op, block):
     default = ours_default(args, op, block)  # also warms the drive up; not counted
     depth = default["depth"]
     fixed = [d for d in args.depths if d * block <= MOST_IN_FLIGHT and d != depth]
-    runs = {"default": lambda: ours_default(args, op, block)}
+    runs = {name: lambda: ours_default(args, op, block) for name in ("default", "default again")}
     runs |= {f"depth {d}": lambda d=d: run_ours(args, op, block, d) for d in fixed}
     if args.fio:
         huge = io_vs_fio.free_huge_pages() >= depth * block // (2 * MIB) + 8
@@ -62,14 +63,15 @@ def turns(args, op, block):
 def case_of(args, op, block):
     default, results = turns(args, op, block)
     median = {name: statistics.median(rates) for name, rates in results.items()}
-    ratio = {name: statistics.median(d / r for d, r in zip(results["default"], rates)) for name, rates in results.items()
-             if name.startswith("depth")}
+    ratio_to = {name: statistics.median(d / r for d, r in zip(results["default"], rates)) for name, rates in results.items()}
+    ratio = {name: value for name, value in ratio_to.items() if name.startswith("depth")}
     # A depth that lost to the default cannot be the best; without any other the default is.
     worst = min(ratio, key=ratio.get, default=None)
     peer = "default, small pages" if "default, small pages" in results else "default"
     fio = statistics.median(o / f for o, f in zip(results[peer], results["fio"])) if args.fio else None
     return {"op": op, "block_size": block, "default_depth": default["depth"], "engine": default["engine"], "bytes_per_second": median,
             "all": results, "default_to_fixed": ratio, "best_fixed": worst, "default_to_best": ratio[worst] if worst else 1.0,
+            "default_to_itself": ratio_to["default again"],
             "pages": "small" if peer != "default" else "huge", "ours_to_fio": fio}
 
 
@@ -98,7 +100,7 @@ def main():
                                   "command": " ".join(["bench/io_default_depth.py"] + sys.argv[1:])}
     made = io_vs_fio.make_file(args)
     cases = []
-    print("| op | block | default depth | default GB/s | best fixed | default / best fixed | ours / fio (pages) |\n|---|---|---|---|---|---|---|")
+    print("| op | block | default depth | default GB/s | best fixed | default / best fixed | default / itself | ours / fio (pages) |\n|---|---|---|---|---|---|---|---|")
     try:
         for op in args.op:
             for block in args.block:
@@ -106,7 +108,7 @@ def main():
                 cases.append(case)
                 fio = f"{case['ours_to_fio']:.3f} ({case['pages']})" if args.fio else "-"
                 print(f"| {op} | {size_text(block)} | {case['default_depth']} | {case['bytes_per_second']['default'] / 1e9:.2f} | "
-                      f"{case['best_fixed'] or '-'} | {case['default_to_best']:.3f} | {fio} |", flush=True)
+                      f"{case['best_fixed'] or '-'} | {case['default_to_best']:.3f} | {case['default_to_itself']:.3f} | {fio} |", flush=True)
     finally:
         if made:
             os.unlink(args.file)

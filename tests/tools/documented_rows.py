@@ -434,7 +434,7 @@ ROWS = (
     Row("from_python", ("tests/store/c_api_ctypes.py",), why="is a test itself: store.c_api_from_python"),
 
     # Building.
-    Row("configure", ("cmake --preset release", "cmake --preset release *", "cmake -DZG_CUDA=ON",
+    Row("configure", ("cmake --preset release", "cmake --preset release *", "cmake --preset asan *", "cmake -DZG_CUDA=ON",
                       "cmake -B build -DZG_PYTHON=ON *"), why=BUILDS),
     Row("build", ("ninja -C build", "ninja -C build *", "ninja -C /tmp/ziggurat"), why=BUILDS, foreign=True),
     Row("build_folders", ("build/dev", "build/asan", "build/tsan", "build/cuda"), why="names a folder"),

@@ -14,7 +14,7 @@ namespace zg::io {
 namespace {
 
 int depth_of(std::int64_t bytes, std::int64_t block_size) {
-  constexpr std::int64_t kLeast = 4, kMost = 256;
+  constexpr std::int64_t kLeast = 4, kMost = 128;
   return static_cast<int>(std::clamp(bytes / std::max<std::int64_t>(1, block_size), kLeast, kMost));
 }
 

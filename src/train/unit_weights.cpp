@@ -1,7 +1,5 @@
 #include "train/unit_weights.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "ziggurat/base/log.hpp"
@@ -13,14 +11,6 @@ namespace {
 
 std::int64_t bytes_of(const Unit& unit) {
   return unit.count * static_cast<std::int64_t>(sizeof(float));
-}
-
-// Each token reads all weights once, at the speed of memory, which pages of 4 KiB would slow down by a fifth.
-void ask_for_large_pages(const Buffer& buffer) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(buffer.data());
-  const std::uintptr_t first = round_up(begin, 2 * kMiB),
-                       last = (begin + static_cast<std::uintptr_t>(buffer.size())) / (2 * kMiB) * (2 * kMiB);
-  if (first < last) (void)madvise(buffer.data() + (first - begin), last - first, MADV_HUGEPAGE);
 }
 
 }  // namespace
@@ -66,10 +56,7 @@ void UnitWeights::choose_residents(std::int64_t memory) {
 
 void UnitWeights::read(std::size_t unit, Buffer& into) const {
   const Unit& u = model_.units()[unit];
-  if (into.size() < bytes_of(u)) {
-    into.reserve(bytes_of(u));
-    ask_for_large_pages(into);
-  }
+  into.reserve(bytes_of(u));
   auto* const flat = reinterpret_cast<float*>(into.data());
   std::fill(flat, flat + u.count, 0.0f);
   for (const Param& p : u.params) {

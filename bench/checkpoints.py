@@ -201,6 +201,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the runs, e.g. tiers.host")
     parser.add_argument("--torch-python", default=sys.executable,
                         help="a Python that can import torch (default: this one)")
+    parser.add_argument("--exports", type=int, default=1, help="exports of each round (default: %(default)s)")
     parser.add_argument("--steps-only", action="store_true", help="no exports, and nothing of PyTorch")
     parser.add_argument("--add", action="append", default=[], metavar="JSON", help="rounds of an earlier call")
     parser.add_argument("--out", help="write the results here as JSON")
@@ -228,7 +229,7 @@ def main():
                   f"{100 * (pair[1] / pair[0] - 1):+.1f}% with", flush=True)
             if args.steps_only:
                 continue
-            exports.append(export(args, work / "every"))
+            exports += [export(args, work / "every") for _ in range(args.exports)]
             for way, what in others(args, work, sizes_of(args, work / "every")):
                 theirs.setdefault(way, []).append(what)
     mean = {way: statistics.median(per_step(args, r) for r in all_) for way, all_ in runs.items()}

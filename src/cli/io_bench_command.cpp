@@ -320,7 +320,7 @@ void add_options(CLI::App& c, Flags& f) {
       ->check(byte_size(4096));
   c.add_option("--queue-depth", f.queue_depth,
                "Requests in flight per path (default: as many as make 64 MiB, at least 4 and at most "
-               "256)")
+               "128)")
       ->check(whole_number(1, 4096));
   c.add_option("--size", f.size,
                "Size of each file that is made, or of the part of --file that is used (default: the "

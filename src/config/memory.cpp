@@ -55,7 +55,7 @@ const Keys& aio_keys() {
                .autos = Auto::kOwnMeaning},
        "Requests in flight on a drive.",
        fmt::format("as many blocks as fill a quarter of `tiers.host`, divided by the number of drives, "
-                   "within {} to {} MiB for each; at least 4 and at most 256",
+                   "within {} to {} MiB for each; at least 4 and at most 128",
                    io::kBytesInFlight >> 20, io::kMostBytesInFlight >> 20)},
       {"adaptive_depth", &A::adaptive_depth, BoolSpec{},
        "Each queue begins with `queue_depth` and searches for the smallest depth that loses "

@@ -410,8 +410,8 @@ TEST_F(FaultTest, LateBlocksComeOutOfOrder) {
 
 TEST(DefaultDepth, IsAFixedNumberOfBytesWithinLimits) {
   EXPECT_EQ(default_queue_depth(1 << 20), 64);
-  EXPECT_EQ(default_queue_depth(128 << 10), 256);
-  EXPECT_EQ(default_queue_depth(4096), 256);
+  EXPECT_EQ(default_queue_depth(128 << 10), 128);
+  EXPECT_EQ(default_queue_depth(4096), 128);
   EXPECT_EQ(default_queue_depth(2 << 20), 32);
   EXPECT_EQ(default_queue_depth(1 << 30), 4);
   const auto depth_of = [](EngineOptions options) {
@@ -433,7 +433,7 @@ TEST(DefaultDepth, TakesAQuarterOfTheMemoryOverTheDrivesBetween32And64MiB) {
   EXPECT_EQ(bytes_in_flight(0, 0), 32 * kMiB);
   EXPECT_EQ(queue_depth_within(160 * kMiB, 1, kMiB), 40);
   EXPECT_EQ(queue_depth_within(160 * kMiB, 1, 3 * kMiB), 13) << "whole blocks";
-  EXPECT_EQ(queue_depth_within(640 * kMiB, 1, 4096), 256);
+  EXPECT_EQ(queue_depth_within(640 * kMiB, 1, 4096), 128);
   EXPECT_EQ(queue_depth_within(160 * kMiB, 1, 1 << 30), 4);
 }
 

@@ -1,6 +1,6 @@
 // What a demand waits behind a long write-back queue: latency of single reads while write-back of hundreds of
 // megabytes is queued on the same drive, with priorities and with everything of one priority, in turns; and
-// what priorities cost the write-back.
+// what priorities cost the write-back. Where nothing else is said, the default depth is in flight.
 //
 //   bench_io_priority [--path DIR] [--rounds 5] [--seconds 2]
 //
@@ -104,33 +104,41 @@ int main(int argc, char** argv) {
   try {
     Buffer memory(kRead + kBack);
     std::fill_n(memory.data(), memory.size(), 'x');
-    const char* const names[] = {"one priority, depth 32", "priorities, depth 32",
-                                 "priorities, depth adapts"};
-    std::vector<Round> all[3];
+    struct Way {
+      const char* name;
+      Priority write_back = Priority::kWriteBack;
+      std::int64_t in_flight = 0;  // bytes; 0: the default
+      bool adapts = false;
+      std::vector<Round> rounds = {};
+    };
+    Way ways[] = {{.name = "one priority", .write_back = Priority::kDemand},
+                  {.name = "priorities"},
+                  {.name = "priorities, 32 MiB", .in_flight = kBytesInFlight},
+                  {.name = "priorities, depth adapts", .adapts = true}};
     for (int r = 0; r < rounds; ++r) {
-      for (int k = 0; k < 3; ++k) {
+      for (Way& way : ways) {
         EngineOptions options;
         options.backend = path.empty() ? Backend::kRam : Backend::kAuto;
         options.ram = {.bytes_per_second = 2e9, .latency_seconds = 100e-6};
-        options.adapt_depth = k == 2;
+        options.adapt_depth = way.adapts;
+        options.queue_depth = static_cast<int>(way.in_flight / options.block_size);
         const auto engine =
             make_engine(options, {{.path = path, .bytes = kDrive, .kind = FileKind::kScratch}});
         engine->register_memory(memory.data(), memory.size());
         // (A new file's first writes pay for its metadata.)
         (void)run(*engine, memory.data(), Priority::kWriteBack, 0.5);
-        all[k].push_back(
-            run(*engine, memory.data(), k == 0 ? Priority::kDemand : Priority::kWriteBack, seconds));
+        way.rounds.push_back(run(*engine, memory.data(), way.write_back, seconds));
         engine->unregister_memory(memory.data());
       }
     }
     nlohmann::json json = {{"bench", "io_priority"}, {"path", path}, {"rounds", rounds}};
     std::printf("%-26s %12s %12s %14s\n", "1 MiB demand reads", "p50", "p99", "write-back");
-    for (int k = 0; k < 3; ++k) {
-      const Round m{median(all[k], &Round::p50), median(all[k], &Round::p99),
-                    median(all[k], &Round::write_rate)};
-      std::printf("%-26s %12s %12s %14s\n", names[k], format_seconds(m.p50).c_str(),
+    for (const Way& way : ways) {
+      const Round m{median(way.rounds, &Round::p50), median(way.rounds, &Round::p99),
+                    median(way.rounds, &Round::write_rate)};
+      std::printf("%-26s %12s %12s %14s\n", way.name, format_seconds(m.p50).c_str(),
                   format_seconds(m.p99).c_str(), format_rate(m.write_rate).c_str());
-      json["results"].push_back({{"name", names[k]},
+      json["results"].push_back({{"name", way.name},
                                  {"p50_seconds", m.p50},
                                  {"p99_seconds", m.p99},
                                  {"write_bytes_per_second", m.write_rate}});

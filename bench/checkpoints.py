@@ -182,7 +182,8 @@ def others(args, work, sizes):
         done = subprocess.run([args.torch_python, "-c", TORCH, way, str(path), json.dumps(sizes)], capture_output=True,
                               text=True)
         if done.returncode != 0:
-            print(f"PyTorch is not compared: {args.torch_python}: {done.stderr.strip().splitlines()[-1]}")
+            print(f"PyTorch is not compared: {args.torch_python}: "
+                  f"{(done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1]}")
             return
         yield way, json.loads(done.stdout) | {"bytes": bytes_in(path)}
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -3,7 +3,8 @@
 #
 #   tools/test.sh [PRESET] [CTEST FLAGS...]      PRESET: release (default), dev, asan, tsan, cuda
 #
-# As many tests run side by side as there are processors; --parallel 1 among the flags has them run one by one.
+# Tests run side by side, three for each two processors, since some wait for the drive; --parallel 1 among the flags has
+# them run one by one.
 # ZG_TORCH=1 fetches torch and what the Python package is tested with beside it (tools/python_packages.sh --torch);
 # where they are there already they are used.
 # ZG_REQUIRE_GPU=1 turns the GPU suites, which are skipped where there is no GPU, into failures there.
@@ -13,7 +14,7 @@ set -euo pipefail
 
 preset=release
 case "${1:-}" in
-  -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h|--help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
   release|dev|asan|tsan|cuda) preset=$1; shift ;;
 esac
 
@@ -53,7 +54,7 @@ export LSAN_OPTIONS="suppressions=$top/tests/lsan.supp ${LSAN_OPTIONS:-}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-(cd "$folder" && ctest --output-on-failure --parallel "$(nproc)" "$@") | tee "$log" || status=$?
+(cd "$folder" && ctest --output-on-failure --parallel "$(( ($(nproc) * 3 + 1) / 2 ))" "$@") | tee "$log" || status=$?
 count() { grep -cE "$1" "$log" || true; }
 passed=$(count '^ *[0-9]+/[0-9]+ Test .* Passed ')
 skipped=$(count '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped ')

@@ -27,9 +27,9 @@ int lock(int fd) {
 
 // Whether this open directory is still the one of this name.
 bool is_at(int fd, const std::string& path) {
-  struct stat open = {}, named = {};
-  return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
-         open.st_ino == named.st_ino;
+  struct stat opened = {}, named = {};
+  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 namespace zg {
 
-// One of 2 MiB or more begins at a multiple of that, and asks the system for huge pages (madvise): a drive then
-// gets a large transfer in few pieces, and memory that is read once is read faster.
+// One of 2 MiB or more begins at a multiple of that, and asks the system for huge pages (madvise): a drive
+// then gets a large transfer in few pieces, and memory that is read once is read faster.
 class Buffer {
  public:
   Buffer() = default;

@@ -144,6 +144,7 @@ def export(args, out):
     def io_bench():
         words = ["io-bench", "--path", str(out.parent), "--op", "mixed", "--seconds", "3", "--json"]
         said = subprocess.run([args.program, *words], check=True, capture_output=True, text=True).stdout
+        os.sync()  # else the blocks of its file, which is removed, are discarded while the next one is measured
         return json.loads(said)["write"]["bytes_per_second"]
 
     state = json.loads(subprocess.run([args.program, "checkpoint", "list", str(out), "--json"], check=True,
@@ -160,6 +161,7 @@ def export(args, out):
                    check=True, capture_output=True)
     dd = bytes_in(largest) / (time.perf_counter() - begin)
     shutil.rmtree(copy)
+    os.sync()
     io = statistics.mean([before, io_bench()])
     return {"bytes": size, "seconds": seconds, "bytes_per_second": size / seconds, "io_bench_copies": io,
             "dd_copies": dd, "of_io_bench": size / seconds / io}

@@ -356,9 +356,9 @@ ROWS = (
         "bench/io_vs_fio.py --file {here}/file.bin --size 4MiB --ramp 0.01 --quick --op read --fio {here}/no-fio"),
         expect=("fio-stand-in", "ours / fio: throughput", "fio is not compared: .*/no-fio is not installed")),
     Row("io_default_depth", ("bench/io_default_depth.py --file *",), needs="io_uring", files={"stand-in-fio": FIO}, instead=(
-        "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
+        "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.4 --ramp 0.01 --rounds 1 --block 65536 "
         "--depths 4 --fio {here}/stand-in-fio --out depth.json",
-        "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.05 --ramp 0.01 --rounds 1 --block 65536 "
+        "bench/io_default_depth.py --file {here}/file.bin --size 8MiB --seconds 0.4 --ramp 0.01 --rounds 1 --block 65536 "
         "--depths 4 --op read --fio {here}/no-fio"),
         expect=("default / best fixed", "fio is not compared: .*/no-fio is not installed")),
     Row("python_optimizer", ("bench/python_optimizer.py",

@@ -29,6 +29,7 @@ OVERLAP = ("zg_test_model", "PartsOverlap.*")
 GPT2, EXCHANGE = "src/model/gpt2_block.cpp", "src/engine/part_exchange.hpp"
 SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
 PINNED, BESIDE = ("zg_test_train", "Pinned*"), ("zg_test_train", "Beside.*")
+BUFFER, BUFFERS = "src/base/buffer.cpp", ("zg_test_base", "BufferTest.*")
 DIRECTORY_LOCK = "src/train/directory_lock.cpp"
 EXPORTER, CHECKPOINT_WRITER = "src/train/exporter.cpp", "src/train/checkpoint_writer.cpp"
 BEHIND = ("zg_test_train", "Behind.*:PaceTest.*")
@@ -537,6 +538,12 @@ BUGS = (
     Bug("a run removes a directory that was there before it",
         ((DIRECTORY_LOCK, "if (std::filesystem::create_directories(path, error)) made_ = path;",
           "std::filesystem::create_directories(path, error), made_ = path;"),), BEHIND),
+    Bug("large buffers do not ask for huge pages",
+        ((BUFFER, "  (void)madvise(begin, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);\n", ""),), BUFFERS),
+    Bug("large buffers begin at any page",
+        ((BUFFER, "round_up(address, kHugePage) - address,", "round_up(address, kPage) - address,"),), BUFFERS),
+    Bug("what alignment left over stays mapped",
+        ((BUFFER, "if (behind > 0) (void)munmap(", "if (behind < 0) (void)munmap("),), BUFFERS),
     Bug("rows of reads go on at another tier",
         (("src/store/program.cpp", "read_at(i) && read_at(i) == read_at(i + 1);", "read_at(i) && read_at(i + 1);"),),
         ("zg_test_store", "KnownFuture.*")),

@@ -28,7 +28,9 @@ SANITIZED = os.environ.get("ZG_SANITIZER_FILTER", "Cuda*:Mma*:Tensor*:Plain*:All
 
 # Ops and runtime, the store's suites, and training: the goldens, placements over the tiers. The last two make hundreds of
 # devices and more than a thousand tiny runs, which are the host's work, so they are divided among processes.
-SUITES = {"suite": ("zg_test_gpu", 1), "suite-store": ("zg_test_gpu_store", 4), "suite-engine": ("zg_test_gpu_engine", 4)}
+# The program of each, and how many processes of it run at once at most: a GPU serves processes in turns, and the store's
+# tests, which wait for it thousands of times, took 50 times as long beside three others.
+SUITES = {"suite": ("zg_test_gpu", 1), "suite-store": ("zg_test_gpu_store", 1), "suite-engine": ("zg_test_gpu_engine", 1)}
 
 
 def suite(stage):

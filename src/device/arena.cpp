@@ -206,31 +206,91 @@ class PagedMemory final : public HostMemory {
       const std::int64_t aligned = round_up(range.begin, kUnit);
       if (extents_.empty_bytes_at(range.begin) >= aligned - range.begin + bytes) range.begin = aligned;
     }
-    const std::vector<Range> parts = extents_.empty_parts(range);
+    std::vector<Range> parts = extents_.empty_parts(range);
     extents_.set(range, Kind::kUsed);
-    give_back_from_holes(lock, best->missing - room());
+    if (const std::int64_t more = best->missing - room(); chunks_.count() > 0)
+      move_from_holes(lock, range, parts, more);
+    else
+      give_back_from_holes(lock, more);
     take_pages(lock, range, parts);
+    if (huge_ && chunks_.count() > 0) allow_huge_units(range);
     ++regathered_;
     regathered_bytes_ += best->missing;
     return range.begin;
   }
 
-  // Whole units as long as possible, so that huge pages stay whole.
-  void give_back_from_holes(Lock& lock, std::int64_t bytes) {
+  // The next part of holes to take at most so many bytes from, which then counts as used: whole units as long
+  // as possible, so that huge pages stay whole.
+  Range strip_holes(std::int64_t bytes) {
     const auto whole_units = [&](const Range& hole) {
       const std::int64_t begin = round_up(hole.begin, kUnit), end = unit_below(hole.end());
       const std::int64_t n = std::min(end - begin, unit_below(bytes));
       return Range{end - n, n};
     };
+    const std::vector<Range> holes = extents_.holes();
+    const auto found = std::find_if(holes.begin(), holes.end(),
+                                    [&](const Range& hole) { return whole_units(hole).bytes > 0; });
+    const Range part = found != holes.end() ? whole_units(*found) : extents_.strippable(bytes);
+    extents_.set(part, Kind::kUsed);
+    return part;
+  }
+
+  void give_back_from_holes(Lock& lock, std::int64_t bytes) {
     while (bytes > 0) {
-      const std::vector<Range> holes = extents_.holes();
-      const auto found = std::find_if(holes.begin(), holes.end(),
-                                      [&](const Range& hole) { return whole_units(hole).bytes > 0; });
-      const Range part = found != holes.end() ? whole_units(*found) : extents_.strippable(bytes);
-      extents_.set(part, Kind::kUsed);
+      const Range part = strip_holes(bytes);
       give_back(lock, part);
       bytes -= part.bytes;
     }
+  }
+
+  // Moves so many bytes of pages to the first of these parts of `buffer`, and takes those off the list.
+  // Drivers may have registered the pages, and keep them where they were registered until all goes: so the
+  // addresses that pages leave are never used again.
+  void move_from_holes(Lock& lock, Range buffer, std::vector<Range>& parts, std::int64_t bytes) {
+    while (bytes > 0) {
+      const Range from = strip_holes(bytes);
+      std::int64_t left = 0;
+      int error = 0;
+      while (left < from.bytes && error == 0) {
+        Range& part = parts.front();
+        const std::int64_t n = std::min(part.bytes, from.bytes - left);
+        error = move_pages(lock, {from.begin + left, n}, part.begin);
+        left += n;
+        if (error != 0) break;
+        part = {part.begin + n, part.bytes - n};
+        if (part.bytes == 0) parts.erase(parts.begin());
+      }
+      extents_.release(from);
+      extents_.set({from.begin, left}, Kind::kLeft);
+      bytes -= left;
+      if (error == 0) continue;
+      extents_.release(buffer);
+      for (const Range& part : parts) extents_.set(part, Kind::kEmpty);
+      throw Error(Errc::kMemory, name_,
+                  fmt::format("the system refused to move pages of host memory: {}", errno_text(error)),
+                  "raise vm.max_map_count (sysctl), or lower this tier's budget; Linux 5.7 is needed");
+    }
+  }
+
+  int move_pages(Lock& lock, Range from, std::int64_t to) {
+    lock.unlock();
+    if (huge_) {
+      const std::int64_t begin = unit_below(from.begin);
+      pages::allow_huge(begin, round_up(from.end(), kUnit) - begin, false);
+    }
+    const int error = pages::move(from.begin, to, from.bytes, pinned_);
+    lock.lock();
+    count_taken(from, -1);
+    if (error == 0) count_taken({to, from.bytes}, 1);
+    return error;
+  }
+
+  void allow_huge_units(Range range) {
+    for (std::int64_t unit = unit_below(range.begin); unit < range.end(); unit += kUnit)
+      allow_huge_if_whole(unit);
+  }
+  void allow_huge_if_whole(std::int64_t unit) {
+    if (extents_.backed({unit, kUnit})) pages::allow_huge(unit, kUnit, true);
   }
 
   // Gives back addresses that count as used; they are empty then.
@@ -278,8 +338,7 @@ class PagedMemory final : public HostMemory {
       // Units that are whole only with what lies around the part: the kernel may join their pages later.
       for (const std::int64_t unit : {unit_below(part.begin), unit_below(part.end())}) {
         const bool inside = part.begin <= unit && unit + kUnit <= part.end();
-        if (!inside && unit < region_of(part.begin).range.end() && extents_.backed({unit, kUnit}))
-          pages::allow_huge(unit, kUnit, true);
+        if (!inside && unit < region_of(part.begin).range.end()) allow_huge_if_whole(unit);
       }
     }
   }

@@ -4,6 +4,13 @@
 #include <iterator>
 
 namespace zg {
+namespace {
+
+bool is_free(Extents::Kind kind) {
+  return kind == Extents::Kind::kHole || kind == Extents::Kind::kEmpty;
+}
+
+}  // namespace
 
 void Extents::add_region(Range region) {
   const auto [it, fresh] = extents_.emplace(region.begin, Extent{region.bytes, Kind::kEmpty});
@@ -82,12 +89,12 @@ void Extents::set(Range range, Kind kind) {
   split(range.end());
   auto it = extents_.find(range.begin);
   ZG_ASSERT(it != extents_.end(), "address {} is in no region", range.begin);
-  ZG_ASSERT(it->second.kind != Kind::kUsed, "address {} is in use", range.begin);
+  ZG_ASSERT(is_free(it->second.kind), "address {} is not free", range.begin);
   // First the range becomes one extent, then it gets its kind.
   for (auto next = std::next(it); it->second.bytes < range.bytes; next = std::next(it)) {
     ZG_ASSERT(next != extents_.end() && it->first + it->second.bytes == next->first, "a gap after {}",
               it->first);
-    ZG_ASSERT(next->second.kind != Kind::kUsed, "address {} is in use", next->first);
+    ZG_ASSERT(is_free(next->second.kind), "address {} is not free", next->first);
     for (const auto& part : {it, next}) {
       if (part->second.kind == Kind::kHole) holes_.erase({part->second.bytes, part->first});
     }
@@ -127,11 +134,11 @@ std::optional<Extents::Window> Extents::window(std::int64_t bytes, Range region)
     }
   };
   for (auto it = extents_.lower_bound(region.begin); it != extents_.end() && it->first < region.end(); ++it) {
-    if (it->second.kind == Kind::kUsed) {
+    if (is_free(it->second.kind)) {
+      run.push_back(it);
+    } else {
       look();
       run.clear();
-    } else {
-      run.push_back(it);
     }
   }
   look();
@@ -156,7 +163,10 @@ std::vector<Extents::Range> Extents::empty_parts(Range range) const {
 }
 
 bool Extents::backed(Range range) const {
-  return empty_parts(range).empty();
+  for (auto it = at_or_before(range.begin); it != extents_.end() && it->first < range.end(); ++it) {
+    if (it->second.kind == Kind::kEmpty || it->second.kind == Kind::kLeft) return false;
+  }
+  return true;
 }
 
 Extents::Range Extents::strippable(std::int64_t bytes) const {

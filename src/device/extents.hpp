@@ -1,12 +1,13 @@
 // The address map of an arena: which addresses are used by buffers, which are free and backed by memory
-// (holes), and which are free without memory (empty). It touches no memory and makes no system call.
+// (holes), which are free without memory (empty), and which memory has left for good. It touches no memory
+// and makes no system call.
 //
 // Addresses are plentiful; memory is what the budget counts. A buffer that fits no hole gets empty addresses,
 // and the arena moves memory there from holes elsewhere. So fragmentation never makes an allocation fail.
 //
-// Invariant: extents cover every region without gaps or overlaps; adjacent free extents differ in kind.
-// Threads: none of its own; the arena's mutex guards it. take() and release() allocate nothing unless there
-// are more extents than ever before.
+// Invariant: extents cover every region without gaps or overlaps; adjacent extents that are not used differ
+// in kind. Threads: none of its own; the arena's mutex guards it. take() and release() allocate nothing
+// unless there are more extents than ever before.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -22,7 +23,7 @@ namespace zg {
 
 class Extents {
  public:
-  enum class Kind : std::uint8_t { kUsed, kHole, kEmpty };
+  enum class Kind : std::uint8_t { kUsed, kHole, kEmpty, kLeft };
   struct Range {
     std::int64_t begin = 0, bytes = 0;
     std::int64_t end() const { return begin + bytes; }
@@ -61,14 +62,14 @@ class Extents {
   std::int64_t empty_bytes_at(std::int64_t at) const;
   // The parts of `range` that are empty, by rising address.
   std::vector<Range> empty_parts(Range range) const;
-  // Whether no part of it is empty.
+  // Whether all of it has memory.
   bool backed(Range range) const;
   // All holes, the largest first.
   std::vector<Range> holes() const;
   // The end of a hole, to take `bytes` of memory from: of the smallest hole that has them, else all of the
   // largest hole. Asserts that there is a hole.
   Range strippable(std::int64_t bytes) const;
-  // Sets the kind of free addresses. Asserts that none of them is used.
+  // Sets the kind of free addresses. Asserts that none of them is used, or left for good.
   void set(Range range, Kind kind);
 
  private:

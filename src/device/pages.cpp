@@ -19,6 +19,9 @@
 #if !defined(MADV_POPULATE_WRITE)
 #define MADV_POPULATE_WRITE 23
 #endif
+#if !defined(MREMAP_DONTUNMAP)
+#define MREMAP_DONTUNMAP 4
+#endif
 
 namespace zg::pages {
 namespace {
@@ -43,6 +46,38 @@ int take_alone(std::int64_t begin, std::int64_t bytes) {
     break;
   }
   return 0;
+}
+
+// By way of addresses of its own: mremap unmaps what is at its target before it looks at its source, and if
+// it then refuses, another thread's mapping may be there.
+int move_alone(std::int64_t from, std::int64_t to, std::int64_t bytes) {
+  const std::int64_t spare = round_up(bytes, kUnit) + 2 * kUnit;
+  void* const data =
+      mmap(nullptr, size(spare), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return errno;
+  // As far behind a unit as the source, so that a huge page stays one.
+  const auto begin = reinterpret_cast<std::int64_t>(data), between = round_up(begin, kUnit) + from % kUnit;
+  const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+  int error = mremap(pointer(from), size(bytes), size(bytes), flags | MREMAP_DONTUNMAP, pointer(between)) ==
+                      MAP_FAILED
+                  ? errno
+                  : 0;
+  if (error == 0 && mremap(pointer(between), size(bytes), size(bytes), flags, pointer(to)) == MAP_FAILED) {
+    error = errno;
+    munmap(pointer(between), size(bytes));
+  }
+  if (between > begin) munmap(pointer(begin), size(between - begin));
+  munmap(pointer(between + bytes), size(begin + spare - between - bytes));
+  return error;
+}
+
+// The kernel moves what is one mapping to it. Where one ends and the next begins it does not say.
+int move_halves(std::int64_t from, std::int64_t to, std::int64_t bytes) {
+  const int error = move_alone(from, to, bytes);
+  if (error != EFAULT || bytes <= kPage) return error;
+  const std::int64_t half = round_up(bytes / 2, kPage);
+  const int refusal = move_halves(from, to, half);
+  return refusal != 0 ? refusal : move_halves(from + half, to + half, bytes - half);
 }
 
 }  // namespace
@@ -96,6 +131,23 @@ void give_back(std::int64_t begin, std::int64_t bytes, bool locked) {
   if (locked) munlock(pointer(begin), size(bytes));
   const int result = madvise(pointer(begin), size(bytes), MADV_DONTNEED);
   ZG_ASSERT(result == 0, "madvise: {}", errno_text(errno));
+}
+
+int move(std::int64_t from, std::int64_t to, std::int64_t bytes, bool locked) {
+  // Else the kernel unlocks all of the mapping that the pages leave.
+  if (locked) munlock(pointer(from), size(bytes));
+  int error = 0;
+  for (std::int64_t done = 0; done < bytes && error == 0;) {
+    const std::int64_t n = std::min(bytes - done, kUnit - (from + done) % kUnit);
+    error = move_halves(from + done, to + done, n);
+    done += n;
+  }
+  if (error == 0 && locked) error = lock(to, bytes);
+  if (error != 0) {
+    give_back(from, bytes, false);
+    give_back(to, bytes, locked);
+  }
+  return error;
 }
 
 int lock(std::int64_t begin, std::int64_t bytes) {

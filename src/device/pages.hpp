@@ -26,6 +26,10 @@ void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge);
 int take(std::int64_t begin, std::int64_t bytes);
 // Gives pages back; the addresses stay reserved. `locked` pages are unlocked first.
 void give_back(std::int64_t begin, std::int64_t bytes, bool locked);
+// Moves pages, not what is in them: a driver that has registered `from` goes on holding them there, and takes
+// no part in this. The addresses at `from` stay reserved. `locked` pages stay locked. Returns an errno;
+// neither place has pages then. (Linux 5.7 or newer; EINVAL before.)
+int move(std::int64_t from, std::int64_t to, std::int64_t bytes, bool locked);
 // Locks pages in memory (mlock). Returns an errno.
 int lock(std::int64_t begin, std::int64_t bytes);
 

@@ -126,45 +126,14 @@ TEST_F(WithoutGraphs, WorkIsCalledEachTime) {
   EXPECT_EQ(read(a), std::vector<float>(kCount, 30));
 }
 
-// A thread that unpins memory waits for streams, which would spoil what is being captured.
-TEST(Graphs, NobodyWaitsForAStreamThatIsCaptured) {
-  FakeRuntime runtime;
-  cuda::PinnedRegions pinned(runtime, {});
-  cuda::Completions completions(runtime, 0, "completions");
-  alignas(4096) static char page[4096];
-  {
-    cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
-    cuda::Graphs graphs(runtime, pinned, completions);
-    const std::uint64_t key[] = {1};
-    graphs.run(stream, key, [] {});
-    pinned.mapped(page, 4096);
-    {
-      auto hold = pinned.hold();
-      pinned.used(hold, page, stream.handle());
-    }
-    std::thread unpins;
-    graphs.run(stream, key, [&] {
-      unpins = std::thread([&] { pinned.unmapped(page, 4096); });
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      EXPECT_EQ(runtime.calls("synchronize_stream"), 0);
-    });
-    unpins.join();
-    EXPECT_EQ(runtime.calls("synchronize_stream"), 1);
-    stream.synchronize();
-    pinned.forget(stream.handle());
-  }
-  EXPECT_TRUE(runtime.take_mistakes().empty());
-}
-
 // A device that no longer tells what it has done is waited for as a whole: not while a stream is captured.
 TEST(Graphs, AFailureElsewhereWaitsForTheCapture) {
   FakeRuntime runtime;
-  cuda::PinnedRegions pinned(runtime, {});
   cuda::Completions completions(runtime, 0, "completions");
   {
     cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
     cuda::CudaStream other(runtime, completions, 0, "other", false, true);
-    cuda::Graphs graphs(runtime, pinned, completions);
+    cuda::Graphs graphs(runtime, completions);
     const std::uint64_t key[] = {1};
     graphs.run(stream, key, [] {});
     graphs.run(stream, key, [&] {
@@ -183,11 +152,10 @@ TEST(Graphs, AFailureElsewhereWaitsForTheCapture) {
 // Keys that do not come back go, those in use stay, and graphs go when the stream is past them.
 TEST(Graphs, KeepsWhatIsUsed) {
   FakeRuntime runtime;
-  cuda::PinnedRegions pinned(runtime, {});
   cuda::Completions completions(runtime, 0, "completions");
   {
     cuda::CudaStream stream(runtime, completions, 0, "compute", true, true);
-    cuda::Graphs graphs(runtime, pinned, completions);
+    cuda::Graphs graphs(runtime, completions);
     int called = 0;
     const auto run = [&](std::uint64_t key) {
       const std::uint64_t keys[] = {key};

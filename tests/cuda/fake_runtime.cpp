@@ -276,20 +276,29 @@ FakeRuntime::Work FakeRuntime::mark(FakeRuntime* self, std::shared_ptr<Point> po
           .marks = true};
 }
 
+// Behind all that the streams of the current device have to do.
+std::vector<std::shared_ptr<FakeRuntime::Point>> FakeRuntime::mark_all() {
+  std::vector<std::shared_ptr<Point>> points;
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, stream] : streams_) {
+    if (stream->device() != current()) continue;
+    auto point = std::make_shared<Point>();
+    stream->push(mark(this, point));
+    points.push_back(std::move(point));
+  }
+  return points;
+}
+
 void FakeRuntime::synchronize() {
   guarded("synchronize", Kind::kAsks, "", [&] {
-    std::vector<std::shared_ptr<Point>> points;
     {
       std::lock_guard lock(mutex_);
       for (const auto& [handle, stream] : streams_) {
-        if (stream->device() != current()) continue;
-        if (stream->capture != nullptr) throw FakeMemory::Misuse{"a stream is being captured"};
-        auto point = std::make_shared<Point>();
-        stream->push(mark(this, point));
-        points.push_back(std::move(point));
+        if (stream->device() == current() && stream->capture != nullptr)
+          throw FakeMemory::Misuse{"a stream is being captured"};
       }
     }
-    for (const auto& point : points) await(*point);
+    for (const auto& point : mark_all()) await(*point);
     std::lock_guard lock(mutex_);
     check_not_broken("synchronize");
   });
@@ -578,7 +587,10 @@ void FakeRuntime::register_host(void* at, std::int64_t bytes) {
           [&] { memory_.register_host(at, bytes); });
 }
 void FakeRuntime::unregister_host(void* at) {
-  guarded("unregister_host", Kind::kGivesBack, "", [&] { memory_.unregister_host(at); });
+  guarded("unregister_host", Kind::kGivesBack, "", [&] {
+    for (const auto& point : mark_all()) await(*point);
+    memory_.unregister_host(at);
+  });
 }
 void* FakeRuntime::allocate_host(std::int64_t bytes) {
   return guarded("allocate_host", Kind::kAsks, fmt::format("{} bytes", bytes),

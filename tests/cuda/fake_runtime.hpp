@@ -162,6 +162,7 @@ class FakeRuntime final : public cuda::Runtime {
   // Returns when it is reached, the device has failed, or all ends, the stream that waits included.
   void await(Point& point, const Stream* stream = nullptr);
   static Work mark(FakeRuntime* self, std::shared_ptr<Point> point);
+  std::vector<std::shared_ptr<Point>> mark_all();
   void check_nobody_awaits_the_host() const;  // under the mutex
   void check_not_broken(const char* name) const;
 

@@ -1,6 +1,7 @@
 // What the device asks of CUDA, of the fake and of CUDA itself: where the two differ, tests over the fake
 // prove nothing. Device memory is touched by copies and fills alone.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
@@ -187,8 +188,8 @@ TEST_F(CudaRuntime, RegisteredHostMemoryIsCopiedFrom) {
   runtime_->copy(stream_, device_ + 4096, page + 4096, 4096, Direction::kToDevice);
   finish();
   EXPECT_EQ(read(device_, 2 * 4096), of(2 * 4096, 6));
-  // Some drivers refuse a copy of memory of which a part is registered, as the fake does. Others, which share the
-  // processor's page tables, make it (580 on an H100).
+  // Some drivers refuse a copy of memory of which a part is registered, as the fake does. Others, which share
+  // the processor's page tables, make it (580 on an H100).
   std::memset(page, 7, 3 * 4096);
   try {
     runtime_->copy(stream_, device_, page, 3 * 4096, Direction::kToDevice);
@@ -202,6 +203,65 @@ TEST_F(CudaRuntime, RegisteredHostMemoryIsCopiedFrom) {
   runtime_->unregister_host(page);
   runtime_->unregister_host(page + 4096);
   std::free(memory);
+}
+
+// So nobody may unregister memory while a stream waits for the host.
+TEST_F(CudaRuntime, UnregisteringWaitsForAllOfTheDevice) {
+  if (!runtime_->device_info(0).wait_values) GTEST_SKIP() << "no stream of this device waits for the host";
+  void* memory = nullptr;
+  ASSERT_EQ(posix_memalign(&memory, 4096, 4096), 0);
+  runtime_->register_host(memory, 4096);
+  auto* word = static_cast<std::uint32_t*>(runtime_->allocate_host(4096));
+  std::atomic_ref(*word).store(0);
+  runtime_->wait_value(stream_, word, 1);
+  runtime_->copy(stream_, device_, host_, 64, Direction::kToDevice);  // not of that memory
+  std::atomic<bool> gone{false};
+  std::thread unregisters([&] {
+    runtime_->use_device(0);
+    runtime_->unregister_host(memory);
+    gone = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(gone) << "memory could be unregistered where it is moved (device/cuda/pinned.hpp)";
+  std::atomic_ref(*word).store(1, std::memory_order_release);
+  unregisters.join();
+  finish();
+  runtime_->release_host(word);
+  std::free(memory);
+}
+
+// What a host arena does that cannot unregister: registered pages move elsewhere
+// (tests/device/host_memory_test.cpp).
+TEST_F(CudaRuntime, PagesMayMoveAwayFromWhereTheyAreRegistered) {
+  constexpr std::int64_t kPages = 8, kBytes = kPages * 4096;
+  const auto map = [] {
+    return static_cast<unsigned char*>(
+        mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  };
+  unsigned char *const from = map(), *const to = map();
+  std::memset(from, 3, kBytes);
+  runtime_->register_host(from, kBytes);
+  ASSERT_NE(mremap(from + 2 * 4096, 4 * 4096, 4 * 4096, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to),
+            MAP_FAILED);
+  std::memset(to, 5, kBytes);
+  std::memset(from, 4, 2 * 4096);
+  // What has stayed is copied as before, and what has moved like memory that nobody has registered.
+  runtime_->copy(stream_, device_, from, 2 * 4096, Direction::kToDevice);
+  runtime_->copy(stream_, device_ + 2 * 4096, to, 6 * 4096, Direction::kToDevice);
+  runtime_->copy(stream_, device_ + 8 * 4096, from + 6 * 4096, 2 * 4096, Direction::kToDevice);
+  finish();
+  EXPECT_EQ(read(device_, 2 * 4096), of(2 * 4096, 4));
+  EXPECT_EQ(read(device_ + 2 * 4096, 6 * 4096), of(6 * 4096, 5));
+  EXPECT_EQ(read(device_ + 8 * 4096, 2 * 4096), of(2 * 4096, 3));
+  runtime_->fill(stream_, device_, 6, kBytes);
+  runtime_->copy(stream_, to, device_, kBytes, Direction::kToHost);
+  runtime_->copy(stream_, from, device_, 2 * 4096, Direction::kToHost);
+  finish();
+  EXPECT_EQ(std::vector<unsigned char>(to, to + kBytes), of(kBytes, 6));
+  EXPECT_EQ(std::vector<unsigned char>(from, from + 2 * 4096), of(2 * 4096, 6));
+  runtime_->unregister_host(from);
+  munmap(from, kBytes);
+  munmap(to, kBytes);
 }
 
 TEST_F(CudaRuntime, GraphsRunWhatWasCaptured) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/device/device.hpp"
@@ -24,8 +25,7 @@ struct Leased {
   bool within_reach(const Device& device) const { return tier == Tier::kHost || device.is_host(); }
 };
 
-// Host memory for copies that the host does not wait for. Its destructor may wait for all that the device
-// does.
+// Host memory for copies that the host does not wait for. Its destructor waits for all that the device does.
 class Staging {
  public:
   Staging(Device& device, std::int64_t bytes) : buffer_(bytes), hooks_(device.host_hooks()) {
@@ -99,8 +99,10 @@ class WorkStream {
       staged = std::move(staged_.front());
       staged_.pop_front();
     }
-    if (!again || staged.memory->bytes() < at.bytes)
+    if (!again || staged.memory->bytes() < at.bytes) {
+      if (again) too_small_.push_back(std::move(staged.memory));
       staged.memory = std::make_unique<Staging>(device_, at.bytes);
+    }
     void* const memory = staged.memory->data();
     if (at.access != Access::kOverwrite) device_.copy_to_host(*stream_, memory, at.data, at.bytes);
     enqueue([memory, work = std::move(work)]() mutable { work(memory); });
@@ -119,8 +121,9 @@ class WorkStream {
   };
   Device& device_;
   std::deque<Staged> staged_;
-  std::unique_ptr<HostStream> thread_;  // null: the stream itself runs the tests' code
-  std::unique_ptr<Stream> stream_;      // ends first: it waits for the thread, and uses staged memory
+  std::vector<std::unique_ptr<Staging>> too_small_;  // it stays, since streams may wait for the host
+  std::unique_ptr<HostStream> thread_;               // null: the stream itself runs the tests' code
+  std::unique_ptr<Stream> stream_;  // ends first: it waits for the thread, and uses staged memory
 };
 
 }  // namespace zg::test

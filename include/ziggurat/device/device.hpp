@@ -141,8 +141,7 @@ class Arena {
   virtual std::int64_t granule() const = 0;  // the unit of memory
   std::int64_t charge(std::int64_t bytes) const { return arena_charge(bytes, granule()); }
   // mapped(address, bytes): a chunk of memory was just taken from the system. unmapped(address, bytes), with
-  // the same values: at least a part of that chunk is about to go back to the system. Buffers in the chunk
-  // may be in use.
+  // the same values: at least a part of that chunk is about to go back to the system.
   struct Hooks {
     std::function<void(void*, std::int64_t)> mapped, unmapped;
   };

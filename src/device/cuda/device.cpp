@@ -210,21 +210,6 @@ class CudaBackend {
   Context c_;
 };
 
-// A stream that PinnedRegions forgets when it is destroyed.
-class DeviceStream final : public CudaStream {
- public:
-  template <class... A>
-  explicit DeviceStream(PinnedRegions& pinned, A&&... args)
-      : CudaStream(std::forward<A>(args)...), pinned_(pinned) {}
-  ~DeviceStream() override {
-    finish();
-    pinned_.forget(handle());
-  }
-
- private:
-  PinnedRegions& pinned_;
-};
-
 class CudaDevice : public Device, public CudaAccess {
  public:
   CudaDevice(const CudaOptions& options, std::shared_ptr<Runtime> runtime, const MakeBlas& make_blas,
@@ -239,7 +224,7 @@ class CudaDevice : public Device, public CudaAccess {
         attention_(options.attention, options.deterministic),
         pinned_(*runtime_, {.device = options.device}),
         completions_(*runtime_, options.device, fmt::format("zg-cuda-{}", options.device)),
-        graphs_(*runtime_, pinned_, completions_),
+        graphs_(*runtime_, completions_),
         first_uses_(completions_),
         ops_(Context{*runtime_, products_, attention_, first_uses_, info_.multiprocessors,
                      options.deterministic}) {
@@ -264,8 +249,8 @@ class CudaDevice : public Device, public CudaAccess {
   Ops& ops() override { return ops_; }
   // The engine's compute stream must never wait behind kernels of copies or updates.
   std::unique_ptr<Stream> make_stream(const std::string& name) override {
-    return std::make_unique<DeviceStream>(pinned_, *runtime_, completions_, options_.device, name,
-                                          name == "compute", info_.wait_values);
+    return std::make_unique<CudaStream>(*runtime_, completions_, options_.device, name, name == "compute",
+                                        info_.wait_values);
   }
   void repeat(Stream& stream, std::span<const std::uint64_t> key,
               const std::function<void()>& work) override {
@@ -324,13 +309,12 @@ class CudaDevice : public Device, public CudaAccess {
     if (bytes == 0) return;
     const bool down = direction == Direction::kToHost;
     static_cast<CudaStream&>(stream).attempt([&](StreamHandle handle) {
-      PinnedRegions::Hold hold = pinned_.hold();
+      const PinnedRegions::Hold hold = pinned_.hold();
       for (std::int64_t done = 0; done < bytes;) {
         const auto at = [&](const void* p) { return const_cast<char*>(static_cast<const char*>(p)) + done; };
         char* const host = at(down ? to : from);
         const PinnedRegions::Part part = pinned_.part(hold, host, bytes - done);
         runtime_->copy(handle, at(to), at(from), part.bytes, direction);
-        if (part.pinned) pinned_.used(hold, host, handle);
         done += part.bytes;
       }
     });

@@ -44,7 +44,6 @@ void Graphs::run(CudaStream& stream, std::span<const std::uint64_t> key, const s
 
 GraphHandle Graphs::capture(CudaStream& stream, const std::function<void()>& work) {
   // CUDA forbids synchronizing with the stream, or with the device, during a capture.
-  const auto pinned_lock = pinned_.block_unregistering();
   const auto drain_lock = completions_.block_drain();
   const StreamHandle handle = stream.begin_work();
   runtime_.begin_capture(handle);

@@ -12,7 +12,6 @@
 #include <span>
 #include <vector>
 
-#include "device/cuda/pinned.hpp"
 #include "device/cuda/stream.hpp"
 
 namespace zg::cuda {
@@ -27,8 +26,7 @@ class Graphs {
  public:
   static constexpr std::size_t kMost = 4096;
 
-  Graphs(Runtime& runtime, PinnedRegions& pinned, Completions& completions)
-      : runtime_(runtime), pinned_(pinned), completions_(completions) {}
+  Graphs(Runtime& runtime, Completions& completions) : runtime_(runtime), completions_(completions) {}
   ~Graphs();  // no graph may be running
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
@@ -48,7 +46,6 @@ class Graphs {
   void make_room(CudaStream& stream);
 
   Runtime& runtime_;
-  PinnedRegions& pinned_;
   Completions& completions_;
   std::map<Key, Entry> entries_;
   Key key_;  // of the current call; a member to reuse its memory

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <limits>
-#include <set>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -59,18 +60,11 @@ void PinnedRegions::mapped(void* at, std::int64_t bytes) {
       const std::int64_t n = std::min(options_.piece, bytes - done);
       runtime_.register_host(pointer(begin + done), n);
       std::lock_guard lock(mutex_);
-      pieces_[begin + done] = {.bytes = n};
+      pieces_[begin + done] = n;
       bytes_ += n;
       done += n;
     }
   } catch (const Error& error) {
-    if (options_.required) {
-      unregister(begin, done);
-      throw Error(
-          error.code(), error.where(),
-          fmt::format("{} of host memory could not be pinned: {}", format_bytes(bytes), error.message()),
-          "lower the host tier's budget, free memory, or do without pinned memory");
-    }
     refuse(error, bytes - done);
   }
   std::lock_guard lock(mutex_);
@@ -90,69 +84,31 @@ void PinnedRegions::unmapped(void* at, std::int64_t bytes) {
 }
 
 void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
-  std::vector<std::pair<Address, std::int64_t>> going;
-  double seconds = 0;
-  {
-    std::lock_guard waits(waits_mutex_);
-    std::set<StreamHandle> users;
-    {
-      std::lock_guard lock(mutex_);
-      for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first - begin < bytes; ++it) {
-        if (std::exchange(it->second.going, true)) continue;
-        going.emplace_back(it->first, it->second.bytes);
-        users.insert(it->second.users.begin(), it->second.users.end());
-      }
-    }
-    if (going.empty()) return;
-    try {
-      runtime_.use_device(options_.device);
-      for (const StreamHandle stream : users) runtime_.synchronize(stream);
-    } catch (const Error& error) {  // the device has failed, and copies nothing any more
-      log::debug("unregistering host memory: {}", error.what());
-    }
-    const Stopwatch stopwatch(seconds);
-    for (const auto& [at, n] : going) runtime_.unregister_host(pointer(at));
+  std::lock_guard lock(mutex_);
+  const auto first = pieces_.lower_bound(begin);
+  auto last = first;
+  try {
+    if (first != pieces_.end()) runtime_.use_device(options_.device);
+  } catch (const Error& error) {  // the device has failed
+    log::debug("unregistering host memory: {}", error.what());
   }
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [at, n] : going) {
-      pieces_.erase(at);
-      bytes_ -= n;
-    }
-    seconds_ += seconds;
+  const Stopwatch stopwatch(seconds_);
+  for (; last != pieces_.end() && last->first - begin < bytes; ++last) {
+    runtime_.unregister_host(pointer(last->first));
+    bytes_ -= last->second;
   }
-  gone_.notify_all();
+  pieces_.erase(first, last);
 }
 
-PinnedRegions::Part PinnedRegions::part(Hold& hold, const void* at, std::int64_t bytes) const {
+PinnedRegions::Part PinnedRegions::part(const Hold& hold, const void* at, std::int64_t bytes) const {
   ZG_ASSERT(hold.owns_lock() && hold.mutex() == &mutex_, "without its hold");
   const Address begin = address(at);
-  while (true) {
-    auto it = pieces_.upper_bound(begin);
-    if (it == pieces_.begin() || std::prev(it)->first + std::prev(it)->second.bytes <= begin) {
-      const std::int64_t before = it == pieces_.end() ? bytes : std::min(bytes, it->first - begin);
-      return {before, false};
-    }
-    --it;
-    if (!it->second.going) return {std::min(bytes, it->first + it->second.bytes - begin), true};
-    gone_.wait(hold);
+  const auto next = pieces_.upper_bound(begin);
+  if (next != pieces_.begin()) {
+    const auto& [piece, size] = *std::prev(next);
+    if (begin < piece + size) return {std::min(bytes, piece + size - begin), true};
   }
-}
-
-void PinnedRegions::used(const Hold& hold, const void* at, StreamHandle stream) {
-  ZG_ASSERT(hold.owns_lock() && hold.mutex() == &mutex_, "without its hold");
-  auto it = pieces_.upper_bound(address(at));
-  ZG_ASSERT(it != pieces_.begin(), "memory that is not pinned");
-  std::vector<StreamHandle>& users = std::prev(it)->second.users;
-  std::lock_guard lock(users_mutex_);
-  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
-}
-
-void PinnedRegions::forget(StreamHandle stream) {
-  std::lock_guard waits(waits_mutex_);
-  std::lock_guard lock(mutex_);
-  for (auto& [at, piece] : pieces_)
-    piece.users.erase(std::remove(piece.users.begin(), piece.users.end(), stream), piece.users.end());
+  return {next == pieces_.end() ? bytes : std::min(bytes, next->first - begin), false};
 }
 
 PinnedReport PinnedRegions::report() const {

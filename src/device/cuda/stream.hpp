@@ -166,10 +166,8 @@ class CudaStream : public Stream {
   double busy_seconds() const override;
   double waited_seconds() const override;
 
- protected:
-  void finish();  // waits until all work is done, without throwing
-
  private:
+  void finish();  // waits until all work is done, without throwing
   Event point();  // behind all work so far; the last point again if no work came since
 
   Runtime& runtime_;

@@ -112,7 +112,7 @@ class Planner {
     const std::int64_t host = host_.value_or(kGiB);
     o.state_segment_bytes = std::clamp<std::int64_t>(host / 24 / 65536 * 65536, 3 * 65536, 12 * kMiB);
     plan_.layout = std::make_unique<Layout>(*plan_.model, o);
-    o.device_updates = device_updates();
+    o.device_updates = device_units_.value_or(device_updates());
     if (o.device_updates > 0) plan_.layout = std::make_unique<Layout>(*plan_.model, o);
     if (pins_state(o)) return;
     if (o.drives > 0 && config_.aio.backend != io::Backend::kRam) {
@@ -287,10 +287,32 @@ class Planner {
   // just before their use.
   void choose_programs(const std::optional<RankChoices>& asked) {
     const std::int32_t ahead = asked ? asked->gather_ahead : 0;
-    if (!fit(ahead) && (asked || !may_become_tiles() || !fit_in_tiles())) throw_no_room();
+    if (!fit(ahead) && !fit_with_more_on_the_device(ahead) &&
+        (asked || !may_become_tiles() || !fit_in_tiles()))
+      throw_no_room();
     if (asked || !layout().is_sharded() || in_tiles()) return;
     const std::int64_t most = total(plan_.dry_run.per_step);
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
+  }
+
+  // device_updates() counts all weights, gradients and activations of a step as if they were on the device at
+  // once. They are not: where the host lacks room, and there is no drive, the state of more units fits the
+  // device. Ranks would have to agree on their number.
+  bool fit_with_more_on_the_device(std::int32_t gather_ahead) {
+    if (config_.offload_optimizer != OffloadTarget::kAuto || drives() > 0 || config_.ranks() > 1)
+      return false;
+    // Fewer do not fit the host, more do not fit the device.
+    std::int32_t few = layout().options.device_updates, many = layout().head_unit() + 2;
+    while (many - few > 1) {
+      const std::int32_t units = few + (many - few) / 2;
+      device_units_ = units;
+      make_layout();
+      if (fit(gather_ahead)) return true;
+      (plan_.dry_run.obstacle->tier == Tier::kHost ? few : many) = units;
+    }
+    device_units_.reset();
+    make_layout();
+    return fit(gather_ahead);
   }
 
   // Tiles move, so that weights which stay on the device gain nothing; and of small units they would spare
@@ -435,8 +457,10 @@ class Planner {
   RunPlan& plan_;
   const RunConfig& config_;
   const Hardware& hardware_;
-  const std::int64_t ranks_;                // of this machine
-  std::optional<std::int64_t> host_;        // this rank's part of tiers.host
+  const std::int64_t ranks_;  // of this machine
+  std::optional<std::int32_t>
+      device_units_;                  // units that are updated on the device; none: device_updates() says
+  std::optional<std::int64_t> host_;  // this rank's part of tiers.host
   bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
   bool must_be_in_tiles_ = false;           // as all ranks have chosen, or the configuration says
 };

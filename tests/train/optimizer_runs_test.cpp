@@ -164,6 +164,23 @@ TEST_F(OptimizerRuns, TheRatioSaysHowManyUnitsAreUpdatedOnTheHost) {
   for (const Run* other : {&most, &half, &device}) EXPECT_EQ(host.losses, other->losses);
 }
 
+// Weights and gradients of all units are never on the device at once, so there is room for more state where
+// the host has none, and no drive has it.
+TEST_F(OptimizerRuns, TheStateOfMoreUnitsStaysOnTheDeviceWhereTheHostHasNoRoom) {
+  const auto with = [&](const char* host) {
+    return config({"steps=4", "model.n_layer=24", "tiers.tiles=off", "train_batch_size=1",
+                   "train_micro_batch_size_per_gpu=1", "tiers.device=3MiB",
+                   std::string("tiers.host=") + host});
+  };
+  const Run all = run(with("8MiB")), some = run(with("3MiB"));
+  EXPECT_LT(all.device_updates, some.device_updates) << all.description << some.description;
+  EXPECT_LT(some.device_updates, 26) << some.description;
+  EXPECT_EQ(all.losses, some.losses);
+  const Error error = test::error_of([&] { const Trainer trainer(with("1MiB")); });
+  EXPECT_EQ(error.code(), Errc::kMemory);
+  EXPECT_EQ(error.where(), "tiers.host");
+}
+
 TEST_F(OptimizerRuns, AShareTooLargeForTheDeviceIsRefusedBeforeTheFirstStep) {
   const auto with = [&](const char* ratio) {
     return config({R"(zero_optimization={"stage": 3, "offload_param": {"device": "cpu"},

@@ -307,7 +307,7 @@ class Planner {
       const std::int32_t units = few + (many - few) / 2;
       device_units_ = units;
       make_layout();
-      if (fit(gather_ahead)) return true;
+      if (fit(gather_ahead, kNoReadAhead)) return fit(gather_ahead);
       (plan_.dry_run.obstacle->tier == Tier::kHost ? few : many) = units;
     }
     device_units_.reset();
@@ -348,8 +348,11 @@ class Planner {
                          : of_layers + " is";
   }
 
-  // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice.
-  bool fit(std::int32_t gather_ahead) {
+  static constexpr std::int64_t kNoReadAhead = 32;
+
+  // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice. `part`:
+  // read-ahead first gets such a part of the room that it would have.
+  bool fit(std::int32_t gather_ahead, std::int64_t part = 1) {
     plan_.choices.gather_ahead = gather_ahead;
     plan_.programs = std::make_unique<StepPrograms>(layout(), update_timing(config_), gather_ahead);
     const Budgets inside{plan_.budgets.device - beside_tensors(), plan_.budgets.host,
@@ -358,10 +361,10 @@ class Planner {
     const Budgets ahead = read_ahead(inside, *plan_.programs);
     plan_.queue_depth = queue_depth(inside.host);
     // Less room for read-ahead where the budgets are too small.
-    for (std::int64_t part = 1; part <= 32; part *= 2) {
+    for (; part <= kNoReadAhead; part *= 2) {
       // A tier that holds everything needs no room for moves.
       const auto rest = [&](std::int64_t bytes, std::int64_t everything, std::int64_t free) {
-        return bytes >= everything || part == 32 ? bytes : bytes - free / part;
+        return bytes >= everything || part == kNoReadAhead ? bytes : bytes - free / part;
       };
       plan_.resident = {rest(inside.device, all.device, ahead.device),
                         rest(inside.host, all.host, ahead.host), inside.direct};

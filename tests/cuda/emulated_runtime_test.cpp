@@ -1,6 +1,7 @@
 // The faked CUDA keeps the promises that tests over it rely on, and finds what it says it finds.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -298,12 +299,16 @@ TEST(FakeRuntime, FindsMisuseOfHostMemory) {
   Gate gate(fake);
   gate.close(stream);
   runtime.copy(stream, device, page + 4096, 1, Direction::kToDevice);
-  runtime.unregister_host(page);
-  runtime.unregister_host(page + 4096);
-  EXPECT_HAS(runtime.take_mistakes().at(0), "under way");
+  const std::int64_t pinned = runtime.pinned();
+  std::thread unregisters([&] { runtime.unregister_host(page); });
+  while (runtime.calls("unregister_host") == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(runtime.pinned(), pinned) << "it waits for all work, as CUDA does";
   gate.open();
-  fake.finish(stream);
+  unregisters.join();
+  EXPECT_EQ(runtime.pinned(), pinned - 4096);
   runtime.unregister_host(page + 4096);
+  EXPECT_TRUE(runtime.take_mistakes().empty());
   runtime.unregister_host(page + 4096);
   EXPECT_HAS(runtime.take_mistakes().at(0), "nothing that begins there");
 }

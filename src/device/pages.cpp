@@ -48,26 +48,16 @@ int take_alone(std::int64_t begin, std::int64_t bytes) {
   return 0;
 }
 
-// By way of addresses of its own: mremap unmaps what is at its target before it looks at its source, and if
-// it then refuses, another thread's mapping may be there.
+// By way of any addresses: with a target, mremap unmaps what is there before it looks at its source, and if
+// it then refuses, another thread's mapping may be there. A huge page stays one where the kernel chooses
+// aligned addresses for what is as large (6.7 and later).
 int move_alone(std::int64_t from, std::int64_t to, std::int64_t bytes) {
-  const std::int64_t spare = round_up(bytes, kUnit) + 2 * kUnit;
-  void* const data =
-      mmap(nullptr, size(spare), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) return errno;
-  // As far behind a unit as the source, so that a huge page stays one.
-  const auto begin = reinterpret_cast<std::int64_t>(data), between = round_up(begin, kUnit) + from % kUnit;
-  const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
-  int error = mremap(pointer(from), size(bytes), size(bytes), flags | MREMAP_DONTUNMAP, pointer(between)) ==
-                      MAP_FAILED
-                  ? errno
-                  : 0;
-  if (error == 0 && mremap(pointer(between), size(bytes), size(bytes), flags, pointer(to)) == MAP_FAILED) {
-    error = errno;
-    munmap(pointer(between), size(bytes));
-  }
-  if (between > begin) munmap(pointer(begin), size(between - begin));
-  munmap(pointer(between + bytes), size(begin + spare - between - bytes));
+  void* const between = mremap(pointer(from), size(bytes), size(bytes), MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+  if (between == MAP_FAILED) return errno;
+  if (mremap(between, size(bytes), size(bytes), MREMAP_MAYMOVE | MREMAP_FIXED, pointer(to)) != MAP_FAILED)
+    return 0;
+  const int error = errno;
+  munmap(between, size(bytes));
   return error;
 }
 

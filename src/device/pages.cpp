@@ -48,11 +48,21 @@ int take_alone(std::int64_t begin, std::int64_t bytes) {
   return 0;
 }
 
-// By way of any addresses: with a target, mremap unmaps what is there before it looks at its source, and if
-// it then refuses, another thread's mapping may be there. A huge page stays one where the kernel chooses
-// aligned addresses for what is as large (6.7 and later).
+// Addresses that were free just now, aligned to a unit, or 0: a hint, with which a huge page stays one.
+void* aligned_hint() {
+  void* const data =
+      mmap(nullptr, size(2 * kUnit), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  munmap(data, size(2 * kUnit));
+  return pointer(round_up(reinterpret_cast<std::int64_t>(data), kUnit));
+}
+
+// By way of addresses that the kernel chooses: with a fixed target, mremap unmaps what is there before it
+// looks at its source, and if it then refuses, another thread's mapping may be there.
 int move_alone(std::int64_t from, std::int64_t to, std::int64_t bytes) {
-  void* const between = mremap(pointer(from), size(bytes), size(bytes), MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+  void* const hint = bytes == kUnit ? aligned_hint() : nullptr;
+  void* const between =
+      mremap(pointer(from), size(bytes), size(bytes), MREMAP_MAYMOVE | MREMAP_DONTUNMAP, hint);
   if (between == MAP_FAILED) return errno;
   if (mremap(between, size(bytes), size(bytes), MREMAP_MAYMOVE | MREMAP_FIXED, pointer(to)) != MAP_FAILED)
     return 0;

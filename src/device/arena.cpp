@@ -244,8 +244,8 @@ class PagedMemory final : public HostMemory {
   }
 
   // Moves so many bytes of pages to the first of these parts of `buffer`, and takes those off the list.
-  // Drivers may have registered the pages, and keep them where they were registered until all goes: so the
-  // addresses that pages leave are never used again.
+  // Drivers may have registered the pages, and keep them where they were registered until all goes: so of the
+  // addresses that pages leave those in chunks are never used again.
   void move_from_holes(Lock& lock, Range buffer, std::vector<Range>& parts, std::int64_t bytes) {
     while (bytes > 0) {
       const Range from = strip_holes(bytes);
@@ -261,7 +261,8 @@ class PagedMemory final : public HostMemory {
         if (part.bytes == 0) parts.erase(parts.begin());
       }
       extents_.release(from);
-      extents_.set({from.begin, left}, Kind::kLeft);
+      extents_.set({from.begin, left}, Kind::kEmpty);
+      chunks_.each_part({from.begin, left}, [&](Range part) { extents_.set(part, Kind::kLeft); });
       bytes -= left;
       if (error == 0) continue;
       extents_.release(buffer);

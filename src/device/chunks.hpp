@@ -1,6 +1,7 @@
 // The chunks of memory that an arena has reported to its hooks, so that each is reported as unmapped
 // exactly once. Threads: none of its own; the arena's mutex guards it.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -20,6 +21,14 @@ class Chunks {
   void add(Extents::Range chunk) {
     if (hooks_.mapped) hooks_.mapped(reinterpret_cast<void*>(chunk.begin), chunk.bytes);
     if (hooks_.mapped || hooks_.unmapped) chunks_[chunk.begin] = chunk.bytes;
+  }
+  // Calls f(part) for each part of `range` that lies in a chunk.
+  template <class F>
+  void each_part(Extents::Range range, const F& f) const {
+    for (const auto& [begin, bytes] : chunks_) {
+      const std::int64_t from = std::max(begin, range.begin), to = std::min(begin + bytes, range.end());
+      if (from < to) f(Extents::Range{from, to - from});
+    }
   }
   // Reports every chunk as unmapped of which a part lies in `range`.
   void remove(Extents::Range range) {

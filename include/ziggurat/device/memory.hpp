@@ -50,9 +50,9 @@ struct HostMemoryReport {
 //
 // Hooks see chunks, not buffers. A chunk is reported as unmapped when the arena gives all back: at its end,
 // or for other hooks. Until then whoever has registered it keeps its pages. Where there are hooks, regathered
-// pages therefore move (mremap) from their holes, and the addresses that they leave are never used again;
-// without hooks they go back to the system and others come. Regathered pages are reported to no hook where
-// they come to.
+// pages therefore move (mremap) from their holes, and addresses of chunks that they leave are never used
+// again; without hooks they go back to the system and others come. Regathered pages are reported to no hook
+// where they come to.
 class HostMemory : public Arena {
  public:
   virtual HostMemoryReport report() const = 0;  // slow: reads /proc

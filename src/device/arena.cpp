@@ -208,12 +208,12 @@ class PagedMemory final : public HostMemory {
     }
     std::vector<Range> parts = extents_.empty_parts(range);
     extents_.set(range, Kind::kUsed);
-    if (const std::int64_t more = best->missing - room(); chunks_.count() > 0)
+    if (const std::int64_t more = best->missing - room(); chunks_.are_kept())
       move_from_holes(lock, range, parts, more);
     else
       give_back_from_holes(lock, more);
     take_pages(lock, range, parts);
-    if (huge_ && chunks_.count() > 0) allow_huge_units(range);
+    if (huge_ && chunks_.are_kept()) allow_huge_units(range);
     ++regathered_;
     regathered_bytes_ += best->missing;
     return range.begin;
@@ -244,8 +244,8 @@ class PagedMemory final : public HostMemory {
   }
 
   // Moves so many bytes of pages to the first of these parts of `buffer`, and takes those off the list.
-  // Drivers may have registered the pages, and keep them where they were registered until all goes: so of the
-  // addresses that pages leave those in chunks are never used again.
+  // A driver that has registered the pages keeps them where it did: so of the addresses that pages leave
+  // those in chunks are never used again.
   void move_from_holes(Lock& lock, Range buffer, std::vector<Range>& parts, std::int64_t bytes) {
     while (bytes > 0) {
       const Range from = strip_holes(bytes);

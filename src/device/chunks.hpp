@@ -14,6 +14,8 @@ namespace zg {
 class Chunks {
  public:
   std::int64_t count() const { return static_cast<std::int64_t>(chunks_.size()); }
+  // Whether the hooks keep what they were told of.
+  bool are_kept() const { return hooks_.keeps && !chunks_.empty(); }
 
   // Only while there are no chunks.
   void set_hooks(Arena::Hooks hooks) { hooks_ = std::move(hooks); }

@@ -147,6 +147,7 @@ Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* 
     if (Arena::Hooks pin = device->host_hooks(); pin.mapped) pins.push_back(std::move(pin));
   }
   if (io == nullptr && pins.empty()) return {};
+  const bool keeps = std::any_of(pins.begin(), pins.end(), [](const auto& pin) { return pin.keeps; });
   return {[io, pins](void* data, std::int64_t bytes) {
             for (const Arena::Hooks& pin : pins) pin.mapped(data, bytes);
             if (io != nullptr) io->register_memory(data, bytes);
@@ -154,7 +155,8 @@ Arena::Hooks host_memory_hooks(const std::vector<Device*>& devices, io::Engine* 
           [io, pins](void* data, std::int64_t bytes) {
             if (io != nullptr) io->unregister_memory(data);
             for (const Arena::Hooks& pin : pins) pin.unmapped(data, bytes);
-          }};
+          },
+          keeps};
 }
 
 TensorStore::TensorStore(const Options& options) : parts_(std::make_unique<StoreParts>(options)) {}

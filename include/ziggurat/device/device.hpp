@@ -141,9 +141,12 @@ class Arena {
   virtual std::int64_t granule() const = 0;  // the unit of memory
   std::int64_t charge(std::int64_t bytes) const { return arena_charge(bytes, granule()); }
   // mapped(address, bytes): a chunk of memory was just taken from the system. unmapped(address, bytes), with
-  // the same values: at least a part of that chunk is about to go back to the system.
+  // the same values: at least a part of that chunk is about to go back to the system. Buffers in the chunk
+  // may be in use. `keeps`: who registers memory by these hooks cannot let go of it in the middle of a run,
+  // as CUDA cannot; unmapped() is then called when no buffer is in use, and not before.
   struct Hooks {
     std::function<void(void*, std::int64_t)> mapped, unmapped;
+    bool keeps = false;
   };
   // Only while no buffer is in use. Memory that the arena keeps goes back to the system first, reported to
   // the old hooks.

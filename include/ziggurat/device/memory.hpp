@@ -48,11 +48,10 @@ struct HostMemoryReport {
 // - A free steady state. Where buffers fit into holes (recurring sizes, or phases that release all their
 //   buffers), allocate() and release() make no system call and allocate nothing.
 //
-// Hooks see chunks, not buffers. A chunk is reported as unmapped when the arena gives all back: at its end,
-// or for other hooks. Until then whoever has registered it keeps its pages. Where there are hooks, regathered
-// pages therefore move (mremap) from their holes, and addresses of chunks that they leave are never used
-// again; without hooks they go back to the system and others come. Regathered pages are reported to no hook
-// where they come to.
+// Hooks see chunks, not buffers. A chunk is reported as unmapped when the first of its pages goes back,
+// possibly while some of its buffers are in use, and is not reported again. Regathered pages are reported to
+// no hook. With hooks that keep what they register (Hooks::keeps) no page goes back: regathered pages move
+// (mremap) from their holes, and addresses of chunks that they leave are never used again.
 class HostMemory : public Arena {
  public:
   virtual HostMemoryReport report() const = 0;  // slow: reads /proc

@@ -46,7 +46,7 @@ PinnedRegions::~PinnedRegions() {
 
 Arena::Hooks PinnedRegions::hooks() {
   return {[this](void* at, std::int64_t bytes) { mapped(at, bytes); },
-          [this](void* at, std::int64_t bytes) { unmapped(at, bytes); }};
+          [this](void* at, std::int64_t bytes) { unmapped(at, bytes); }, true};
 }
 
 void PinnedRegions::mapped(void* at, std::int64_t bytes) {

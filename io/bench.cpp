@@ -81,6 +81,12 @@ void Bench::check() const {
   }
   if (options_.verify && !drives_keep_bytes())
     throw Error(Errc::kUsage, "benchmark", "a RAM drive that moves no bytes cannot be verified");
+  if (options_.op == BenchOp::kCopy && (options_.seconds > 0 || options_.pattern != Pattern::kSequential)) {
+    throw Error(Errc::kUsage, "benchmark",
+                options_.seconds > 0 ? fmt::format("copies for {} seconds", options_.seconds)
+                                     : "copies random blocks",
+                "a copy is one pass (0 seconds) over the file in its order (sequential)");
+  }
   const FileKind kind = options_.drives.empty() ? FileKind::kScratch : options_.drives[0].kind;
   for (const DriveOptions& d : options_.drives) {
     if ((d.kind == FileKind::kExisting) == (kind == FileKind::kExisting)) continue;
@@ -109,10 +115,11 @@ void Bench::open() {
   for (int i = 0; i < engine_->drive_count(); ++i) {
     const std::string& path = options_.drives[static_cast<std::size_t>(i)].path;
     const std::string name = path.empty() ? fmt::format("drive {}", i) : path;
-    if (engine_->drive_bytes(i) < e.block_size) {
+    const bool copies = options_.op == BenchOp::kCopy;
+    if (engine_->drive_bytes(i) < (copies ? 2 : 1) * e.block_size) {
       throw Error(Errc::kUsage, name,
-                  fmt::format("a file of {} holds no block of {}", format_bytes(engine_->drive_bytes(i)),
-                              format_bytes(e.block_size)),
+                  fmt::format("a file of {} holds no {} of {}", format_bytes(engine_->drive_bytes(i)),
+                              copies ? "two blocks, as a copy needs," : "block", format_bytes(e.block_size)),
                   "take a larger file or smaller blocks");
     }
     lanes_.push_back(std::make_unique<BenchLane>(*engine_, control_, i, name, options_, depth_));
@@ -126,6 +133,7 @@ BenchResult Bench::run() {
   BenchPhase phase{.op = options_.op,
                    .pattern = options_.pattern,
                    .endless = endless,
+                   .half = options_.op == BenchOp::kCopy,
                    .checksums = options_.verify ? Checksums::kCompare : Checksums::kNone,
                    .depth = depth_};
   if (prepare()) {
@@ -146,10 +154,11 @@ BenchResult Bench::run() {
 
 // Gives the files contents, or learns the checksums of those they have. False when progress() said to stop.
 bool Bench::prepare() {
-  BenchPhase phase{.op = BenchOp::kWrite, .depth = depth_};
+  const bool half = options_.op == BenchOp::kCopy;
+  BenchPhase phase{.op = BenchOp::kWrite, .half = half, .depth = depth_};
   if (uses_existing_files()) {
     if (!options_.verify || options_.op == BenchOp::kWrite) return true;
-    phase = {.op = BenchOp::kRead, .checksums = Checksums::kLearn, .depth = depth_};
+    phase = {.op = BenchOp::kRead, .half = half, .checksums = Checksums::kLearn, .depth = depth_};
   }
   if (!drives_keep_bytes()) return true;
   run_phase("preparing", phase);
@@ -242,7 +251,17 @@ void Bench::gather(const Span& span) {
 }  // namespace
 
 const char* name_of(BenchOp op) {
-  return op == BenchOp::kRead ? "read" : op == BenchOp::kWrite ? "write" : "mixed";
+  switch (op) {
+    case BenchOp::kRead:
+      return "read";
+    case BenchOp::kWrite:
+      return "write";
+    case BenchOp::kMixed:
+      return "mixed";
+    case BenchOp::kCopy:
+      return "copy";
+  }
+  return "";
 }
 
 const char* name_of(Pattern pattern) {

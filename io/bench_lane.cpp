@@ -77,9 +77,11 @@ void BenchLane::start(const BenchPhase& phase) {
     if (phase.read_back) {
       picker_.start_read_back();
     } else {
-      picker_.start(phase.op, phase.pattern, phase.endless ? RequestPicker::kEndless : picker_.blocks());
+      const std::int64_t pass = phase.half ? picker_.half() : picker_.blocks();
+      picker_.start(phase.op, phase.pattern, phase.endless ? RequestPicker::kEndless : pass);
     }
-    total_ = phase.endless ? 0 : picker_.left() * block_size_;
+    const std::int64_t moves = phase.op == BenchOp::kCopy ? 2 : 1;  // of each block
+    total_ = phase.endless ? 0 : moves * picker_.left() * block_size_;
     moved_.store(0, std::memory_order_relaxed);
     measure_ = {};
     measure_.last = Clock::now();
@@ -116,7 +118,7 @@ bool BenchLane::take_request(Slot& slot, Clock::time_point now) {
 void BenchLane::submit(Slot& slot, Clock::time_point now) {
   slot.begun = now;
   if (slot.request.op == Op::kWrite) {
-    stamp(slot);
+    prepare_write(slot);
     if (!checksums_.empty()) slot.begun = Clock::now();
   }
   engine_.submit({.op = slot.request.op,
@@ -139,9 +141,14 @@ void BenchLane::on_complete(Ticket, std::uint64_t tag, Result result) {
   picker_.done(slot.request);
   if (result.ok()) record(slot, now);
   if (has_checksum) now = Clock::now();
-  const bool more = take_request(slot, now);
+  const bool has_copy = result.ok() && phase_.op == BenchOp::kCopy && slot.request.op == Op::kRead;
+  if (has_copy && !control_.over(now)) {
+    slot.request = picker_.write_of(slot.request);
+  } else if (!take_request(slot, now)) {
+    return;
+  }
   lock.unlock();
-  if (more) submit(slot, now);
+  submit(slot, now);
 }
 
 // Bytes count if the request completes during the measurement, its latency if it began during it: if the
@@ -156,19 +163,24 @@ void BenchLane::record(const Slot& slot, Clock::time_point now) {
   measure_.last = now;
 }
 
-// Writes the block's number and a counter to its beginning, so that no two blocks that reach the drive are
-// alike although the same few buffers are written over and over. (Their pages repeat, so a drive that looks
-// for equal pages would still find some.) With verify, every page gets the stamp, so that no page can pass
-// for another one or an older one. Doing that always would cost 2.3 ms of processor time per GB, a tenth of
-// all else.
-void BenchLane::stamp(const Slot& slot) {
+// Writes the block's number and a counter to its beginning, unless it is a copy's, so that no two blocks that
+// reach the drive are alike although the same few buffers are written over and over. (Their pages repeat, so
+// a drive that looks for equal pages would still find some.) With verify, every page gets the stamp, so that
+// no page can pass for another one or an older one. Doing that always would cost 2.3 ms of processor time per
+// GB, a tenth of all else.
+void BenchLane::prepare_write(const Slot& slot) {
+  const auto block = static_cast<std::size_t>(slot.request.block);
+  if (phase_.op == BenchOp::kCopy) {
+    if (!checksums_.empty()) checksums_[block] = checksums_[block - static_cast<std::size_t>(picker_.half())];
+    return;
+  }
   const std::uint64_t generation = generation_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t words[2] = {static_cast<std::uint64_t>(slot.request.block), generation};
   std::memcpy(slot.data, words, sizeof(words));
   if (checksums_.empty()) return;
   for (std::int64_t at = Engine::alignment(); at < block_size_; at += Engine::alignment())
     std::memcpy(slot.data + at, words, sizeof(words));
-  checksums_[static_cast<std::size_t>(slot.request.block)] = checksum(slot.data, block_size_);
+  checksums_[block] = checksum(slot.data, block_size_);
 }
 
 void BenchLane::check(const Slot& slot) {

@@ -53,6 +53,7 @@ struct BenchPhase {
   Pattern pattern = Pattern::kSequential;
   bool endless = false;    // until BenchControl says that it is over; else one pass
   bool read_back = false;  // reads the blocks that the phase before it has written
+  bool half = false;       // of a pass: only the first half of the file
   Checksums checksums = Checksums::kNone;
   int depth = 1;  // requests in flight
 };
@@ -88,7 +89,7 @@ class BenchLane final : public Completion {
   bool take_request(Slot& slot, Clock::time_point now);
   void submit(Slot& slot, Clock::time_point now);
   void record(const Slot& slot, Clock::time_point now);
-  void stamp(const Slot& slot);
+  void prepare_write(const Slot& slot);
   void check(const Slot& slot);
   Error transfer_error(const Slot& slot, int error) const;
   std::int64_t offset_of(const Slot& slot) const { return slot.request.block * block_size_; }

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/bench_watch.hpp"
 #include "cli/commands.hpp"
@@ -22,6 +23,7 @@
 namespace zg::cli {
 namespace {
 
+constexpr double kDefaultSeconds = 5;
 constexpr std::int64_t kDefaultSize = 4 * kGiB;
 // With small blocks the default file is smaller, since it takes them long to fill a large one, and they need
 // none.
@@ -32,7 +34,8 @@ struct Flags {
   std::string op = "read", pattern = "sequential", block_size = "1MiB", size, backend = "auto";
   std::string registered = "on", verify = "off", adaptive = "off", huge_pages = "on";
   int queue_depth = 0, queues = 1, threads = 4;
-  double seconds = 5, ramp = 0.5;
+  std::optional<double> seconds;
+  double ramp = 0.5;
   std::uint64_t seed = 1;
   bool sqpoll = false, iopoll = false, overwrite = false, json = false;
 };
@@ -82,6 +85,12 @@ std::vector<Space> spaces_of(const Flags& f) {
   std::vector<Space> all;
   for (const auto& [device, space] : spaces) all.push_back(space);
   return all;
+}
+
+std::vector<std::string> op_names() {
+  std::vector<std::string> names;
+  for (const io::BenchOp op : io::kBenchOps) names.emplace_back(io::name_of(op));
+  return names;
 }
 
 // The size of each new file. Throws when one does not fit.
@@ -171,10 +180,19 @@ io::BenchOptions options_of(const Flags& f) {
   if (!f.files.empty() && f.backend == "ram")
     throw Error(Errc::kUsage, "--file", "the back end ram has no files", "leave out one of the two");
   io::BenchOptions o;
-  o.op = f.op == "read" ? io::BenchOp::kRead : f.op == "write" ? io::BenchOp::kWrite : io::BenchOp::kMixed;
+  for (const io::BenchOp op : io::kBenchOps) {
+    if (f.op == io::name_of(op)) o.op = op;
+  }
   o.pattern = f.pattern == "random" ? io::Pattern::kRandom : io::Pattern::kSequential;
-  o.seconds = f.seconds;
-  o.ramp_seconds = f.seconds > 0 ? f.ramp : 0;
+  const bool copies = o.op == io::BenchOp::kCopy;
+  if (copies && f.seconds.value_or(0) > 0) {
+    throw Error(Errc::kUsage, "--seconds", fmt::format("found {}, and a copy is one pass", *f.seconds),
+                "say --size for how long it takes: half of the file is copied into the other half");
+  }
+  if (copies && o.pattern == io::Pattern::kRandom)
+    throw Error(Errc::kUsage, "--pattern", "found random, and a copy goes through the file", "leave it out");
+  o.seconds = f.seconds.value_or(copies ? 0 : kDefaultSeconds);
+  o.ramp_seconds = o.seconds > 0 ? f.ramp : 0;
   o.verify = f.verify == "on";
   o.huge_pages = f.huge_pages == "on";
   o.seed = f.seed;
@@ -223,6 +241,10 @@ void print_text(const Flags& f, const io::BenchOptions& o, const io::BenchResult
   if (r.stopped) std::printf("           interrupted; this is what was measured until then\n");
   std::printf("throughput %s, %.0f requests/s, in %s\n", format_rate(r.bytes_per_second()).c_str(),
               r.requests_per_second(), format_seconds(r.seconds).c_str());
+  if (o.op == io::BenchOp::kCopy && r.seconds > 0) {
+    std::printf("           %s copied from one half of the file to the other\n",
+                format_rate(static_cast<double>(r.write.bytes) / r.seconds).c_str());
+  }
   if (o.op == io::BenchOp::kMixed && r.seconds > 0) {
     std::printf("           read %s, write %s\n",
                 format_rate(static_cast<double>(r.read.bytes) / r.seconds).c_str(),
@@ -285,8 +307,10 @@ int run(const Flags& f) {
   BenchWatch watch(watchdog, "io-bench");
   watchdog.dump_on_signal(SIGUSR1);
   if (f.files.empty() && f.backend != "ram") {
-    log::info("each of {} gets a temporary file of {}, which is written once before it is measured",
-              paths_text(o), format_bytes(o.drives[0].bytes));
+    log::info(
+        "each of {} gets a temporary file of {}, {} before it is measured", paths_text(o),
+        format_bytes(o.drives[0].bytes),
+        o.op == io::BenchOp::kCopy ? "the first half of which is written once" : "which is written once");
   }
   o.progress = [](const io::BenchProgress& p) {
     log::progress(fmt::format("{} {:.0f}%, {}", p.phase, 100 * p.share, format_rate(p.bytes_per_second)));
@@ -313,7 +337,10 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_option("--file", f.files, "Existing files to measure instead, with the contents that they have")
       ->excludes(path);
   c.add_flag("--overwrite", f.overwrite, "Let --op write or mixed replace the contents of --file");
-  choice("--op", f.op, {"read", "write", "mixed"}, "What is measured: read, write or mixed (half of each)");
+  choice("--op", f.op, op_names(),
+         "What is measured: read, write, mixed (half of each), or copy (half of the file is copied once into "
+         "the "
+         "other half, which has not been written before)");
   choice("--pattern", f.pattern, {"sequential", "random"}, "Order of the blocks: sequential or random");
   c.add_option("--block-size", f.block_size, "Bytes of one request")
       ->capture_default_str()
@@ -326,8 +353,10 @@ void add_options(CLI::App& c, Flags& f) {
                "Size of each file that is made, or of the part of --file that is used (default: the "
                "least of 4GiB, half of what is free and 65536 blocks; all of --file)")
       ->check(byte_size(4096));
-  c.add_option("--seconds", f.seconds, "Seconds that are measured (0: one pass over the files)")
-      ->capture_default_str()
+  c.add_option("--seconds", f.seconds,
+               fmt::format("Seconds that are measured (default: {:.0f}; 0: one pass over the files, as a "
+                           "copy always is)",
+                           kDefaultSeconds))
       ->check(real_number(0, 1e6));
   c.add_option("--ramp", f.ramp, "Seconds before the measurement, which do not count")
       ->capture_default_str()
@@ -361,6 +390,7 @@ constexpr const char* kFooter = R"(Examples:
   ziggurat io-bench --path /mnt/nvme0 /mnt/nvme1 --op mixed --verify on
   ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   # latency of single reads
   ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  # one pass
+  ziggurat io-bench --path . --op copy --size 16GiB                               # 8 GiB, into blocks never written
   ziggurat io-bench --file data.bin --json | jq .bytes_per_second
 What to choose:
   A drive is busy only while it has requests: block size times queue depth is in flight. Each block costs CPU time,
@@ -370,8 +400,9 @@ What to choose:
 How to read the result:
   Latency is the time from submission to completion; with a full queue p50 is about depth x block size / throughput.
   A p99 far above p50 means that the drive stalls: it is hot, or busy with its own housekeeping. CPU seconds per GB
-  are those of the whole process, kernel side included. Writes go to blocks that were written before; many drives
-  slow down when a fast cache is full, so measure as long as your run will write.
+  are those of the whole process, kernel side included. Writes go to blocks that were written before, but those of a
+  copy: what a new file costs more, on thin volumes and virtual disks a quarter and more, is the difference between
+  copy and mixed. Many drives slow down when a fast cache is full, so measure as long as your run will write.
   Temporary files have no name: nothing is left, however the program ends. Writing wears drives; the result says how
   much was written.
   SIGUSR1 (kill -USR1 PID) makes it say how far it is, on stderr and in state.txt in the current directory.

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -24,10 +25,10 @@ io::Backend backend_named(const std::string& name) {
   refuse("backend", "\"" + name + "\" is none", "auto, io_uring, libaio, threads or ram");
 }
 
-template <class Enum>
-Enum named(const char* what, const std::string& name, std::initializer_list<Enum> all) {
+template <class Enums>
+auto named(const char* what, const std::string& name, const Enums& all) {
   std::string known;
-  for (const Enum e : all) {
+  for (const auto e : all) {
     if (name == io::name_of(e)) return e;
     known += (known.empty() ? "" : ", ") + std::string(io::name_of(e));
   }
@@ -50,8 +51,8 @@ nb::dict io_bench(const std::vector<std::string>& paths, bool files, std::int64_
   for (const std::string& path : paths)
     o.drives.push_back(
         {.path = path, .bytes = size, .kind = files ? io::FileKind::kExisting : io::FileKind::kScratch});
-  o.op = named("op", op, {io::BenchOp::kRead, io::BenchOp::kWrite, io::BenchOp::kMixed});
-  o.pattern = named("pattern", pattern, {io::Pattern::kSequential, io::Pattern::kRandom});
+  o.op = named("op", op, io::kBenchOps);
+  o.pattern = named("pattern", pattern, std::array{io::Pattern::kSequential, io::Pattern::kRandom});
   o.engine.block_size = block_size;
   o.engine.queue_depth = queue_depth;
   o.engine.queues = queues;
@@ -103,7 +104,7 @@ nb::dict io_tune(const std::string& path, int paths, std::int64_t file_bytes, co
   o.space.paths = paths;
   o.space.file_bytes = file_bytes;
   o.space.memory_bytes = std::min<std::int64_t>(o.space.memory_bytes, available_memory() / 4);
-  o.goal = named("purpose", goal, {io::TuneGoal::kBoth, io::TuneGoal::kRead, io::TuneGoal::kWrite});
+  o.goal = named("purpose", goal, std::array{io::TuneGoal::kBoth, io::TuneGoal::kRead, io::TuneGoal::kWrite});
   o.seconds = seconds;
   const auto begin = std::chrono::steady_clock::now();
   io::TuneMeter meter;

@@ -43,7 +43,7 @@ TEST_F(IoBench, PrintsOneBlockThatSaysAll) {
 }
 
 TEST_F(IoBench, JsonIsOneObjectInSiUnits) {
-  for (const std::string op : {"read", "write", "mixed"}) {
+  for (const std::string op : {"read", "write", "mixed", "copy"}) {
     const json j =
         result(Strings{"--path", "drive", "drive", "--op", op, "--seconds", "0", "--verify", "on"});
     EXPECT_EQ(j.at("op"), op);
@@ -77,7 +77,8 @@ TEST_F(IoBench, JsonIsOneObjectInSiUnits) {
       EXPECT_LE(l.at("mean"), l.at("max"));
     }
     EXPECT_EQ(sum, bytes);
-    EXPECT_EQ(j.at("written_bytes"), bytes + j.at("write").at("bytes").get<std::int64_t>());
+    const std::int64_t written = j.at("write").at("bytes");
+    EXPECT_EQ(j.at("written_bytes"), op == "copy" ? bytes : bytes + written);  // of a copy half is prepared
     ASSERT_EQ(j.at("paths").size(), 2u);
     for (const json& p : j.at("paths")) {
       EXPECT_EQ(p.at("path"), "drive");
@@ -114,6 +115,16 @@ TEST_F(IoBench, AnInterruptedRunPrintsWhatItHas) {
   EXPECT_TRUE(fs::is_empty(path("drive")));
 }
 
+TEST_F(IoBench, ACopySaysHowFastItWas) {
+  const Outcome o = bench({"--path", "drive", "--op", "copy", "--verify", "on"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_HAS(o.err, "the first half of which is written once");
+  for (const char* part : {"io-bench   copy, sequential", " copied from one half of the file to the other",
+                           "read   p50", "write  p50", "verified "}) {
+    EXPECT_HAS(o.out, part);
+  }
+}
+
 // A file of the user's: read as it is, written only when it may be.
 TEST_F(IoBench, AnExistingFileIsMeasured) {
   std::string content;
@@ -123,7 +134,7 @@ TEST_F(IoBench, AnExistingFileIsMeasured) {
   EXPECT_EQ(read.at("bytes"), 8 << 20);
   EXPECT_EQ(read.at("written_bytes"), 0);
   EXPECT_TRUE(this->read("data.bin") == content);
-  for (const std::string op : {"write", "mixed"}) {
+  for (const std::string op : {"write", "mixed", "copy"}) {
     write("data.bin", content);
     const Outcome refused = bench({"--file", "data.bin", "--op", op});
     EXPECT_EQ(refused.code, 2) << refused.err;
@@ -153,7 +164,10 @@ TEST_F(IoBench, MistakesAreNamedBeforeAnythingIsWritten) {
       {{"--file", "file.bin", "--path", "drive"}, "--file", "--path"},
       {{"--file", "file.bin"}, "--size", "asks for 8.0 MiB, file.bin has 1.0 MiB"},
       {{"--file", "file.bin", "--backend", "ram"}, "--file", "ram has no files"},
-      {on_drive + Strings{"--op", "copy"}, "--op", "found copy, expected read, write or mixed"},
+      {on_drive + Strings{"--op", "erase"}, "--op", "found erase, expected read, write, mixed or copy"},
+      {on_drive + Strings{"--op", "copy", "--seconds", "2"}, "--seconds", "found 2, and a copy is one pass"},
+      {on_drive + Strings{"--op", "copy", "--pattern", "random"}, "--pattern", "goes through the file"},
+      {on_drive + Strings{"--op", "copy", "--size", "64KiB"}, "drive", "holds no two blocks"},
       {on_drive + Strings{"--pattern", "zigzag"}, "--pattern", "expected sequential or random"},
       {on_drive + Strings{"--backend", "aio"}, "--backend", "found aio, expected auto, io_uring"},
       {on_drive + Strings{"--block-size", "5000"}, "--block-size", "found 5000, expected a multiple of 4096"},

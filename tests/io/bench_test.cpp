@@ -137,6 +137,30 @@ TEST(RequestPicker, AMixHasTwoStreamsHalfAFileApart) {
   }
 }
 
+TEST(RequestPicker, ACopyReadsTheFirstHalfAndWritesTheSecond) {
+  for (const std::int64_t blocks : {2, 9, 16}) {
+    RequestPicker picker(blocks, 1, 0);
+    picker.start(BenchOp::kCopy, Pattern::kSequential, picker.half());
+    std::vector<std::int64_t> read;
+    std::set<std::int64_t> written, read_back;
+    while (const auto r = picker.next()) {
+      EXPECT_EQ(r->op, Op::kRead);
+      read.push_back(r->block);
+      picker.done(*r);
+      const Request w = picker.write_of(*r);
+      EXPECT_EQ(w.op, Op::kWrite);
+      EXPECT_EQ(w.block, r->block + blocks / 2);
+      written.insert(w.block);
+      picker.done(w);
+    }
+    ASSERT_EQ(static_cast<std::int64_t>(read.size()), blocks / 2);
+    for (std::size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i], static_cast<std::int64_t>(i));
+    picker.start_read_back();
+    while (const auto r = picker.next()) read_back.insert(r->block);
+    EXPECT_EQ(read_back, written);
+  }
+}
+
 TEST(RequestPicker, RandomBlocksAreSpreadAndSeeded) {
   const auto draw = [](std::uint64_t seed, int drive) {
     RequestPicker picker(64, seed, drive);
@@ -227,6 +251,61 @@ TEST(Bench, OnePassMovesEachBlockOnce) {
   }
 }
 
+// Only the half that is read is prepared, so that the other one is written for the first time.
+TEST(Bench, ACopyReadsHalfOfAFileAndWritesTheOther) {
+  for (const bool verify : {false, true}) {
+    BenchOptions o = on_ram(101, 2);
+    o.op = BenchOp::kCopy;
+    o.verify = verify;
+    const BenchResult r = run_bench(o);
+    expect_consistent(r);
+    EXPECT_EQ(r.read.requests, 100);
+    EXPECT_EQ(r.write.requests, 100);
+    EXPECT_EQ(r.written_bytes, 200 * kBlock);
+  }
+}
+
+std::string content_of(const std::string& path) {
+  std::string content(fs::file_size(path), ' ');
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(pread(fd, content.data(), content.size(), 0), static_cast<ssize_t>(content.size()));
+  close(fd);
+  return content;
+}
+
+TEST(Bench, ACopyHasTheBytesThatWereRead) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/data";
+  {
+    const Memory memory(41 * kBlock);
+    memory.fill(0, memory.bytes(), 5);
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    EXPECT_EQ(pwrite(fd, memory.data(), static_cast<std::size_t>(memory.bytes()), 0), memory.bytes());
+    close(fd);
+  }
+  const std::string before = content_of(path), half = before.substr(0, 20 * kBlock);
+  BenchOptions o = on_disk(directory, 0);
+  o.drives = {{.path = path, .kind = FileKind::kExisting}};
+  o.op = BenchOp::kCopy;
+  o.verify = true;
+  const BenchResult r = run_bench(o);
+  EXPECT_EQ(r.write.requests, 20);
+  EXPECT_EQ(r.written_bytes, 20 * kBlock);  // it is not prepared
+  EXPECT_TRUE(content_of(path) == half + half + before.substr(40 * kBlock));
+}
+
+TEST(Bench, ACopyThatCannotBeIsRefused) {
+  BenchOptions o = on_ram(1);
+  o.op = BenchOp::kCopy;
+  EXPECT_HAS(error_of([&] { run_bench(o); }).message(), "holds no two blocks, as a copy needs");
+  o = on_ram(8);
+  o.op = BenchOp::kCopy;
+  o.seconds = 1;
+  EXPECT_HAS(error_of([&] { run_bench(o); }).message(), "copies for 1 seconds");
+  o.seconds = 0, o.pattern = Pattern::kRandom;
+  EXPECT_HAS(error_of([&] { run_bench(o); }).message(), "copies random blocks");
+}
+
 TEST(Bench, TimeIsMeasuredAfterTheRamp) {
   BenchOptions o = on_ram(64);
   o.engine.ram.latency_seconds = 0.005;
@@ -308,8 +387,9 @@ TEST(Bench, WritesNeedNoMoreBlocksThanTheDepth) {
 TEST(Bench, VerifiesOnFilesAndLeavesNothing) {
   const TempDir directory;
   for (const Backend backend : {Backend::kAuto, Backend::kThreads}) {
-    for (const BenchOp op : {BenchOp::kRead, BenchOp::kWrite, BenchOp::kMixed}) {
+    for (const BenchOp op : kBenchOps) {
       for (const Pattern pattern : {Pattern::kSequential, Pattern::kRandom}) {
+        if (op == BenchOp::kCopy && pattern == Pattern::kRandom) continue;
         BenchOptions o = on_disk(directory, 40, backend);
         o.op = op;
         o.pattern = pattern;

@@ -13,19 +13,22 @@
 
 namespace zg::io {
 
-enum class BenchOp : std::uint8_t { kRead, kWrite, kMixed };
+enum class BenchOp : std::uint8_t { kRead, kWrite, kMixed, kCopy };
+inline constexpr BenchOp kBenchOps[] = {BenchOp::kRead, BenchOp::kWrite, BenchOp::kMixed, BenchOp::kCopy};
 enum class Pattern : std::uint8_t { kSequential, kRandom };
 
-// "read", "write", "mixed"; "sequential", "random".
+// "read", "write", "mixed", "copy"; "sequential", "random".
 const char* name_of(BenchOp op);
 const char* name_of(Pattern pattern);
 
 struct BenchOptions {
   // DriveOptions::bytes is the size of each file; a last block that is not whole is left out. kScratch files
-  // are written once before the measurement, so that it sees neither holes nor the allocation of blocks.
-  // kExisting files are measured as they are; only kWrite and kMixed write to them.
+  // are written once before the measurement, so that it sees neither holes nor the allocation of blocks; of
+  // kCopy the first half is. kExisting files are measured as they are; all but kRead write to them.
   std::vector<DriveOptions> drives = {};
-  BenchOp op = BenchOp::kRead;  // kMixed: each request reads or writes, with probability 1/2
+  // kMixed: each request reads or writes, with probability 1/2. kCopy: each block of the file's first half is
+  // read, and then written to the second, in a scratch file for the first time; one sequential pass.
+  BenchOp op = BenchOp::kRead;
   // Sequential requests go round the file; a mix has a stream of reads and one of writes, half the file
   // apart. Random requests hit every block with the same probability.
   Pattern pattern = Pattern::kSequential;
@@ -82,8 +85,8 @@ struct BenchResult {
 };
 
 // Makes the engine, prepares the files and measures. Throws what make_engine() throws, Error(kUsage) for a
-// file smaller than a block, Error(kMemory) when there is no room for the buffers, and Error(kIo) with path
-// and offset when a transfer fails or a checksum is wrong.
+// file smaller than a block (a copy: than two), Error(kMemory) when there is no room for the buffers, and
+// Error(kIo) with path and offset when a transfer fails or a checksum is wrong.
 BenchResult run_bench(const BenchOptions& options);
 
 }  // namespace zg::io

@@ -135,7 +135,7 @@ def io_bench(
     queue_depth: int = 0,
     queues: int = 1,
     backend: str = "auto",
-    seconds: float = 5,
+    seconds: float | None = None,
     ramp_seconds: float = 0.5,
     verify: bool = False,
     existing: bool = False,

@@ -18,15 +18,18 @@ def probe(paths=(), measure_bytes=0):
 
 
 def io_bench(paths, op="read", *, size="1GiB", pattern="sequential", block_size="1MiB", queue_depth=0, queues=1,
-             backend="auto", seconds=5, ramp_seconds=0.5, verify=False, existing=False):  # fmt: skip
+             backend="auto", seconds=None, ramp_seconds=0.5, verify=False, existing=False):  # fmt: skip
     """Measures throughput and latency of the drives under `paths`, as `ziggurat io-bench` does.
 
     paths     directories, on which temporary files of `size` are made; or existing files, with existing=True (op other
               than "read" replaces their contents)
-    op        "read", "write" or "mixed"
-    seconds   length of the measurement; 0: one pass over the files
+    op        "read", "write", "mixed", or "copy": half of each file is copied once into its other half, which has not
+              been written before
+    seconds   length of the measurement (5); 0: one pass over the files, as a copy always is
     Ctrl-C ends it. Raises UsageError and IoError.
     """
+    if seconds is None:
+        seconds = 0 if op == "copy" else 5
     return BenchResult(
         _core.io_bench(_paths(paths), existing, 0 if existing else bytes_of(size), op, pattern, bytes_of(block_size),
                        queue_depth, queues, backend, seconds, ramp_seconds, verify)  # fmt: skip

@@ -15,9 +15,9 @@ whether all bytes were those of the formula. The mean of a step has in it what t
 standstill of each, and slower steps beside a commit. Where a machine's speed changes from minute to minute, what a
 checkpoint costs is also told from its own run: its standstill, and by how much the two steps behind it are longer than
 the others before the next one (--every 5 gives more of them). Export is one of the newest checkpoint, to the same drive,
-between two copies of as many bytes by io-bench, in turns. Like the export's, these copies go to blocks that were never
-written; what io-bench writes over blocks that were, while it reads (--op mixed), stands beside them, and shows what new
-blocks cost there. --steps-only leaves out exports and PyTorch; --add takes over
+between two copies by io-bench of what an earlier export wrote, in turns: all of them read what was not just written, and
+write a new file. What io-bench writes over what it has just written, while it reads (--op mixed), and dd stand beside
+them. --steps-only leaves out exports and PyTorch; --add takes over
 the rounds of an earlier call with the same settings, where a machine is free for a few rounds at a time. PyTorch's
 processes hold the state as tensors of their own, one for each parameter and moment, and sync what they have written, as
 the checkpoints here are.
@@ -141,35 +141,41 @@ def own_share(own):
 
 
 def export(args, out):
-    """Bytes per second of an export of the newest checkpoint; of io-bench, which copies as many before and after it, and
-    reads and writes at once; and of dd, which copies what was exported into a new file past the page cache."""
+    """Bytes per second of an export of the newest checkpoint; of io-bench, which copies what an earlier export wrote
+    before and after it, and reads and writes at once; and of dd, which copies that past the page cache."""
     def io_bench(*flags):
         words = ["io-bench", "--path", str(out.parent), "--json", *flags]
         said = subprocess.run([args.program, *words], check=True, capture_output=True, text=True).stdout
         os.sync()  # else the blocks of its file, which is removed, are discarded while the next one is measured
         return json.loads(said)["write"]["bytes_per_second"]
 
-    state = json.loads(subprocess.run([args.program, "checkpoint", "list", str(out), "--json"], check=True,
-                                      capture_output=True, text=True).stdout)["checkpoints"][0]
-    copy = out.parent / "copy"
-    # It copies half of its file.
-    by_io_bench = ["--op", "copy", "--size", str(2 * (state["bytes"] + state["pinned_bytes"]) // 2**20 * 2**20)]
+    def export_to(path):
+        state = json.loads(subprocess.run([args.program, "checkpoint", "list", str(out), "--json"], check=True,
+                                          capture_output=True, text=True).stdout)["checkpoints"][0]
+        begin = time.perf_counter()
+        subprocess.run([args.program, "checkpoint", "export", state["path"], str(path)], check=True, capture_output=True)
+        return time.perf_counter() - begin
+
+    earlier = out.parent / "earlier"
+    if not earlier.exists():
+        export_to(earlier)
+    largest = max(earlier.rglob("*.safetensors"), key=bytes_in)
     mixed = io_bench("--op", "mixed", "--seconds", "3")
-    before = io_bench(*by_io_bench)
-    begin = time.perf_counter()
-    subprocess.run([args.program, "checkpoint", "export", state["path"], str(copy)], check=True, capture_output=True)
-    seconds = time.perf_counter() - begin
+    before = io_bench("--op", "copy", "--file", str(largest))
+    copy = out.parent / "copy"
+    seconds = export_to(copy)
     size = bytes_in(copy)
-    largest = max(copy.rglob("*.safetensors"), key=bytes_in)
-    begin = time.perf_counter()
-    subprocess.run(["dd", f"if={largest}", f"of={copy}/again", "bs=8M", "iflag=direct", "oflag=direct", "conv=fsync"],
-                   check=True, capture_output=True)
-    dd = bytes_in(largest) / (time.perf_counter() - begin)
     shutil.rmtree(copy)
     os.sync()
-    io = statistics.mean([before, io_bench(*by_io_bench)])
-    return {"bytes": size, "seconds": seconds, "bytes_per_second": size / seconds, "io_bench_copies": io,
-            "io_bench_mixed": mixed, "dd_copies": dd, "of_io_bench": size / seconds / io}
+    io = statistics.mean([before, io_bench("--op", "copy", "--file", str(largest))])
+    begin = time.perf_counter()
+    subprocess.run(["dd", f"if={largest}", f"of={copy}", "bs=8M", "iflag=direct", "oflag=direct", "conv=fsync"],
+                   check=True, capture_output=True)
+    dd = bytes_in(copy) / (time.perf_counter() - begin)
+    copy.unlink()
+    os.sync()
+    return {"bytes": size, "seconds": seconds, "bytes_per_second": size / seconds, "io_bench_copy": io,
+            "io_bench_mixed": mixed, "dd_copies": dd, "of_io_bench_copy": size / seconds / io}
 
 
 def sizes_of(args, out):
@@ -268,11 +274,11 @@ def main():
           f"without checkpoints; bytes moved: {sum(r['exact'] for r in every)} counters exact, "
           f"{sum(r['differs'] for r in every)} differ from the formula")
     if exports:
-        of = sorted(e["of_io_bench"] for e in exports)
-        new = statistics.median(e["io_bench_copies"] / e["io_bench_mixed"] for e in exports)
+        of = sorted(e["of_io_bench_copy"] for e in exports)
+        new = statistics.median(e["io_bench_copy"] / e["io_bench_mixed"] for e in exports)
         print(f"export: {statistics.median(e['bytes_per_second'] for e in exports) / 1e9:.2f} GB/s, "
               f"{statistics.median(of):.2f} of what io-bench copies ({of[0]:.2f} to {of[-1]:.2f}), which is {new:.2f} of "
-              f"what it writes over written blocks; dd "
+              f"what it writes over what it has just written; dd "
               f"{statistics.median(e['dd_copies'] for e in exports) / 1e9:.2f} GB/s")
     if args.out:
         with open(args.out, "w", encoding="utf-8") as file:

@@ -51,6 +51,7 @@ class Bench {
 
  private:
   void check() const;
+  void check_copy() const;
   bool uses_existing_files() const;
   bool drives_keep_bytes() const;
   void open();
@@ -81,18 +82,27 @@ void Bench::check() const {
   }
   if (options_.verify && !drives_keep_bytes())
     throw Error(Errc::kUsage, "benchmark", "a RAM drive that moves no bytes cannot be verified");
-  if (options_.op == BenchOp::kCopy && (options_.seconds > 0 || options_.pattern != Pattern::kSequential)) {
-    throw Error(Errc::kUsage, "benchmark",
-                options_.seconds > 0 ? fmt::format("copies for {} seconds", options_.seconds)
-                                     : "copies random blocks",
-                "a copy is one pass (0 seconds) over the file in its order (sequential)");
-  }
+  if (options_.op == BenchOp::kCopy) return check_copy();
   const FileKind kind = options_.drives.empty() ? FileKind::kScratch : options_.drives[0].kind;
   for (const DriveOptions& d : options_.drives) {
     if ((d.kind == FileKind::kExisting) == (kind == FileKind::kExisting)) continue;
     throw Error(Errc::kUsage, "benchmark", "of existing files and new ones together",
                 "measure them one after another");
   }
+}
+
+void Bench::check_copy() const {
+  const auto refuse = [](const std::string& what, const char* expected) {
+    throw Error(Errc::kUsage, "benchmark", what, expected);
+  };
+  const std::vector<DriveOptions>& drives = options_.drives;
+  if (options_.seconds > 0 || options_.pattern != Pattern::kSequential)
+    refuse(options_.seconds > 0 ? fmt::format("copies for {} seconds", options_.seconds)
+                                : "copies random blocks",
+           "a copy is one pass (0 seconds) over the file in its order (sequential)");
+  if (drives.size() != 2)
+    refuse(fmt::format("copies with {} drives", drives.size()), "from one to another: two");
+  if (drives[1].kind == FileKind::kExisting) refuse("copies to an existing file", "to one that is made");
 }
 
 bool Bench::uses_existing_files() const {
@@ -112,17 +122,22 @@ void Bench::open() {
   depth_ = e.adapt_depth ? std::max(depth, e.max_queue_depth) : depth;
   // The engine still bounds what is in flight; the other half are requests whose checksum is being made.
   if (options_.verify) depth_ *= 2;
+  std::vector<std::string> names;
   for (int i = 0; i < engine_->drive_count(); ++i) {
     const std::string& path = options_.drives[static_cast<std::size_t>(i)].path;
-    const std::string name = path.empty() ? fmt::format("drive {}", i) : path;
-    const bool copies = options_.op == BenchOp::kCopy;
-    if (engine_->drive_bytes(i) < (copies ? 2 : 1) * e.block_size) {
-      throw Error(Errc::kUsage, name,
-                  fmt::format("a file of {} holds no {} of {}", format_bytes(engine_->drive_bytes(i)),
-                              copies ? "two blocks, as a copy needs," : "block", format_bytes(e.block_size)),
+    names.push_back(path.empty() ? fmt::format("drive {}", i) : path);
+    if (engine_->drive_bytes(i) < e.block_size) {
+      throw Error(Errc::kUsage, names.back(),
+                  fmt::format("a file of {} holds no block of {}", format_bytes(engine_->drive_bytes(i)),
+                              format_bytes(e.block_size)),
                   "take a larger file or smaller blocks");
     }
-    lanes_.push_back(std::make_unique<BenchLane>(*engine_, control_, i, name, options_, depth_));
+  }
+  const int target = options_.op == BenchOp::kCopy ? 1 : 0;  // how many drives on
+  for (int i = 0; i + target < engine_->drive_count(); ++i) {
+    const auto at = static_cast<std::size_t>(i), to = static_cast<std::size_t>(i + target);
+    lanes_.push_back(std::make_unique<BenchLane>(
+        *engine_, control_, BenchLane::Drives{i, i + target, names[at], names[to]}, options_, depth_));
     const NoiseMemory& memory = lanes_.back()->memory();
     if (e.registered) engine_->register_memory(memory.data(), memory.bytes());
   }
@@ -133,7 +148,6 @@ BenchResult Bench::run() {
   BenchPhase phase{.op = options_.op,
                    .pattern = options_.pattern,
                    .endless = endless,
-                   .half = options_.op == BenchOp::kCopy,
                    .checksums = options_.verify ? Checksums::kCompare : Checksums::kNone,
                    .depth = depth_};
   if (prepare()) {
@@ -141,7 +155,7 @@ BenchResult Bench::run() {
     gather(span);
   }
   for (int i = 0; i < engine_->drive_count(); ++i) result_.drive_depth.push_back(engine_->report(i).depth);
-  result_.drive_bytes_per_second.resize(lanes_.size());
+  result_.drive_bytes_per_second.resize(result_.drive_depth.size());
   result_.backend = engine_->backend();
   result_.engine = engine_->describe();
   if (!result_.stopped && options_.verify && options_.op != BenchOp::kRead) {
@@ -154,11 +168,10 @@ BenchResult Bench::run() {
 
 // Gives the files contents, or learns the checksums of those they have. False when progress() said to stop.
 bool Bench::prepare() {
-  const bool half = options_.op == BenchOp::kCopy;
-  BenchPhase phase{.op = BenchOp::kWrite, .half = half, .depth = depth_};
+  BenchPhase phase{.op = BenchOp::kWrite, .depth = depth_};
   if (uses_existing_files()) {
     if (!options_.verify || options_.op == BenchOp::kWrite) return true;
-    phase = {.op = BenchOp::kRead, .half = half, .checksums = Checksums::kLearn, .depth = depth_};
+    phase = {.op = BenchOp::kRead, .checksums = Checksums::kLearn, .depth = depth_};
   }
   if (!drives_keep_bytes()) return true;
   run_phase("preparing", phase);
@@ -242,8 +255,14 @@ void Bench::gather(const Span& span) {
     }
     // In a pass each drive takes its own time.
     const double seconds = options_.seconds > 0 ? result_.seconds : seconds_between(span.begin, m.last);
-    result_.drive_bytes_per_second.push_back(
-        seconds > 0 ? static_cast<double>(m.bytes[0] + m.bytes[1]) / seconds : 0);
+    const auto add = [&](std::int64_t bytes) {
+      result_.drive_bytes_per_second.push_back(seconds > 0 ? static_cast<double>(bytes) / seconds : 0);
+    };
+    if (options_.op == BenchOp::kCopy) {
+      add(m.bytes[0]), add(m.bytes[1]);
+    } else {
+      add(m.bytes[0] + m.bytes[1]);
+    }
   }
   for (int op = 0; op < 2; ++op) counts[op]->latency = latency_of(latency[op]);
 }

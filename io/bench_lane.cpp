@@ -50,19 +50,19 @@ void BenchControl::throw_if_failed() const {
   if (error_ != nullptr) throw Error(*error_);
 }
 
-BenchLane::BenchLane(Engine& engine, BenchControl& control, int drive, std::string name,
-                     const BenchOptions& options, int slots)
+BenchLane::BenchLane(Engine& engine, BenchControl& control, Drives drives, const BenchOptions& options,
+                     int slots)
     : engine_(engine),
       control_(control),
-      drive_(drive),
-      name_(std::move(name)),
+      drives_(std::move(drives)),
       block_size_(options.engine.block_size),
       memory_(slots * block_size_, options.huge_pages,
               {.where = "benchmark",
                .what = "buffers, queue depth times block size",
                .hint = "take a smaller depth or smaller blocks"}),
       slots_(static_cast<std::size_t>(slots)),
-      picker_(engine.drive_bytes(drive) / block_size_, options.seed, drive) {
+      picker_(std::min(engine.drive_bytes(drives_.drive), engine.drive_bytes(drives_.target)) / block_size_,
+              options.seed, drives_.drive) {
   for (int i = 0; i < slots; ++i) slots_[static_cast<std::size_t>(i)].data = memory_.data() + i * block_size_;
   if (options.verify) checksums_.resize(static_cast<std::size_t>(picker_.blocks()));
 }
@@ -77,8 +77,7 @@ void BenchLane::start(const BenchPhase& phase) {
     if (phase.read_back) {
       picker_.start_read_back();
     } else {
-      const std::int64_t pass = phase.half ? picker_.half() : picker_.blocks();
-      picker_.start(phase.op, phase.pattern, phase.endless ? RequestPicker::kEndless : pass);
+      picker_.start(phase.op, phase.pattern, phase.endless ? RequestPicker::kEndless : picker_.blocks());
     }
     const std::int64_t moves = phase.op == BenchOp::kCopy ? 2 : 1;  // of each block
     total_ = phase.endless ? 0 : moves * picker_.left() * block_size_;
@@ -122,7 +121,7 @@ void BenchLane::submit(Slot& slot, Clock::time_point now) {
     if (!checksums_.empty()) slot.begun = Clock::now();
   }
   engine_.submit({.op = slot.request.op,
-                  .drive = drive_,
+                  .drive = is_at_target(slot) ? drives_.target : drives_.drive,
                   .offset = offset_of(slot),
                   .data = slot.data,
                   .bytes = block_size_,
@@ -169,18 +168,14 @@ void BenchLane::record(const Slot& slot, Clock::time_point now) {
 // no page can pass for another one or an older one. Doing that always would cost 2.3 ms of processor time per
 // GB, a tenth of all else.
 void BenchLane::prepare_write(const Slot& slot) {
-  const auto block = static_cast<std::size_t>(slot.request.block);
-  if (phase_.op == BenchOp::kCopy) {
-    if (!checksums_.empty()) checksums_[block] = checksums_[block - static_cast<std::size_t>(picker_.half())];
-    return;
-  }
+  if (phase_.op == BenchOp::kCopy) return;  // it is that of the block that was read, checksum and all
   const std::uint64_t generation = generation_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t words[2] = {static_cast<std::uint64_t>(slot.request.block), generation};
   std::memcpy(slot.data, words, sizeof(words));
   if (checksums_.empty()) return;
   for (std::int64_t at = Engine::alignment(); at < block_size_; at += Engine::alignment())
     std::memcpy(slot.data + at, words, sizeof(words));
-  checksums_[block] = checksum(slot.data, block_size_);
+  checksums_[static_cast<std::size_t>(slot.request.block)] = checksum(slot.data, block_size_);
 }
 
 void BenchLane::check(const Slot& slot) {
@@ -190,7 +185,7 @@ void BenchLane::check(const Slot& slot) {
     expected = found;
   } else if (found != expected) {
     control_.fail(Error(
-        Errc::kIo, name_,
+        Errc::kIo, file_of(slot),
         fmt::format("reading {} at {}: checksum is wrong, found {:016x}, expected {:016x}",
                     format_bytes(block_size_), offset_of(slot), found, expected),
         "the drive, its cable or this machine's memory changes bytes, or another process writes the file"));
@@ -199,7 +194,7 @@ void BenchLane::check(const Slot& slot) {
 
 Error BenchLane::transfer_error(const Slot& slot, int error) const {
   const bool ends = error == ENODATA;
-  return Error(Errc::kIo, name_,
+  return Error(Errc::kIo, file_of(slot),
                fmt::format("{} {} at {} failed: {}", slot.request.op == Op::kRead ? "reading" : "writing",
                            format_bytes(block_size_), offset_of(slot),
                            ends ? std::string("the file ends before that") : errno_text(error)),

@@ -53,7 +53,6 @@ struct BenchPhase {
   Pattern pattern = Pattern::kSequential;
   bool endless = false;    // until BenchControl says that it is over; else one pass
   bool read_back = false;  // reads the blocks that the phase before it has written
-  bool half = false;       // of a pass: only the first half of the file
   Checksums checksums = Checksums::kNone;
   int depth = 1;  // requests in flight
 };
@@ -67,9 +66,13 @@ struct LaneMeasure {
 
 class BenchLane final : public Completion {
  public:
-  // `name` is for messages. The engine must be destroyed before the lane.
-  BenchLane(Engine& engine, BenchControl& control, int drive, std::string name, const BenchOptions& options,
-            int slots);
+  // Copies are written to drive `target`, which is `drive` else. The names are for messages. The engine must
+  // be destroyed before the lane.
+  struct Drives {
+    int drive, target;
+    std::string name, target_name;
+  };
+  BenchLane(Engine& engine, BenchControl& control, Drives drives, const BenchOptions& options, int slots);
 
   void start(const BenchPhase& phase);
   void on_complete(Ticket ticket, std::uint64_t tag, Result result) override;
@@ -93,11 +96,16 @@ class BenchLane final : public Completion {
   void check(const Slot& slot);
   Error transfer_error(const Slot& slot, int error) const;
   std::int64_t offset_of(const Slot& slot) const { return slot.request.block * block_size_; }
+  bool is_at_target(const Slot& slot) const {
+    return phase_.read_back || (phase_.op == BenchOp::kCopy && slot.request.op == Op::kWrite);
+  }
+  const std::string& file_of(const Slot& slot) const {
+    return is_at_target(slot) ? drives_.target_name : drives_.name;
+  }
 
   Engine& engine_;
   BenchControl& control_;
-  const int drive_;
-  const std::string name_;
+  const Drives drives_;
   const std::int64_t block_size_;
   const NoiseMemory memory_;
   std::vector<Slot> slots_;

@@ -20,7 +20,7 @@ void RequestPicker::start(BenchOp op, Pattern pattern, std::int64_t count) {
   // The two streams of a mix begin half the file apart, since otherwise they would always meet in the same
   // blocks.
   at_[0] = 0;
-  at_[1] = op == BenchOp::kMixed ? half() : 0;
+  at_[1] = op == BenchOp::kMixed ? blocks() / 2 : 0;
   std::fill(state_.begin(), state_.end(), std::uint8_t{0});
 }
 
@@ -57,7 +57,7 @@ void RequestPicker::done(const Request& request) {
 }
 
 RequestPicker::Request RequestPicker::write_of(const Request& read) {
-  const Request write{Op::kWrite, read.block + half()};
+  const Request write{Op::kWrite, read.block};
   state_[static_cast<std::size_t>(write.block)] |= kBusy | kWritten;
   return write;
 }

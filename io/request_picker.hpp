@@ -22,19 +22,18 @@ class RequestPicker {
   RequestPicker(std::int64_t blocks, std::uint64_t seed, int drive);
 
   // Begins a series of `count` requests at the beginning of the streams, with no block written. Unless all
-  // are reads, at most blocks() of them may be in flight at a time. Of a copy the reads count, at most
-  // half() of them; each may be followed by write_of() it.
+  // are reads, at most blocks() of them may be in flight at a time. Of a copy these are the reads; each may
+  // be followed by write_of() it.
   void start(BenchOp op, Pattern pattern, std::int64_t count);
   // Begins a series that reads each block written since start() once.
   void start_read_back();
 
   std::optional<Request> next();  // none at the end of the series
   void done(const Request& request);
-  // The block half a file behind that of a read.
+  // The same block of the file that is written to.
   Request write_of(const Request& read);
 
   std::int64_t blocks() const { return static_cast<std::int64_t>(state_.size()); }
-  std::int64_t half() const { return blocks() / 2; }
   std::int64_t left() const { return left_; }
 
  private:

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -22,6 +23,8 @@
 
 namespace zg::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr double kDefaultSeconds = 5;
 constexpr std::int64_t kDefaultSize = 4 * kGiB;
@@ -122,7 +125,7 @@ void check_file(const std::string& path, const Flags& f) {
                 "name a file that exists, or --path DIR to have one made");
   if (S_ISDIR(info.st_mode))
     throw Error(Errc::kUsage, where, "is a directory", "name a file, or say --path to have one made there");
-  if (f.op != "read" && !f.overwrite) {
+  if (f.op != "read" && f.op != "copy" && !f.overwrite) {
     throw Error(Errc::kUsage, where, fmt::format("--op {} replaces its contents", f.op),
                 "say --overwrite if they may be lost, or --path DIR to have a temporary file");
   }
@@ -133,7 +136,30 @@ void check_file(const std::string& path, const Flags& f) {
                 "measure less of it, or make it larger");
 }
 
+// From --file, or from a file that is made in the first --path, to one that is made in the last --path.
+void add_copy(Flags f, io::BenchOptions& o) {
+  if (f.backend == "ram" && f.paths.empty()) f.paths = {"ram"};
+  if (f.files.size() > 1 || f.paths.empty() || f.paths.size() > (f.files.empty() ? 2 : 1)) {
+    throw Error(
+        Errc::kUsage, "--op copy",
+        fmt::format("found {} --file and {} --path", f.files.size(), f.paths.size()),
+        "copy --file FILE to a new one in --path DIR, or one that is made in the first of two --path");
+  }
+  const std::string to = f.paths.back();
+  io::DriveOptions from{.path = f.paths.front(), .kind = io::FileKind::kScratch};
+  if (f.files.empty()) {
+    f.paths = {from.path, to};  // each needs the room
+  } else {
+    check_file(f.files[0], f);
+    from = {.path = f.files[0], .kind = io::FileKind::kExisting};
+    if (f.size.empty()) f.size = std::to_string(fs::file_size(from.path));
+  }
+  from.bytes = size_of_files(f, o.engine.block_size) / o.engine.block_size * o.engine.block_size;
+  o.drives = {from, {.path = to, .bytes = from.bytes, .kind = io::FileKind::kScratch}};
+}
+
 void add_drives(const Flags& f, io::BenchOptions& o) {
+  if (o.op == io::BenchOp::kCopy) return add_copy(f, o);
   if (!f.files.empty()) {
     for (const std::string& path : f.files) {
       check_file(path, f);
@@ -177,6 +203,9 @@ io::BenchOptions options_of(const Flags& f) {
     throw Error(Errc::kUsage, "io-bench", "needs --path DIR or --file FILE",
                 "name a directory on the drive to measure: --path /mnt/nvme0");
   }
+  if (!f.paths.empty() && !f.files.empty() && f.op != "copy")
+    throw Error(Errc::kUsage, "--file", "stands beside --path, which only --op copy has",
+                "leave out one of the two");
   if (!f.files.empty() && f.backend == "ram")
     throw Error(Errc::kUsage, "--file", "the back end ram has no files", "leave out one of the two");
   io::BenchOptions o;
@@ -187,7 +216,7 @@ io::BenchOptions options_of(const Flags& f) {
   const bool copies = o.op == io::BenchOp::kCopy;
   if (copies && f.seconds.value_or(0) > 0) {
     throw Error(Errc::kUsage, "--seconds", fmt::format("found {}, and a copy is one pass", *f.seconds),
-                "say --size for how long it takes: half of the file is copied into the other half");
+                "say --size for how much is copied");
   }
   if (copies && o.pattern == io::Pattern::kRandom)
     throw Error(Errc::kUsage, "--pattern", "found random, and a copy goes through the file", "leave it out");
@@ -242,7 +271,7 @@ void print_text(const Flags& f, const io::BenchOptions& o, const io::BenchResult
   std::printf("throughput %s, %.0f requests/s, in %s\n", format_rate(r.bytes_per_second()).c_str(),
               r.requests_per_second(), format_seconds(r.seconds).c_str());
   if (o.op == io::BenchOp::kCopy && r.seconds > 0) {
-    std::printf("           %s copied from one half of the file to the other\n",
+    std::printf("           %s copied\n",
                 format_rate(static_cast<double>(r.write.bytes) / r.seconds).c_str());
   }
   if (o.op == io::BenchOp::kMixed && r.seconds > 0) {
@@ -307,10 +336,8 @@ int run(const Flags& f) {
   BenchWatch watch(watchdog, "io-bench");
   watchdog.dump_on_signal(SIGUSR1);
   if (f.files.empty() && f.backend != "ram") {
-    log::info(
-        "each of {} gets a temporary file of {}, {} before it is measured", paths_text(o),
-        format_bytes(o.drives[0].bytes),
-        o.op == io::BenchOp::kCopy ? "the first half of which is written once" : "which is written once");
+    log::info("each of {} gets a temporary file of {}, which is written once before it is {}", paths_text(o),
+              format_bytes(o.drives[0].bytes), o.op == io::BenchOp::kCopy ? "copied" : "measured");
   }
   o.progress = [](const io::BenchProgress& p) {
     log::progress(fmt::format("{} {:.0f}%, {}", p.phase, 100 * p.share, format_rate(p.bytes_per_second)));
@@ -332,15 +359,13 @@ void add_options(CLI::App& c, Flags& f) {
     c.add_option(name, value, text)->capture_default_str()->check(one_of(std::move(words)));
   };
   const std::vector<std::string> on_off = {"on", "off"};
-  auto* path =
-      c.add_option("--path", f.paths, "Directories, one per drive, each of which gets a temporary file");
-  c.add_option("--file", f.files, "Existing files to measure instead, with the contents that they have")
-      ->excludes(path);
+  c.add_option("--path", f.paths, "Directories, one per drive, each of which gets a temporary file");
+  c.add_option("--file", f.files, "Existing files to measure instead, with the contents that they have");
   c.add_flag("--overwrite", f.overwrite, "Let --op write or mixed replace the contents of --file");
-  choice("--op", f.op, op_names(),
-         "What is measured: read, write, mixed (half of each), or copy (half of the file is copied once into "
-         "the "
-         "other half, which has not been written before)");
+  choice(
+      "--op", f.op, op_names(),
+      "What is measured: read, write, mixed (half of each), or copy (--file, or a file that is made in the "
+      "first --path, is copied once to a new one in the last --path)");
   choice("--pattern", f.pattern, {"sequential", "random"}, "Order of the blocks: sequential or random");
   c.add_option("--block-size", f.block_size, "Bytes of one request")
       ->capture_default_str()
@@ -390,7 +415,7 @@ constexpr const char* kFooter = R"(Examples:
   ziggurat io-bench --path /mnt/nvme0 /mnt/nvme1 --op mixed --verify on
   ziggurat io-bench --path . --pattern random --block-size 4KiB --queue-depth 1   # latency of single reads
   ziggurat io-bench --path . --op write --seconds 0 --size 16GiB                  # one pass
-  ziggurat io-bench --path . --op copy --size 16GiB                               # 8 GiB, into blocks never written
+  ziggurat io-bench --op copy --file data.bin --path /mnt/nvme0                   # to a new file there
   ziggurat io-bench --file data.bin --json | jq .bytes_per_second
 What to choose:
   A drive is busy only while it has requests: block size times queue depth is in flight. Each block costs CPU time,

@@ -48,10 +48,11 @@ nb::dict io_bench(const std::vector<std::string>& paths, bool files, std::int64_
                   const std::string& pattern, std::int64_t block_size, int queue_depth, int queues,
                   const std::string& backend, double seconds, double ramp_seconds, bool verify) {
   io::BenchOptions o;
+  o.op = named("op", op, io::kBenchOps);
   for (const std::string& path : paths)
     o.drives.push_back(
         {.path = path, .bytes = size, .kind = files ? io::FileKind::kExisting : io::FileKind::kScratch});
-  o.op = named("op", op, io::kBenchOps);
+  if (o.op == io::BenchOp::kCopy) o.drives.back().kind = io::FileKind::kScratch;
   o.pattern = named("pattern", pattern, std::array{io::Pattern::kSequential, io::Pattern::kRandom});
   o.engine.block_size = block_size;
   o.engine.queue_depth = queue_depth;

@@ -59,8 +59,7 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
     throw Error(Errc::kUsage, path, "is there already",
                 "name another directory, or remove it with ziggurat checkpoint discard");
   }
-  fs::create_directories(directory, error);
-  if (error) throw_io(directory, "cannot be created", error.value());
+  make_directories(files, directory);
   // As it lies there, and not as this program would write it.
   const std::string name = checkpoint.path() + "/" + kManifestName;
   const std::string manifest = read_text_file(name, "the manifest of a checkpoint");

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -17,7 +16,7 @@
 namespace zg {
 namespace {
 
-namespace fs = std::filesystem;
+constexpr std::int64_t kPart = 8 << 20;  // bytes that are read at a time
 
 using Shape = std::vector<std::int64_t>;
 
@@ -87,7 +86,7 @@ std::vector<const SafeTensors::Entry*> find_all(const Checkpoint& like, const Sa
 }  // namespace
 
 std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
-                              std::int64_t step) {
+                              std::int64_t step, const std::function<void(double)>& progress) {
   const SafeTensors from(file);
   const std::vector<const SafeTensors::Entry*> entries = find_all(like, from);
   const std::vector<CheckpointEntry> there = list_checkpoints(directory);
@@ -98,12 +97,24 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
   m.step = m.updates = step, m.skipped = 0;
   m.loss = std::nan("");
   m.ranks = m.processes = m.shards = 1, m.stage = 0;
+  m.pinned = 0;  // all of it is in the file
   nlohmann::ordered_json notes{{"format", "pt"}}, json;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0, all = 0, done = 0;
+  for (const SafeTensors::Entry* entry : entries) all += entry->bytes;
+  // Each byte is read twice: for its hash, which stands before it, and to be written.
+  const auto in_parts = [&](const SafeTensors::Entry& entry, const auto& work) {
+    const char* const data = static_cast<const char*>(entry.data);
+    for (std::int64_t at = 0; at < entry.bytes; at += kPart) {
+      const std::int64_t n = std::min(kPart, entry.bytes - at);
+      work(data + at, n);
+      from.drop(data + at, n);
+      done += n;
+      if (progress) progress(static_cast<double>(done) / static_cast<double>(2 * all));
+    }
+  };
   for (const SafeTensors::Entry* entry : entries) {
     io::Hash hash;
-    hash.update(entry->data, entry->bytes);
-    from.drop(entry->data, entry->bytes);
+    in_parts(*entry, [&](const char* data, std::int64_t n) { hash.update(data, n); });
     notes[entry->name] = fmt::format("0 {}", io::hash_text(hash.value()));
   }
   json["__metadata__"] = std::move(notes);
@@ -118,9 +129,7 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
   const std::string path = directory + "/" + checkpoint_name(m.number, m.step);
   const std::string unfinished = path + kUnfinished + m.run;
   Files& files = system_files();
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (error) throw_io(directory, "cannot be created", error.value());
+  make_directories(files, directory);
   (void)remove_directory(files, unfinished);
   if (const int failed = files.make_directory(unfinished); failed != 0)
     throw_io(unfinished, "cannot be created", failed);
@@ -128,9 +137,10 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
     NewFile out(files, unfinished + "/" + m.files[0].name, m.files[0].bytes);
     out.write(header.data(), offset, 0);
     for (const SafeTensors::Entry* entry : entries) {
-      out.write(entry->data, entry->bytes, offset);
-      from.drop(entry->data, entry->bytes);
-      offset += entry->bytes;
+      in_parts(*entry, [&](const char* data, std::int64_t n) {
+        out.write(data, n, offset);
+        offset += n;
+      });
     }
     out.sync_and_close();
     commit_checkpoint(files, unfinished, path, m.text());

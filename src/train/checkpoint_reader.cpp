@@ -468,7 +468,8 @@ std::optional<Checkpoint> newest_valid(const std::vector<std::string>& directori
       checkpoint.verify(progress);
       return checkpoint;
     } catch (const Error& error) {
-      if (error.code() != Errc::kUsage) throw;
+      // A file that a drive cannot read is as good as damaged.
+      if (error.code() != Errc::kUsage && error.code() != Errc::kIo) throw;
       const std::string why = fmt::format("{}: {}", error.where(), error.message());
       tell(fmt::format("{} is passed over: {}", entry.path, why));
       if (first.empty()) first = why;

@@ -63,11 +63,8 @@ bool Checkpointer::due() const {
 std::string Checkpointer::name_unfinished() {
   const std::string& all = o_.plan->config.checkpoint.path;
   std::error_code error;
-  fs::create_directories(all, error);
-  if (error) throw_io(all, "cannot be created", error.value());
-  const std::string parent = fs::path(all).parent_path();
-  if (const int failed = o_.files->sync_directory(parent.empty() ? "." : parent); failed != 0)
-    throw_io(parent, "cannot be brought to the drive", failed);
+  if (!lasts_ || !fs::exists(all, error)) make_directories(*o_.files, all);
+  lasts_ = true;
   const std::string name = all + "/" + checkpoint_name(o_.number, step_) + kUnfinished + o_.run;
   (void)remove_directory(*o_.files, name);  // of a run that has ended
   if (const int failed = o_.files->make_directory(name); failed != 0)

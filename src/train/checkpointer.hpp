@@ -116,6 +116,7 @@ class Checkpointer {
   double stopped_ = 0;    // seconds in which the training stood still before it was begun
   bool pending_ = false;  // it was begun, and is not settled
   bool knows_ = true;
+  bool lasts_ = false;  // the directory of the checkpoints
   bool ends_ = false;  // this rank cannot go on
   // Between save() and settle() these, done_, lost_, synced_names_, written_ and pins_ are the thread's.
   bool good_ = false;      // the outcome

@@ -202,6 +202,21 @@ void replace_directory(const std::string& path, const std::function<void(const s
   }
 }
 
+void make_directories(Files& files, const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  fs::path at = error ? fs::path() : fs::canonical(path, error);
+  if (error) throw_io(path, "cannot be created", error.value());
+  // Who made the missing ones, this program or one before it that was killed, is not known.
+  while (at.has_relative_path()) {
+    at = at.parent_path();
+    const int failed = files.sync_directory(at);
+    if (failed == EACCES || failed == EPERM) return;  // neither it nor one above it was made by this user
+    if (failed != 0)
+      throw_io(path, fmt::format("cannot be brought to the drive with its name in {}", at.string()), failed);
+  }
+}
+
 std::string remove_directory(Files& files, const std::string& path) {
   std::string failed;
   const auto remove = [&](const std::string& one) {

@@ -51,6 +51,9 @@ class NewFile {
   std::atomic<bool> direct_ = false;
 };
 
+// Makes a directory, and those above it that are missing, and has all their names last: without that, a loss
+// of power may take the directory with all that was brought to the drive in it. Throws Error(kIo).
+void make_directories(Files& files, const std::string& path);
 // Removes the directory with the files in it. Returns what could not be removed, and why; empty: all is gone.
 std::string remove_directory(Files& files, const std::string& path);
 // Lets `write` fill a new directory, which then takes the place of `path` at once: whoever opens it, after a

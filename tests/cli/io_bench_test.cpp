@@ -78,7 +78,7 @@ TEST_F(IoBench, JsonIsOneObjectInSiUnits) {
     }
     EXPECT_EQ(sum, bytes);
     const std::int64_t written = j.at("write").at("bytes");
-    EXPECT_EQ(j.at("written_bytes"), op == "copy" ? bytes : bytes + written);  // of a copy half is prepared
+    EXPECT_EQ(j.at("written_bytes"), op == "copy" ? bytes : bytes + written);  // one file is not prepared
     ASSERT_EQ(j.at("paths").size(), 2u);
     for (const json& p : j.at("paths")) {
       EXPECT_EQ(p.at("path"), "drive");
@@ -116,13 +116,17 @@ TEST_F(IoBench, AnInterruptedRunPrintsWhatItHas) {
 }
 
 TEST_F(IoBench, ACopySaysHowFastItWas) {
-  const Outcome o = bench({"--path", "drive", "--op", "copy", "--verify", "on"});
-  EXPECT_EQ(o.code, 0) << o.err;
-  EXPECT_HAS(o.err, "the first half of which is written once");
-  for (const char* part : {"io-bench   copy, sequential", " copied from one half of the file to the other",
-                           "read   p50", "write  p50", "verified "}) {
-    EXPECT_HAS(o.out, part);
+  write("data.bin", std::string(9 << 20, 'x'));
+  for (const Strings& from : {Strings{}, Strings{"--file", "data.bin"}}) {
+    const Outcome o = bench(from + Strings{"--path", "drive", "--op", "copy", "--verify", "on"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    for (const char* part : {"io-bench   copy, sequential", "/s copied\n", "read   p50", "write  p50",
+                             "verified ", "data.bin: ", "drive: "}) {
+      if (from.empty() && std::string(part) == "data.bin: ") continue;
+      EXPECT_HAS(o.out, part);
+    }
   }
+  EXPECT_EQ(fs::file_size(path("data.bin")), std::uintmax_t{9 << 20});
 }
 
 // A file of the user's: read as it is, written only when it may be.
@@ -134,7 +138,7 @@ TEST_F(IoBench, AnExistingFileIsMeasured) {
   EXPECT_EQ(read.at("bytes"), 8 << 20);
   EXPECT_EQ(read.at("written_bytes"), 0);
   EXPECT_TRUE(this->read("data.bin") == content);
-  for (const std::string op : {"write", "mixed", "copy"}) {
+  for (const std::string op : {"write", "mixed"}) {
     write("data.bin", content);
     const Outcome refused = bench({"--file", "data.bin", "--op", op});
     EXPECT_EQ(refused.code, 2) << refused.err;
@@ -167,7 +171,11 @@ TEST_F(IoBench, MistakesAreNamedBeforeAnythingIsWritten) {
       {on_drive + Strings{"--op", "erase"}, "--op", "found erase, expected read, write, mixed or copy"},
       {on_drive + Strings{"--op", "copy", "--seconds", "2"}, "--seconds", "found 2, and a copy is one pass"},
       {on_drive + Strings{"--op", "copy", "--pattern", "random"}, "--pattern", "goes through the file"},
-      {on_drive + Strings{"--op", "copy", "--size", "64KiB"}, "drive", "holds no two blocks"},
+      {{"--file", "file.bin", "--op", "copy"}, "--op copy", "found 1 --file and 0 --path"},
+      {on_drive + Strings{"drive", "drive", "--op", "copy"}, "--op copy", "found 0 --file and 3 --path"},
+      {on_drive + Strings{"--op", "copy", "--file", "none"}, "--file none", "No such file or directory"},
+      {on_drive + Strings{"--op", "copy", "--file", "file.bin"}, "--size",
+       "asks for 8.0 MiB, file.bin has 1.0 MiB"},
       {on_drive + Strings{"--pattern", "zigzag"}, "--pattern", "expected sequential or random"},
       {on_drive + Strings{"--backend", "aio"}, "--backend", "found aio, expected auto, io_uring"},
       {on_drive + Strings{"--block-size", "5000"}, "--block-size", "found 5000, expected a multiple of 4096"},

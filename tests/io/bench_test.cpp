@@ -137,28 +137,23 @@ TEST(RequestPicker, AMixHasTwoStreamsHalfAFileApart) {
   }
 }
 
-TEST(RequestPicker, ACopyReadsTheFirstHalfAndWritesTheSecond) {
-  for (const std::int64_t blocks : {2, 9, 16}) {
-    RequestPicker picker(blocks, 1, 0);
-    picker.start(BenchOp::kCopy, Pattern::kSequential, picker.half());
-    std::vector<std::int64_t> read;
-    std::set<std::int64_t> written, read_back;
-    while (const auto r = picker.next()) {
-      EXPECT_EQ(r->op, Op::kRead);
-      read.push_back(r->block);
-      picker.done(*r);
-      const Request w = picker.write_of(*r);
-      EXPECT_EQ(w.op, Op::kWrite);
-      EXPECT_EQ(w.block, r->block + blocks / 2);
-      written.insert(w.block);
-      picker.done(w);
-    }
-    ASSERT_EQ(static_cast<std::int64_t>(read.size()), blocks / 2);
-    for (std::size_t i = 0; i < read.size(); ++i) EXPECT_EQ(read[i], static_cast<std::int64_t>(i));
-    picker.start_read_back();
-    while (const auto r = picker.next()) read_back.insert(r->block);
-    EXPECT_EQ(read_back, written);
+TEST(RequestPicker, ACopyReadsAndWritesEachBlockOnce) {
+  RequestPicker picker(9, 1, 0);
+  picker.start(BenchOp::kCopy, Pattern::kSequential, picker.blocks());
+  std::int64_t expected = 0, read_back = 0;
+  while (const auto r = picker.next()) {
+    EXPECT_EQ(r->op, Op::kRead);
+    EXPECT_EQ(r->block, expected++);
+    picker.done(*r);
+    const Request w = picker.write_of(*r);
+    EXPECT_EQ(w.op, Op::kWrite);
+    EXPECT_EQ(w.block, r->block);
+    picker.done(w);
   }
+  EXPECT_EQ(expected, 9);
+  picker.start_read_back();
+  while (picker.next()) ++read_back;
+  EXPECT_EQ(read_back, 9);
 }
 
 TEST(RequestPicker, RandomBlocksAreSpreadAndSeeded) {
@@ -251,10 +246,11 @@ TEST(Bench, OnePassMovesEachBlockOnce) {
   }
 }
 
-// Only the half that is read is prepared, so that the other one is written for the first time.
-TEST(Bench, ACopyReadsHalfOfAFileAndWritesTheOther) {
+// Only what is read is prepared, so that the other file is written for the first time.
+TEST(Bench, ACopyReadsOneDriveAndWritesTheOther) {
   for (const bool verify : {false, true}) {
-    BenchOptions o = on_ram(101, 2);
+    BenchOptions o = on_ram(100, 2);
+    o.drives[1].bytes += kBlock;
     o.op = BenchOp::kCopy;
     o.verify = verify;
     const BenchResult r = run_bench(o);
@@ -262,7 +258,20 @@ TEST(Bench, ACopyReadsHalfOfAFileAndWritesTheOther) {
     EXPECT_EQ(r.read.requests, 100);
     EXPECT_EQ(r.write.requests, 100);
     EXPECT_EQ(r.written_bytes, 200 * kBlock);
+    EXPECT_EQ(r.drive_bytes_per_second.size(), 2u);
+    EXPECT_EQ(r.drive_depth.size(), 2u);
   }
+}
+
+// The path of the one unnamed file that this process has open below the directory.
+std::string nameless_file_in(const TempDir& directory) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = fs::read_symlink(entry.path(), gone).string();
+    if (target.rfind(directory.path(), 0) == 0 && target.find("(deleted)") != std::string::npos)
+      return entry.path().string();
+  }
+  return {};
 }
 
 std::string content_of(const std::string& path) {
@@ -273,6 +282,7 @@ std::string content_of(const std::string& path) {
   return content;
 }
 
+// What is read back is the copy, and compared with what the file had before.
 TEST(Bench, ACopyHasTheBytesThatWereRead) {
   const TempDir directory;
   const std::string path = directory.path() + "/data";
@@ -283,27 +293,38 @@ TEST(Bench, ACopyHasTheBytesThatWereRead) {
     EXPECT_EQ(pwrite(fd, memory.data(), static_cast<std::size_t>(memory.bytes()), 0), memory.bytes());
     close(fd);
   }
-  const std::string before = content_of(path), half = before.substr(0, 20 * kBlock);
-  BenchOptions o = on_disk(directory, 0);
-  o.drives = {{.path = path, .kind = FileKind::kExisting}};
+  const std::string before = content_of(path);
+  BenchOptions o = on_disk(directory, 40);
+  o.drives.insert(o.drives.begin(), {.path = path, .bytes = 40 * kBlock, .kind = FileKind::kExisting});
   o.op = BenchOp::kCopy;
   o.verify = true;
   const BenchResult r = run_bench(o);
-  EXPECT_EQ(r.write.requests, 20);
-  EXPECT_EQ(r.written_bytes, 20 * kBlock);  // it is not prepared
-  EXPECT_TRUE(content_of(path) == half + half + before.substr(40 * kBlock));
+  EXPECT_EQ(r.write.requests, 40);
+  EXPECT_EQ(r.written_bytes, 40 * kBlock);  // the file that was there is not prepared
+  EXPECT_TRUE(content_of(path) == before);
+  for (const Op op : {Op::kRead, Op::kWrite}) {
+    o.engine.faults.rules = {
+        {.fault = Fault::kFlip, .drive = 1, .op = op, .from = 37 * kBlock, .to = 38 * kBlock}};
+    const Error e = error_of([&] { run_bench(o); });
+    EXPECT_EQ(e.where(), directory.path());
+    EXPECT_HAS(e.message(), fmt::format("at {}: checksum is wrong", 37 * kBlock));
+  }
 }
 
 TEST(Bench, ACopyThatCannotBeIsRefused) {
-  BenchOptions o = on_ram(1);
-  o.op = BenchOp::kCopy;
-  EXPECT_HAS(error_of([&] { run_bench(o); }).message(), "holds no two blocks, as a copy needs");
-  o = on_ram(8);
-  o.op = BenchOp::kCopy;
+  const auto refused = [](BenchOptions o) {
+    o.op = BenchOp::kCopy;
+    return error_of([&] { run_bench(o); }).message();
+  };
+  BenchOptions o = on_ram(8, 2);
   o.seconds = 1;
-  EXPECT_HAS(error_of([&] { run_bench(o); }).message(), "copies for 1 seconds");
+  EXPECT_HAS(refused(o), "copies for 1 seconds");
   o.seconds = 0, o.pattern = Pattern::kRandom;
-  EXPECT_HAS(error_of([&] { run_bench(o); }).message(), "copies random blocks");
+  EXPECT_HAS(refused(o), "copies random blocks");
+  EXPECT_HAS(refused(on_ram(8, 1)), "copies with 1 drives");
+  o = on_ram(8, 2);
+  o.drives[1].kind = FileKind::kExisting;
+  EXPECT_HAS(refused(o), "copies to an existing file");
 }
 
 TEST(Bench, TimeIsMeasuredAfterTheRamp) {
@@ -392,6 +413,7 @@ TEST(Bench, VerifiesOnFilesAndLeavesNothing) {
         if (op == BenchOp::kCopy && pattern == Pattern::kRandom) continue;
         BenchOptions o = on_disk(directory, 40, backend);
         o.op = op;
+        if (op == BenchOp::kCopy) o.drives.push_back(o.drives[0]);
         o.pattern = pattern;
         o.verify = true;
         o.seconds = pattern == Pattern::kRandom ? 0.02 : 0;
@@ -399,26 +421,16 @@ TEST(Bench, VerifiesOnFilesAndLeavesNothing) {
         o.engine.faults = {.seed = 4, .short_rate = 0.2, .delay_rate = 0.05};
         const BenchResult r = run_bench(o);
         EXPECT_GT(r.read.requests + r.write.requests, 0);
+        const std::size_t files = op == BenchOp::kCopy ? 2 : 1;
         if (o.seconds == 0) {
-          EXPECT_EQ(r.read.requests + r.write.requests, 40);
+          EXPECT_EQ(r.read.requests + r.write.requests, 40 * static_cast<std::int64_t>(files));
         }
-        EXPECT_EQ(r.drive_bytes_per_second.size(), 1u);
+        EXPECT_EQ(r.drive_bytes_per_second.size(), files);
         EXPECT_FALSE(r.engine.empty());
       }
     }
   }
   EXPECT_TRUE(directory.is_empty());
-}
-
-// The path of the one unnamed file that this process has open below the directory.
-std::string nameless_file_in(const TempDir& directory) {
-  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = fs::read_symlink(entry.path(), gone).string();
-    if (target.rfind(directory.path(), 0) == 0 && target.find("(deleted)") != std::string::npos)
-      return entry.path().string();
-  }
-  return {};
 }
 
 // Runs a benchmark and, as soon as it measures, does something to its file; the error that comes of it.

@@ -240,6 +240,8 @@ ROWS = (
     Row("probe", ("ziggurat probe", "ziggurat probe /mnt/nvme0 *", "ziggurat probe DIR",
                   "ziggurat probe [DIRECTORY...] *"),
         instead=("ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 1MiB",)),
+    Row("io_bench_copy", ("ziggurat io-bench --op copy --file data.bin --path /mnt/nvme0*",),
+        files={"data.bin": "0123456789abcdef" * 65536}),
     Row("io_bench", ("ziggurat io-bench --path /mnt/nvme0", "ziggurat io-bench --path /mnt/nvme0 *",
                      "ziggurat io-bench --path . *"), set=PIECE, directory="drives/nvme1"),
     Row("io_bench_file", ("ziggurat io-bench --file data.bin *",), files={"data.bin": "0123456789abcdef" * 65536},

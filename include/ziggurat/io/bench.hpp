@@ -23,17 +23,19 @@ const char* name_of(Pattern pattern);
 
 struct BenchOptions {
   // DriveOptions::bytes is the size of each file; a last block that is not whole is left out. kScratch files
-  // are written once before the measurement, so that it sees neither holes nor the allocation of blocks; of
-  // kCopy the first half is. kExisting files are measured as they are; all but kRead write to them.
+  // are written once before the measurement, so that it sees neither holes nor the allocation of blocks.
+  // kExisting files are measured as they are; only kWrite and kMixed write to them. Of kCopy they are two: a
+  // file that is read, and a kScratch file that it is copied to, which was not written before.
   std::vector<DriveOptions> drives = {};
-  // kMixed: each request reads or writes, with probability 1/2. kCopy: each block of the file's first half is
-  // read, and then written to the second, in a scratch file for the first time; one sequential pass.
+  // kMixed: each request reads or writes, with probability 1/2. kCopy: each block is read from the first
+  // drive, and then written to the second; one sequential pass.
   BenchOp op = BenchOp::kRead;
   // Sequential requests go round the file; a mix has a stream of reads and one of writes, half the file
   // apart. Random requests hit every block with the same probability.
   Pattern pattern = Pattern::kSequential;
-  // block_size is the size of a request, queue_depth the number in flight per drive. With adapt_depth the job
-  // submits max_queue_depth requests, and the engine decides how many of them are in flight.
+  // block_size is the size of a request, queue_depth the number in flight per drive (a copy: in all). With
+  // adapt_depth the job submits max_queue_depth requests, and the engine decides how many of them are in
+  // flight.
   EngineOptions engine = {};
   double seconds = 0;  // length of the measurement; 0: one pass, as many requests as the files have blocks
   double ramp_seconds = 0;  // warm-up before it, which does not count; ignored for a pass
@@ -85,7 +87,7 @@ struct BenchResult {
 };
 
 // Makes the engine, prepares the files and measures. Throws what make_engine() throws, Error(kUsage) for a
-// file smaller than a block (a copy: than two), Error(kMemory) when there is no room for the buffers, and
+// file smaller than a block, Error(kMemory) when there is no room for the buffers, and
 // Error(kIo) with path and offset when a transfer fails or a checksum is wrong.
 BenchResult run_bench(const BenchOptions& options);
 

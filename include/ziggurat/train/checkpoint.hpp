@@ -175,14 +175,15 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
 
 // Makes a checkpoint after `step` steps of the tensors of a safetensors file: what the checkpoint `like` has,
 // by its names, whole, vectors as [n], matrices as [out, in], in F32. All else is as in `like`, another run's
-// of that configuration, the loss scale too. It gets its own name in `directory`; returns its path. Throws
-// Error(kUsage) for a tensor that is missing or of another shape or type; Error(kIo).
+// of that configuration, the loss scale too. It gets its own name in `directory`; returns its path.
+// `progress` is told the share that is done, in [0, 1]. Throws Error(kUsage) for a tensor that is missing or
+// of another shape or type; Error(kIo).
 std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
-                              std::int64_t step);
+                              std::int64_t step, const std::function<void(double share)>& progress = {});
 
 // The newest one in these directories that is valid, all hashes compared; none: there is no checkpoint at
 // all. Of copies of one checkpoint that in the first directory comes first. Tells what is passed over and
-// why. Throws Error(kUsage) where there are some, but none is valid.
+// why: it is damaged, or cannot be read. Throws Error(kUsage) where there are some, but none is valid.
 std::optional<Checkpoint> newest_valid(const std::vector<std::string>& directories,
                                        const std::function<void(const std::string&)>& tell,
                                        const std::function<void(std::int64_t done)>& progress = {});

@@ -23,15 +23,20 @@ def io_bench(paths, op="read", *, size="1GiB", pattern="sequential", block_size=
 
     paths     directories, on which temporary files of `size` are made; or existing files, with existing=True (op other
               than "read" replaces their contents)
-    op        "read", "write", "mixed", or "copy": half of each file is copied once into its other half, which has not
-              been written before
+    op        "read", "write", "mixed", or "copy": a file that is made in the first of one or two directories, or that is
+              the first of `paths` with existing=True, is copied once to a new file in the last directory
     seconds   length of the measurement (5); 0: one pass over the files, as a copy always is
     Ctrl-C ends it. Raises UsageError and IoError.
     """
     if seconds is None:
         seconds = 0 if op == "copy" else 5
+    paths = _paths(paths)
+    if op == "copy" and len(paths) == 1:
+        paths *= 2
+    if existing:
+        size = os.path.getsize(paths[0]) // 4096 * 4096 if op == "copy" and os.path.isfile(paths[0]) else 0
     return BenchResult(
-        _core.io_bench(_paths(paths), existing, 0 if existing else bytes_of(size), op, pattern, bytes_of(block_size),
+        _core.io_bench(paths, existing, bytes_of(size), op, pattern, bytes_of(block_size),
                        queue_depth, queues, backend, seconds, ramp_seconds, verify)  # fmt: skip
     )
 

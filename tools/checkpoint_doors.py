@@ -58,6 +58,9 @@ class Checkpoint:
             raise Refused(f"{path}: is no checkpoint of format 1 or 2; one that pins state is exported first (ziggurat checkpoint export)")
         self.step, self.updates = manifest["step"], manifest["updates"]
         bits = manifest["bits"]
+        if "lora" in bits:
+            raise Refused(f"{path}: is of a run that trains adapters, which these forms have no names for; use the saved "
+                          "adapters (ziggurat checkpoint export --model)")
         self.gpt2 = bits["model.arch"] == "gpt2"
         if bits["model.arch"] == "phi3":
             raise Refused(f"{path}: is of a Phi-3, whose q, k and v, and gate and up, are apart here, and one matrix "

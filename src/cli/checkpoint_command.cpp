@@ -247,10 +247,9 @@ int export_to(const Flags& flags) {
 
 int import_from(const Flags& flags) {
   const Checkpoint like(checkpoint_at(flags.like));
-  const std::string path =
-      import_checkpoint(like, flags.path, flags.to, flags.step, [&](double share) {
-        log::progress(fmt::format("{}: {:.0f}% read and written", flags.path, 100 * share));
-      });
+  const std::string path = import_checkpoint(like, flags.path, flags.to, flags.step, [&](double share) {
+    log::progress(fmt::format("{}: {:.0f}% read and written", flags.path, 100 * share));
+  });
   log::progress("");
   if (flags.json) {
     print({{"path", path}, {"step", flags.step}});

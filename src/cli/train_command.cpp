@@ -17,6 +17,7 @@
 #include "ziggurat/base/watchdog.hpp"
 #include "ziggurat/comm/processes.hpp"
 #include "ziggurat/config/composition.hpp"
+#include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/observers.hpp"
@@ -158,6 +159,8 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
     for (const std::string& warning : config.warnings) {
       if (first) log::warning("{}", warning);
     }
+    if (first && flags.resume && !flags.resume->empty())
+      check_resume(*flags.resume);  // before anything is made
     make_output_directory(config.output_dir);
     if (!trace_file.empty()) check_trace_file(trace_file);
   });

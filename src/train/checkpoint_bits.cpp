@@ -1,5 +1,9 @@
 #include "train/checkpoint_bits.hpp"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
@@ -54,12 +58,23 @@ std::string sample_of(const DataSet& data) {
                      io::hash_text(hash.value()));
 }
 
-std::string instructions() {
+// Whether the processor has tiles for bf16 (AMX), which the library for matrix products uses where they are.
+bool has_bf16_tiles() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1u << 22)) != 0;
+#else
+  return false;
+#endif
+}
+
+std::string instructions(DType dtype) {
 #if defined(__x86_64__)
   std::string text = "x86-64";
   if (__builtin_cpu_supports("avx2")) text += " avx2";
   if (__builtin_cpu_supports("avx512f")) text += " avx512";
   if (__builtin_cpu_supports("avx512bf16")) text += " avx512bf16";
+  if (dtype == DType::kBF16 && has_bf16_tiles()) text += " amx";  // others are not computed in tiles
   return text;
 #else
   return "other";
@@ -160,7 +175,7 @@ class Writer {
     }
     const bool gpu = c.device.kind == DeviceConfig::Kind::kCuda;
     add("devices", gpu ? "cuda" : "host");
-    if (!gpu) return add("processor", instructions());
+    if (!gpu) return add("processor", instructions(c.dtype));
     add("cuda.deterministic", c.device.deterministic);
     add("cuda.tf32", c.device.tf32);
     add("cuda.attention", static_cast<int>(c.device.attention));

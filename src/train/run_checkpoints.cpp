@@ -123,6 +123,10 @@ bool RunCheckpoints::has_copies_of_its_own() const {
                              }));
 }
 
+void check_resume(const std::string& path) {
+  if (is_checkpoint(path)) (void)Checkpoint(path);
+}
+
 // The first process verifies, and tells the others which one it takes.
 void RunCheckpoints::open(const std::string& asked) {
   std::vector<std::string> paths{without_slash(asked.empty() ? config_.path : asked)};

@@ -301,16 +301,24 @@ class Planner {
   bool fit_with_more_on_the_device(std::int32_t gather_ahead) {
     if (config_.offload_optimizer != OffloadTarget::kAuto || drives() > 0 || config_.ranks() > 1)
       return false;
-    // Fewer do not fit the host, more do not fit the device.
-    std::int32_t few = layout().options.device_updates, many = layout().head_unit() + 2;
-    while (many - few > 1) {
-      const std::int32_t units = few + (many - few) / 2;
+    // The fewest that do: `few` do not fit the host, and `many` do, or do not fit the device.
+    const std::int32_t all = layout().head_unit() + 1;
+    std::int32_t few = layout().options.device_updates, many = all + 1;
+    std::optional<std::int32_t> fewest;
+    const auto fits = [&](std::int32_t units) {
       device_units_ = units;
       make_layout();
-      if (fit(gather_ahead, kNoReadAhead)) return fit(gather_ahead);
-      (plan_.dry_run.obstacle->tier == Tier::kHost ? few : many) = units;
+      if (!fit(gather_ahead, kNoReadAhead)) return false;
+      fewest = many = units;
+      return true;
+    };
+    while (many - few > 1) {
+      const std::int32_t units = few + (many - few) / 2;
+      if (!fits(units)) (plan_.dry_run.obstacle->tier == Tier::kHost ? few : many) = units;
     }
-    device_units_.reset();
+    // Of all units the state may leave the device again, so that these need less than some.
+    if (!fewest && few < all) (void)fits(all);
+    device_units_ = fewest;
     make_layout();
     return fit(gather_ahead);
   }
@@ -329,7 +337,7 @@ class Planner {
   bool fit_in_tiles() {
     make_model(Blocks::kInTiles);
     make_layout();
-    return fit(0);
+    return fit(0) || fit_with_more_on_the_device(0);
   }
 
   void check_tiles() const {

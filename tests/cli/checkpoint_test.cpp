@@ -289,6 +289,7 @@ TEST_F(CheckpointTest, MistakesAreOneMessage) {
   EXPECT_HAS(refused({"checkpoint", "verify", "."}), "is no checkpoint, and has none in it");
   EXPECT_HAS(refused(words("out", {}, {"--resume", "nothing"})),
              "is no checkpoint: there is no manifest.json");
+  EXPECT_FALSE(fs::exists(path("out"))) << "nothing is made before";
   ASSERT_EQ(run(words("out", {"steps=2"})).code, 0);
   const std::string other = refused(words("out", {"steps=3", "seed=5"}, {"--resume"}));
   EXPECT_HAS(other, "seed is 5, was 1337");

@@ -33,6 +33,7 @@ BUFFER, BUFFERS = "src/base/buffer.cpp", ("zg_test_base", "BufferTest.*")
 DIRECTORY_LOCK = "src/train/directory_lock.cpp"
 EXPORTER, CHECKPOINT_WRITER = "src/train/exporter.cpp", "src/train/checkpoint_writer.cpp"
 BEHIND = ("zg_test_train", "Behind.*:PaceTest.*")
+FILES = ("zg_test_train", "CheckpointFiles.*:CheckpointImport.*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
 DATASET, PACKED = "src/data/dataset.cpp", ("zg_test_data", "PackedData.*")
 DROPOUT = ("zg_test_engine", "Dropout*")
@@ -781,6 +782,11 @@ BUGS = (
     Bug("the plan keeps no more state on the device where the host has no room",
         (("src/train/run_plan.cpp", "drives() > 0 || config_.ranks() > 1)", "drives() > 0 || config_.ranks() > 0)"),),
         ("zg_test_train", "OptimizerRuns.TheState*")),
+    Bug("the plan takes the first number of units that fits",
+        (("src/train/run_plan.cpp", "      fewest = many = units;", "      fewest = units, many = few = units;"),),
+        ("zg_test_train", "OptimizerRuns.TheState*")),
+    Bug("the plan does not try the state of all units on the device",
+        (("src/train/run_plan.cpp", "if (!fewest && few < all) (void)fits(all);", ""),), ("zg_test_train", "OptimizerRuns.TheState*")),
     Bug("copies: the version that is being copied is unpinned",
         ((SAVER, "it = it->first == held_ ? std::next(it) : unpin(it);", "it = unpin(it);"),), BEHIND),
     Bug("copies: the checkpoint that is being copied is removed",
@@ -793,6 +799,22 @@ BUGS = (
         (("src/train/run_checkpoints.cpp", "return run.empty() || run == own;", "return true;"),), BEHIND),
     Bug("copies: they do not give way to the training",
         ((EXPORTER, "return waits && moved - moved_ < io::kFairShare * part_ &&", "return waits && moved - moved_ < part_ &&"),), BEHIND),
+    Bug("checkpoints: one that cannot be read ends the search",
+        (("src/train/checkpoint_reader.cpp", "error.code() != Errc::kUsage && error.code() != Errc::kIo", "error.code() != Errc::kUsage"),),
+        FILES),
+    Bug("checkpoints: the names of directories may be lost",
+        ((SAVER, "if (!lasts_ || !fs::exists(all, error)) make_directories(*o_.files, all);",
+          "if (!lasts_ || !fs::exists(all, error)) fs::create_directories(all, error);"),), FILES),
+    Bug("copies: the names of directories may be lost",
+        (("src/train/files.cpp", "  while (at.has_relative_path()) {", "  if (at.has_relative_path()) {"),), FILES),
+    Bug("import: what another checkpoint pins counts",
+        (("src/train/checkpoint_import.cpp", "  m.pinned = 0;", "  m.pinned += 0;"),), FILES),
+    Bug("pinned state: a commit that failed counts",
+        ((SAVER, "    good_ = commit(state);", "    commit(state), good_ = true;"),), FILES),
+    Bug("io-bench: a copy goes to the drive that it comes from",
+        (("io/bench_lane.hpp", "(phase_.op == BenchOp::kCopy && slot.request.op == Op::kWrite)",
+          "(phase_.op == BenchOp::kCopy && slot.request.op == Op::kWrite && phase_.depth < 0)"),),
+        ("zg_test_io", "Bench.*")),
     Bug("epochs: all have the order of the first",
         ((DATASET, "number / n), n)", "0 * number), n)"),), ("zg_test_data", "Epochs.*")),
     Bug("epochs: each step begins anew",

@@ -10,6 +10,7 @@
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
 #include "train/checkpoint_writer.hpp"
+#include "train/pinned_state.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {
@@ -30,6 +31,18 @@ class CheckpointFiles : public CheckpointFixture {
   Error damage(const std::string& path) {
     return usage_error([&] { return Checkpoint(path).verify(), 0; });
   }
+  // With two drives, on which state is pinned.
+  Strings on_drives() const {
+    Strings all{"tiers.device=600KiB", "tiers.host=300KiB", "aio.backend=threads", "checkpoint.state=pin"};
+    for (const int d : {0, 1}) {
+      const std::string path = fmt::format("{}/drive{}", directory_, d);
+      fs::create_directories(path);
+      all.push_back(fmt::format("tiers.nvme.{}.path={}", d, path));
+    }
+    return all;
+  }
+  void faults_by_chance(const Strings& settings);
+  void exports_that_fail(const Strings& settings);
   std::string original_;
   int copies_ = 0;
 };
@@ -131,6 +144,23 @@ TEST_F(CheckpointFiles, TheNewestValidOneIsTaken) {
   EXPECT_FALSE(newest_valid({directory_ + "/nothing"}, {}).has_value());
 }
 
+// A file that ends while it is read stands for a drive that fails to read it: in both there are no bytes.
+TEST_F(CheckpointFiles, WhatCannotBeReadIsPassedOver) {
+  original_ =
+      run("out", {"devices=host:2", "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3"}).newest;
+  const std::string older = fresh(), newer = fresh(), second = newer + "/rank-00001.safetensors";
+  std::vector<std::string> told;
+  const auto found = newest_valid(
+      {directory_ + "/copies"}, [&](const std::string& text) { told.push_back(text); },
+      [&](std::int64_t) {  // told of the first file
+        if (told.empty()) fs::resize_file(second, Checkpoint(older).manifest().files[1].bytes - 1);
+      });
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->path(), older);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_HAS(told[0], newer + " is passed over: " + second + ": cannot be read");
+}
+
 TEST_F(CheckpointFiles, WhatIsUnfinishedIsNone) {
   const std::string path = fresh(), part = path + ".part-0123456789abcdef";
   fs::rename(path, part);
@@ -143,6 +173,47 @@ TEST_F(CheckpointFiles, WhatIsUnfinishedIsNone) {
   }
   discard_checkpoint(part);
   EXPECT_FALSE(fs::exists(part));
+}
+
+// ---- commits
+
+// Which directories were brought to the drive before a checkpoint had its name.
+struct Syncs final : Files {
+  std::set<std::string> synced, at_name;
+  int error = 0;
+  int sync_directory(const std::string& path) override {
+    synced.insert(path);
+    return error != 0 ? error : Files::sync_directory(path);
+  }
+  int rename(const std::string& from, const std::string& to) override {
+    if (to.find("-step-") != to.npos) at_name = synced;
+    return Files::rename(from, to);
+  }
+};
+
+// A new directory is lost with its name, which stands in the one above it.
+TEST_F(CheckpointFiles, TheDirectoriesAboveLastToo) {
+  const std::string root = fs::canonical(directory_);
+  Syncs files;
+  Trainer trainer(config("new/run/out", small(1)), {.files = &files});
+  trainer.start();
+  (void)trainer.run();
+  for (const char* above : {"", "/new", "/new/run", "/new/run/out"})
+    EXPECT_EQ(files.at_name.count(root + above), 1u) << above;
+  const Checkpoint checkpoint(list_checkpoints(directory_ + "/new/run/out/checkpoints").front().path);
+  Syncs others;
+  (void)export_checkpoint(others, checkpoint, directory_ + "/far/away", {});
+  for (const char* above : {"", "/far"}) EXPECT_EQ(others.at_name.count(root + above), 1u) << above;
+  // One that this user may not open was not made by this user.
+  Syncs closed;
+  closed.error = EACCES;
+  make_directories(closed, directory_ + "/another/one");
+  EXPECT_EQ(closed.synced, std::set<std::string>{root + "/another"});
+  closed.error = EIO;
+  const Error error = test::error_of([&] { make_directories(closed, directory_ + "/another/one"); });
+  EXPECT_EQ(error.code(), Errc::kIo);
+  EXPECT_EQ(error.where(), directory_ + "/another/one");
+  EXPECT_HAS(error.message(), "with its name in " + root + "/another");
 }
 
 // ---- commits that fail
@@ -276,7 +347,7 @@ TEST_F(CheckpointFiles, AnyOperationThatFailsLeavesTheOneBefore) {
 
 // The same by chance, ZG_TEST_ROUNDS times: several operations of one commit may fail, and drives may write
 // wrong bytes. The newest valid checkpoint is the new one, or the one before.
-TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
+void CheckpointFiles::faults_by_chance(const Strings& settings) {
   const std::int64_t rounds = as_asked("ZG_TEST_ROUNDS", 150);
   const std::uint64_t seed = test::test_seed(5);
   SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
@@ -312,7 +383,7 @@ TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
     if (step > 2 && valid) ways.push_back(Fault::kWrong);
     files.arm(random, step == 1 ? 0 : 0.06, ways);
   };
-  Trainer trainer(config("out", small(rounds) + Strings{"checkpoint.keep=2"}), {.files = &files});
+  Trainer trainer(config("out", small(rounds) + Strings{"checkpoint.keep=2"} + settings), {.files = &files});
   trainer.start();
   EXPECT_EQ(trainer.run({&watch}).steps, rounds);
   check(rounds);
@@ -322,12 +393,26 @@ TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
   EXPECT_GT(damaged, 0);
 }
 
+TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOne) {
+  faults_by_chance({});
+}
+
+// Of state that stays on drives the files are lists of places, written beside the training.
+TEST_F(CheckpointFiles, FaultsByChanceLeaveAValidOneOfPinnedState) {
+  faults_by_chance(on_drives());
+}
+
 // The same with copies elsewhere: each is whole, or there is none, and the checkpoint stays as it was.
 TEST_F(CheckpointFiles, ExportsThatFailLeaveNothing) {
-  const Checkpoint checkpoint(
-      run("out", small(2) + Strings{"devices=host:2", "train_micro_batch_size_per_gpu=1",
-                                    "zero_optimization.stage=3"})
-          .newest);
+  exports_that_fail({"devices=host:2", "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3"});
+}
+
+TEST_F(CheckpointFiles, ExportsThatFailLeaveNothingOfPinnedState) {
+  exports_that_fail(on_drives());
+}
+
+void CheckpointFiles::exports_that_fail(const Strings& settings) {
+  const Checkpoint checkpoint(run("out", small(2) + settings).newest);
   const std::int64_t rounds = as_asked("ZG_TEST_ROUNDS", 150);
   const std::uint64_t seed = test::test_seed(6);
   SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
@@ -491,6 +576,30 @@ TEST_F(CheckpointFiles, OfFormatTwoLoad) {
                              path);
     ASSERT_EQ(rest.losses.size(), 1u);
   }
+}
+
+// One of format 3, whose state lies in a drive's file that it names. The drive was /mnt/nvme0.
+TEST_F(CheckpointFiles, OfFormatThreeLoad) {
+  const std::string from = std::string(ZG_SOURCE_DIR) + "/tests/data/checkpoint_format_3";
+  const std::string path = directory_ + "/0001-step-2", name = "rank-00000.pins";
+  fs::copy(from, path);
+  CheckpointManifest manifest = parse_manifest(read(from + "/manifest.json"), from);
+  PinnedState pins = parse_pinned(read(from + "/" + name), from);
+  EXPECT_EQ(manifest.text(), read(from + "/manifest.json"));
+  EXPECT_EQ(pins.text(), read(from + "/" + name));
+  ASSERT_EQ(pins.files.size(), 1u);
+  EXPECT_EQ(pins.files[0].directory, "/mnt/nvme0");
+  pins.files[0].directory = path;  // where it is now
+  const std::string text = pins.text();
+  test::write_file(path + "/" + name, text);
+  manifest.files = {{name, static_cast<std::int64_t>(text.size()), io::hash_of(text)}};
+  test::write_file(path + "/manifest.json", manifest.text());
+  const Checkpoint checkpoint(path);
+  checkpoint.verify();
+  EXPECT_EQ(checkpoint.manifest().step, 2);
+  EXPECT_GT(checkpoint.manifest().pinned, 0);
+  const Outcome rest = run("rest", small(3) + Strings{"model.n_head=1"}, path);
+  ASSERT_EQ(rest.losses.size(), 1u);
 }
 
 }  // namespace

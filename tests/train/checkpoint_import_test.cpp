@@ -1,4 +1,7 @@
 // Checkpoints of tensors that others have trained.
+#include <algorithm>
+#include <filesystem>
+
 #include "train/checkpoint_fixture.hpp"
 
 namespace zg {
@@ -39,6 +42,26 @@ TEST_F(CheckpointImport, TakesTensorsOfTheRightShapesAlone) {
     EXPECT_HAS(flat.hint(), "the model must be that of " + o.newest);
   }
   EXPECT_EQ(list_checkpoints(to).size(), 1u);
+}
+
+// What is imported lies in its file, also where the other checkpoint's state lies on a drive.
+TEST_F(CheckpointImport, PinsNothing) {
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings model{"model.n_embd=8", "model.n_head=1", "model.n_positions=8", "data.seq_len=8"};
+  const Strings drive{"tiers.device=600KiB", "tiers.host=300KiB", "aio.backend=threads",
+                      "checkpoint.state=pin", "tiers.nvme.0.path=" + directory_ + "/drive"};
+  const Checkpoint like(run("out", model + drive).newest);
+  EXPECT_GT(like.manifest().pinned, 0);
+  const Outcome other = run("other", model);
+  std::vector<double> told;
+  const Checkpoint made(import_checkpoint(like, other.newest + "/rank-00000.safetensors",
+                                          directory_ + "/imported", 3,
+                                          [&](double share) { told.push_back(share); }));
+  EXPECT_EQ(made.manifest().pinned, 0);
+  EXPECT_TRUE(tensors_in(made.path()) == other.tensors);
+  ASSERT_FALSE(told.empty());
+  EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+  EXPECT_EQ(told.back(), 1);
 }
 
 }  // namespace

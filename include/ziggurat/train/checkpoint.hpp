@@ -181,6 +181,10 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
 std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
                               std::int64_t step, const std::function<void(double share)>& progress = {});
 
+// Throws Error(kUsage) where a run cannot go on from this path, as far as that shows without reading all of
+// it: there is no checkpoint, or it is damaged.
+void check_resume(const std::string& path);
+
 // The newest one in these directories that is valid, all hashes compared; none: there is no checkpoint at
 // all. Of copies of one checkpoint that in the first directory comes first. Tells what is passed over and
 // why: it is damaged, or cannot be read. Throws Error(kUsage) where there are some, but none is valid.

@@ -17,9 +17,8 @@ checkpoint costs is also told from its own run: its standstill, and by how much 
 the others before the next one (--every 5 gives more of them). Export is one of the newest checkpoint, to the same drive,
 between two copies by io-bench of what an earlier export wrote, in turns: all of them read what was not just written, and
 write a new file. What io-bench writes over what it has just written, while it reads (--op mixed), and dd stand beside
-them. --steps-only leaves out exports and PyTorch; --add takes over
-the rounds of an earlier call with the same settings, where a machine is free for a few rounds at a time. PyTorch's
-processes hold the state as tensors of their own, one for each parameter and moment, and sync what they have written, as
+them. --steps-only leaves out exports and PyTorch; --add takes over the rounds of an earlier call with the same settings,
+where a machine is free for a few rounds at a time. PyTorch's processes hold the state as tensors of their own, one for each parameter and moment, and sync what they have written, as
 the checkpoints here are.
 """
 import argparse

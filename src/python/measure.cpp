@@ -52,7 +52,7 @@ nb::dict io_bench(const std::vector<std::string>& paths, bool files, std::int64_
   for (const std::string& path : paths)
     o.drives.push_back(
         {.path = path, .bytes = size, .kind = files ? io::FileKind::kExisting : io::FileKind::kScratch});
-  if (o.op == io::BenchOp::kCopy) o.drives.back().kind = io::FileKind::kScratch;
+  if (o.op == io::BenchOp::kCopy && !o.drives.empty()) o.drives.back().kind = io::FileKind::kScratch;
   o.pattern = named("pattern", pattern, std::array{io::Pattern::kSequential, io::Pattern::kRandom});
   o.engine.block_size = block_size;
   o.engine.queue_depth = queue_depth;

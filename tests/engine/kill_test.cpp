@@ -1,6 +1,7 @@
 // Runs that are killed at any moment and go on from their last checkpoint: no update is lost, none happens
 // twice.
 #include <csignal>
+#include <filesystem>
 #include <random>
 
 #include "engine/killed_run.hpp"
@@ -53,7 +54,11 @@ TEST_P(Killed, RunsGoOnWithoutLosingOrRepeatingAnUpdate) {
   for (const auto& [how, n] : kills) {
     const auto before = load_checkpoint(file);
     const Outcome run = run_child(directory.path(), timing, how, n);
-    if (run.code == 0) break;  // it ended before its kill came
+    if (run.code ==
+        0) {  // it ended before its kill came, whose thread had no processor: from the begin again
+      std::filesystem::remove(file);
+      continue;
+    }
     ASSERT_EQ(run.signal, SIGKILL) << how << " " << n << "\n" << run.err;
     ++killed;
     const auto after = load_checkpoint(file);

@@ -281,6 +281,9 @@ class Errors(OnDrive):
             (lambda: zg.Store(host_bytes=MIB, drives={"/nowhere": MIB}), zg.UsageError, "/nowhere"),
             (lambda: zg.Store(host_bytes=1 << 55), zg.MemoryLimitError, ""),
             (lambda: zg.io_bench(self.folder, op="erase"), zg.UsageError, "op"),
+            (lambda: zg.io_bench([], op="copy"), zg.UsageError, "benchmark"),
+            (lambda: zg.io_bench(self.folder, op="copy", seconds=1), zg.UsageError, "benchmark"),
+            (lambda: zg.io_bench("/nowhere", op="copy", existing=True), zg.UsageError, "/nowhere"),
         ):
             with self.assertRaises(kind) as caught:
                 call()

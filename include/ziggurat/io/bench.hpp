@@ -77,18 +77,18 @@ struct BenchResult {
   double cpu_seconds = 0;  // of the whole process, user and system, during the measurement
   double bytes_per_second() const;
   double requests_per_second() const;
-  double cpu_seconds_per_gb() const;  // 1 GB = 10^9 bytes
-  std::vector<double> drive_bytes_per_second;
-  std::vector<int> drive_depth;      // at the end
-  Backend backend = Backend::kAuto;  // the one in use
-  std::string engine;                // Engine::describe()
+  double cpu_seconds_per_gb() const;           // 1 GB = 10^9 bytes
+  std::vector<double> drive_bytes_per_second;  // of a copy read from the one, written to the other
+  std::vector<int> drive_depth;                // at the end
+  Backend backend = Backend::kAuto;            // the one in use
+  std::string engine;                          // Engine::describe()
   std::int64_t written_bytes = 0;  // in all, preparation and warm-up included: this is what wears the drives
   bool stopped = false;            // progress() returned false; the counts are those until then
 };
 
 // Makes the engine, prepares the files and measures. Throws what make_engine() throws, Error(kUsage) for a
-// file smaller than a block, Error(kMemory) when there is no room for the buffers, and
-// Error(kIo) with path and offset when a transfer fails or a checksum is wrong.
+// file smaller than a block, Error(kMemory) when there is no room for the buffers, and Error(kIo) with path
+// and offset when a transfer fails or a checksum is wrong.
 BenchResult run_bench(const BenchOptions& options);
 
 }  // namespace zg::io

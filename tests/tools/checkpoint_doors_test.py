@@ -107,6 +107,13 @@ def check(here, program, arch):
     assert "--prefix" in text and len(text.splitlines()) == 1, text
     text = run(here, *doors, "to-dcp", arch, "x", code=2)
     assert "manifest.json" in text and len(text.splitlines()) == 1, text
+    # As if of a run that trains adapters.
+    manifest = json.loads((here / checkpoint / "manifest.json").read_text())
+    manifest["bits"]["lora"] = "rank 4"
+    (here / f"{arch}-adapted").mkdir()
+    (here / f"{arch}-adapted/manifest.json").write_text(json.dumps(manifest))
+    text = run(here, *doors, "to-dcp", f"{arch}-adapted", "x", code=2)
+    assert "adapters" in text and len(text.splitlines()) == 1, text
     text = run(here, program, "checkpoint", "import", f"{arch}-model/model.safetensors", "x", "--like", checkpoint,
                "--step", "2", code=2)
     assert "has no tensor" in text, text

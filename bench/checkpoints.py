@@ -225,7 +225,7 @@ def main():
     for earlier in map(json.loads, map(pathlib.Path.read_text, map(pathlib.Path, args.add))):
         for way, all_ in runs.items():
             all_ += earlier["runs"][way]
-        exports += earlier["exports"]
+        exports += [e for e in earlier["exports"] if "of_io_bench_copy" in e]  # once they stood beside --op mixed
     first = len(runs["none"])
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=args.drive) as folder:
         work = pathlib.Path(folder)

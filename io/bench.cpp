@@ -270,17 +270,8 @@ void Bench::gather(const Span& span) {
 }  // namespace
 
 const char* name_of(BenchOp op) {
-  switch (op) {
-    case BenchOp::kRead:
-      return "read";
-    case BenchOp::kWrite:
-      return "write";
-    case BenchOp::kMixed:
-      return "mixed";
-    case BenchOp::kCopy:
-      return "copy";
-  }
-  return "";
+  static constexpr const char* kNames[] = {"read", "write", "mixed", "copy"};
+  return kNames[static_cast<int>(op)];
 }
 
 const char* name_of(Pattern pattern) {

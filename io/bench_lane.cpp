@@ -116,8 +116,8 @@ bool BenchLane::take_request(Slot& slot, Clock::time_point now) {
 
 void BenchLane::submit(Slot& slot, Clock::time_point now) {
   slot.begun = now;
-  if (slot.request.op == Op::kWrite) {
-    prepare_write(slot);
+  if (slot.request.op == Op::kWrite && phase_.op != BenchOp::kCopy) {  // a copy is what was read
+    stamp(slot);
     if (!checksums_.empty()) slot.begun = Clock::now();
   }
   engine_.submit({.op = slot.request.op,
@@ -162,13 +162,12 @@ void BenchLane::record(const Slot& slot, Clock::time_point now) {
   measure_.last = now;
 }
 
-// Writes the block's number and a counter to its beginning, unless it is a copy's, so that no two blocks that
-// reach the drive are alike although the same few buffers are written over and over. (Their pages repeat, so
-// a drive that looks for equal pages would still find some.) With verify, every page gets the stamp, so that
-// no page can pass for another one or an older one. Doing that always would cost 2.3 ms of processor time per
-// GB, a tenth of all else.
-void BenchLane::prepare_write(const Slot& slot) {
-  if (phase_.op == BenchOp::kCopy) return;  // it is that of the block that was read, checksum and all
+// Writes the block's number and a counter to its beginning, so that no two blocks that reach the drive are
+// alike although the same few buffers are written over and over. (Their pages repeat, so a drive that looks
+// for equal pages would still find some.) With verify, every page gets the stamp, so that no page can pass
+// for another one or an older one. Doing that always would cost 2.3 ms of processor time per GB, a tenth of
+// all else.
+void BenchLane::stamp(const Slot& slot) {
   const std::uint64_t generation = generation_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::uint64_t words[2] = {static_cast<std::uint64_t>(slot.request.block), generation};
   std::memcpy(slot.data, words, sizeof(words));

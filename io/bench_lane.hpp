@@ -66,12 +66,12 @@ struct LaneMeasure {
 
 class BenchLane final : public Completion {
  public:
-  // Copies are written to drive `target`, which is `drive` else. The names are for messages. The engine must
-  // be destroyed before the lane.
+  // Copies are written to drive `target`; where nothing is copied it is `drive`. The names are for messages.
   struct Drives {
     int drive, target;
     std::string name, target_name;
   };
+  // The engine must be destroyed before the lane.
   BenchLane(Engine& engine, BenchControl& control, Drives drives, const BenchOptions& options, int slots);
 
   void start(const BenchPhase& phase);
@@ -92,7 +92,7 @@ class BenchLane final : public Completion {
   bool take_request(Slot& slot, Clock::time_point now);
   void submit(Slot& slot, Clock::time_point now);
   void record(const Slot& slot, Clock::time_point now);
-  void prepare_write(const Slot& slot);
+  void stamp(const Slot& slot);
   void check(const Slot& slot);
   Error transfer_error(const Slot& slot, int error) const;
   std::int64_t offset_of(const Slot& slot) const { return slot.request.block * block_size_; }

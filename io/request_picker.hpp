@@ -30,7 +30,7 @@ class RequestPicker {
 
   std::optional<Request> next();  // none at the end of the series
   void done(const Request& request);
-  // The same block of the file that is written to.
+  // Of a copy: the write of the block that was read, in the other file. It is in flight until done().
   Request write_of(const Request& read);
 
   std::int64_t blocks() const { return static_cast<std::int64_t>(state_.size()); }

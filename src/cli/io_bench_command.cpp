@@ -152,7 +152,9 @@ void add_copy(Flags f, io::BenchOptions& o) {
   } else {
     check_file(f.files[0], f);
     from = {.path = f.files[0], .kind = io::FileKind::kExisting};
-    if (f.size.empty()) f.size = std::to_string(fs::file_size(from.path));
+    std::error_code error;  // of what is no regular file, which the engine refuses
+    const auto bytes = fs::file_size(from.path, error);
+    if (f.size.empty() && !error) f.size = std::to_string(bytes);
   }
   from.bytes = size_of_files(f, o.engine.block_size) / o.engine.block_size * o.engine.block_size;
   o.drives = {from, {.path = to, .bytes = from.bytes, .kind = io::FileKind::kScratch}};
@@ -249,6 +251,8 @@ std::string time_text(double seconds) {
 std::string files_text(const Flags& f, const io::BenchOptions& o) {
   const std::int64_t bytes = o.drives[0].bytes;
   if (o.engine.backend == io::Backend::kRam) return fmt::format("{} of memory", format_bytes(bytes));
+  if (!f.files.empty() && o.op == io::BenchOp::kCopy)
+    return fmt::format("{} of {} to a new file in {}", format_bytes(bytes), f.files[0], f.paths[0]);
   if (!f.files.empty())
     return fmt::format("{}{}", bytes > 0 ? "the first " + format_bytes(bytes) + " of " : "", paths_text(o));
   return fmt::format("a temporary file of {}{} in {}", format_bytes(bytes),

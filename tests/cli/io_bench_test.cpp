@@ -125,6 +125,9 @@ TEST_F(IoBench, ACopySaysHowFastItWas) {
       if (from.empty() && std::string(part) == "data.bin: ") continue;
       EXPECT_HAS(o.out, part);
     }
+    if (!from.empty()) {
+      EXPECT_HAS(o.out, "8.0 MiB of data.bin to a new file in drive");
+    }
   }
   EXPECT_EQ(fs::file_size(path("data.bin")), std::uintmax_t{9 << 20});
 }

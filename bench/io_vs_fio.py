@@ -66,6 +66,8 @@ def run_fio(args, op, block, depth, *flags):
     if job["error"] != 0:
         sys.exit(f"{' '.join(command)}: fio's job failed with error {job['error']}")
     sides = [job[side] for side in ("read", "write") if job[side]["io_bytes"] > 0]
+    if not sides:
+        sys.exit(f"{' '.join(command)}: nothing was moved in {args.seconds} s; measure for longer (--seconds)")
     moved = sum(s["io_bytes"] for s in sides)
     # A mix runs for as long as its longer side.
     seconds = max(s["runtime"] for s in sides) / 1000

@@ -56,6 +56,8 @@ class Bench {
   bool drives_keep_bytes() const;
   void open();
   bool prepare();
+  void measure(const BenchPhase& phase);
+  bool saw_each_kind() const;
   Span run_phase(const char* name, const BenchPhase& phase, double ramp = 0, double seconds = 0);
   bool report(const char* name, Clock::time_point begin, double length);
   void gather(const Span& span);
@@ -150,10 +152,7 @@ BenchResult Bench::run() {
                    .endless = endless,
                    .checksums = options_.verify ? Checksums::kCompare : Checksums::kNone,
                    .depth = depth_};
-  if (prepare()) {
-    const Span span = run_phase("measuring", phase, endless ? options_.ramp_seconds : 0, options_.seconds);
-    gather(span);
-  }
+  if (prepare()) measure(phase);
   for (int i = 0; i < engine_->drive_count(); ++i) result_.drive_depth.push_back(engine_->report(i).depth);
   result_.drive_bytes_per_second.resize(result_.drive_depth.size());
   result_.backend = engine_->backend();
@@ -176,6 +175,29 @@ bool Bench::prepare() {
   if (!drives_keep_bytes()) return true;
   run_phase("preparing", phase);
   return !result_.stopped;
+}
+
+void Bench::measure(const BenchPhase& phase) {
+  const double ramp = phase.endless ? options_.ramp_seconds : 0;
+  double seconds = options_.seconds;
+  while (true) {
+    const auto begin = Clock::now();
+    gather(run_phase("measuring", phase, ramp, seconds));
+    if (!phase.endless || result_.stopped || saw_each_kind()) return;
+    // A rate of nothing and a latency of nothing would say nothing of the drive.
+    const double longer = 2 * std::max(seconds, seconds_between(begin, Clock::now()));
+    log::info("io-bench: {} within {}; measuring for {}",
+              result_.read.requests + result_.write.requests == 0
+                  ? "no request was completed"
+                  : "only reads or only writes were completed",
+              format_seconds(seconds), format_seconds(longer));
+    seconds = longer;
+  }
+}
+
+bool Bench::saw_each_kind() const {
+  return (options_.op == BenchOp::kWrite || result_.read.requests > 0) &&
+         (options_.op == BenchOp::kRead || result_.write.requests > 0);
 }
 
 // Runs a phase for `seconds` after `ramp`, or for one pass. Returns when no request is in flight any more;
@@ -244,6 +266,8 @@ bool Bench::report(const char* name, Clock::time_point start, double length) {
 void Bench::gather(const Span& span) {
   result_.seconds = std::max(0.0, seconds_between(span.begin, span.end));
   result_.cpu_seconds = result_.seconds > 0 ? span.cpu_seconds : 0;
+  result_.read = result_.write = {};
+  result_.drive_bytes_per_second.clear();
   LatencyHistogram latency[2];
   BenchCount* const counts[2] = {&result_.read, &result_.write};
   for (auto& lane : lanes_) {

@@ -142,6 +142,7 @@ std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point,
   if (writes && !may_write(write_rate_ * 1.25, b.seconds + b.ramp_seconds + drain)) return std::nullopt;
   double moved = 0, at = 0;
   b.progress = [&](const io::BenchProgress& p) {
+    if (p.seconds < at) at = 0;  // it is measured again
     moved += p.bytes_per_second * std::max(0.0, p.seconds - at);
     at = p.seconds;
     show(fmt::format("{}: {}, {} {}; {} measured, best {}", progress_.phase, text_of(point), name_of(op),

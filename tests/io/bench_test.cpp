@@ -167,6 +167,32 @@ TEST(Bench, AStallAcrossTheEndIsInTheLatency) {
   EXPECT_EQ(r.read.bytes, r.read.requests * kBlock);
 }
 
+// Each request takes longer than the whole measurement: the one that counts is longer.
+TEST(Bench, MeasuresAgainWhereNothingWasCompleted) {
+  for (const BenchOp op : {BenchOp::kRead, BenchOp::kMixed}) {
+    BenchOptions o = on_ram(8);
+    o.engine.ram.latency_seconds = 0.1;
+    o.op = op;
+    o.seconds = 0.02;
+    const BenchResult r = run_bench(o);
+    expect_consistent(r);
+    EXPECT_GT(r.seconds, 0.1);
+    EXPECT_GT(r.read.requests, 0);
+    EXPECT_EQ(r.write.requests > 0, op == BenchOp::kMixed);
+    EXPECT_GE(r.read.latency.p50, 0.98 * 0.1);
+    EXPECT_EQ(r.drive_bytes_per_second.size(), 1u);
+    // One that is stopped before that is not made again.
+    o.seconds = 20;
+    int asked = 0;
+    o.progress = [&](const BenchProgress& p) {
+      if (std::string(p.phase) == "measuring" && asked++ > 0)
+        throw Error(Errc::kInterrupted, "test", "it was made again");
+      return asked == 0;
+    };
+    EXPECT_TRUE(run_bench(o).stopped);
+  }
+}
+
 TEST(Bench, NoTwoBlocksOfAFileAreAlike) {
   const TempDir directory;
   const std::string path = directory.path() + "/data";

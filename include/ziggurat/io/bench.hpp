@@ -37,7 +37,9 @@ struct BenchOptions {
   // adapt_depth the job submits max_queue_depth requests, and the engine decides how many of them are in
   // flight.
   EngineOptions engine = {};
-  double seconds = 0;  // length of the measurement; 0: one pass, as many requests as the files have blocks
+  // Length of the measurement; 0: one pass, as many requests as the files have blocks. If no request is
+  // completed in it, of a mix no read or no write, it is made again and longer: BenchResult::seconds.
+  double seconds = 0;
   double ramp_seconds = 0;  // warm-up before it, which does not count; ignored for a pass
   // Makes a checksum of each block that is written, and compares it when the block is read. Existing files
   // that are only read are read once before, to learn their checksums. What a measurement has written is read
@@ -72,7 +74,7 @@ struct BenchCount {
 };
 
 struct BenchResult {
-  double seconds = 0;
+  double seconds = 0;  // that were measured
   BenchCount read, write;
   double cpu_seconds = 0;  // of the whole process, user and system, during the measurement
   double bytes_per_second() const;

@@ -1,6 +1,8 @@
-// Copies all tensors of a checkpoint into one file.
+// Copies all tensors of a checkpoint into new files.
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
+#include <unordered_map>
 
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_state.hpp"
@@ -15,11 +17,12 @@ constexpr std::int64_t kPart = 8 << 20;  // bytes that are copied at a time
 
 }  // namespace
 
-// Copies the entries of all sources into one file, in the order in which the sources have their bytes, so
-// that each byte is read and written once, one after the other.
+// Copies the entries of all sources in the order in which the sources have their bytes, so that each byte is
+// read and written once, one after the other. A file ends where the next entry would make it too large.
 class Checkpoint::Copy {
  public:
-  explicit Copy(const Checkpoint& from) : from_(from) {
+  Copy(const Checkpoint& from, Files& files, std::string directory, std::int64_t file_bytes)
+      : from_(from), files_(files), directory_(std::move(directory)) {
     for (const CheckpointTensor& tensor : from.tensors()) {
       int number = 0;
       for (const State::Stored& piece : from.state_->tensors.at(tensor.name)) {
@@ -33,33 +36,20 @@ class Checkpoint::Copy {
     }
     std::sort(entries_.begin(), entries_.end(),
               [](const Entry& a, const Entry& b) { return a.place() < b.place(); });
+    cut(file_bytes);
   }
 
-  CheckpointFile write(Files& files, const std::string& directory,
-                       const std::function<void(std::int64_t)>& progress) {
-    std::int64_t bytes = 0;
-    for (const Entry& e : entries_) bytes += e.from->bytes;
-    const std::string blank = header();  // its length does not depend on the hashes
-    const auto begin = static_cast<std::int64_t>(blank.size());
-    CheckpointFile written{"rank-00000.safetensors", begin + bytes, 0};
-    SequentialWriter out(files, directory + "/" + written.name, written.bytes);
-    out_ = &out;
-    out.append(blank.data(), begin);
+  std::vector<CheckpointFile> write(const std::function<void(std::int64_t)>& progress) {
     const auto tell = [&](std::int64_t n) {
       done_ += n;
       if (progress) progress(done_);
     };
+    begin_shard();
     for (const auto& source : from_.state_->files)
       source->pins ? copy_pinned(*source->pins, tell) : copy_file(*source->file, tell);
     ZG_ASSERT(next_ == entries_.size(), "{}: {} of {} pieces were copied", from_.path_, next_,
               entries_.size());
-    out.finish();
-    const std::string text = header();
-    ZG_ASSERT_EQ(text.size(), blank.size());
-    out.replace(text.data(), begin, 0);
-    out.sync_and_close();
-    written.header_hash = io::hash_of(text);
-    return written;
+    return std::move(written_);
   }
 
  private:
@@ -73,6 +63,12 @@ class Checkpoint::Copy {
     std::tuple<std::size_t, std::int64_t, std::int64_t> place() const { return {source, segment, offset}; }
     bool is_split() const { return piece->pinned != nullptr && piece->pinned->high_segment >= 0; }
     std::int64_t end() const { return offset + (is_split() ? from->bytes / 2 : from->bytes); }
+  };
+
+  // Entries [first, end), which one file gets.
+  struct Shard {
+    std::size_t first = 0, end = 0;
+    std::int64_t bytes = 0;
   };
 
   void add(const State::Stored& piece, const SafeTensors::Entry& from, std::string name, std::string note) {
@@ -91,18 +87,61 @@ class Checkpoint::Copy {
     entries_.push_back(std::move(e));
   }
 
+  // Codes and their scales are in one file.
+  void cut(std::int64_t most) {
+    std::unordered_map<const State::Stored*, std::size_t> last;  // entry of the piece
+    for (std::size_t i = 0; i < entries_.size(); ++i) last[entries_[i].piece] = i;
+    std::size_t open = 0;  // the last entry of the pieces so far
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const std::int64_t bytes = entries_[i].from->bytes;
+      if (shards_.empty() || (i > open && shards_.back().bytes + bytes > most)) shards_.push_back({i, i, 0});
+      shards_.back().end = i + 1;
+      shards_.back().bytes += bytes;
+      open = std::max(open, last[entries_[i].piece]);
+    }
+  }
+
+  // Its length does not depend on the hashes.
   std::string header() const {
-    nlohmann::ordered_json notes{{"format", "pt"}}, json;
+    const Shard& shard = shards_[written_.size()];
+    nlohmann::ordered_json notes{{"format", "pt"}}, tensors;
     std::int64_t at = 0;
-    for (const Entry& e : entries_)
+    for (std::size_t i = shard.first; i < shard.end; ++i) {
+      const Entry& e = entries_[i];
       notes[e.name] = fmt::format("{} {}{}", e.piece->box.first, io::hash_text(e.hash.value()), e.note);
-    json["__metadata__"] = std::move(notes);
-    for (const Entry& e : entries_) {
-      json[e.name] = {
+      tensors[e.name] = {
           {"dtype", e.from->dtype}, {"shape", {e.from->count()}}, {"data_offsets", {at, at + e.from->bytes}}};
       at += e.from->bytes;
     }
+    nlohmann::ordered_json json{{"__metadata__", std::move(notes)}};
+    json.update(tensors);
     return safetensors_header(json);
+  }
+
+  void begin_shard() {
+    const std::string blank = header();
+    header_bytes_ = static_cast<std::int64_t>(blank.size());
+    file_ = {fmt::format("state-{:05}-of-{:05}.safetensors", written_.size() + 1, shards_.size()),
+             header_bytes_ + shards_[written_.size()].bytes, 0};
+    out_.emplace(files_, directory_ + "/" + file_.name, file_.bytes);
+    out_->append(blank.data(), header_bytes_);
+  }
+
+  void end_shard() {
+    out_->finish();
+    const std::string text = header();
+    ZG_ASSERT_EQ(static_cast<std::int64_t>(text.size()), header_bytes_);
+    out_->replace(text.data(), header_bytes_, 0);
+    out_->sync_and_close();
+    out_.reset();
+    file_.header_hash = io::hash_of(text);
+    written_.push_back(file_);
+  }
+
+  void end_entry() {
+    if (++next_ < shards_[written_.size()].end) return;
+    end_shard();
+    if (next_ < entries_.size()) begin_shard();
   }
 
   void put(Entry& e, const char* data, std::int64_t bytes) {
@@ -113,7 +152,7 @@ class Checkpoint::Copy {
   template <class Tell>
   void copy_file(const SafeTensors& file, const Tell& tell) {
     for (const SafeTensors::Entry& from : file.entries()) {
-      Entry& e = entries_.at(next_++);
+      Entry& e = entries_.at(next_);
       ZG_ASSERT(e.from == &from, "{} is no piece of {}", from.name, file.path());
       const char* const data = static_cast<const char*>(from.data);
       for (std::int64_t at = 0; at < from.bytes; at += kPart) {
@@ -123,6 +162,7 @@ class Checkpoint::Copy {
         tell(n);
       }
       from_.state_->verify_entry(file, from, e.hash.value());
+      end_entry();
     }
   }
 
@@ -140,7 +180,7 @@ class Checkpoint::Copy {
           copy_split(pins, e);
         }
         if (e.end() > end) break;
-        ++next_;
+        end_entry();
       }
       tell(bytes);
     };
@@ -159,22 +199,55 @@ class Checkpoint::Copy {
   }
 
   const Checkpoint& from_;
+  Files& files_;
+  const std::string directory_;
   std::vector<Entry> entries_;
+  std::vector<Shard> shards_;
+  std::vector<CheckpointFile> written_;  // whole; the next shard is being written
+  CheckpointFile file_;
+  std::int64_t header_bytes_ = 0;
+  std::optional<SequentialWriter> out_;
   std::size_t next_ = 0;  // entry
-  SequentialWriter* out_ = nullptr;
   std::int64_t done_ = 0;
 };
 
-CheckpointFile Checkpoint::copy_tensors(Files& files, const std::string& directory,
-                                        const std::function<void(std::int64_t)>& progress) const {
+std::vector<CheckpointFile> Checkpoint::copy_tensors(
+    Files& files, const std::string& directory, std::int64_t file_bytes,
+    const std::function<void(std::int64_t)>& progress) const {
   try {
-    const CheckpointFile written = Copy(*this).write(files, directory, progress);
+    std::vector<CheckpointFile> written = Copy(*this, files, directory, file_bytes).write(progress);
     check_still_there();
     return written;
   } catch (const Error&) {
     check_still_there();  // what was overwritten has other hashes
     throw;
   }
+}
+
+std::string Checkpoint::index_of(const std::string& directory, const std::vector<CheckpointFile>& files) {
+  State state;
+  for (const CheckpointFile& file : files) state.add(directory + "/" + file.name, file);
+  std::map<std::string, State::Pieces> tensors(state.tensors.begin(), state.tensors.end());
+  std::string lines;
+  for (auto& [name, pieces] : tensors) {
+    std::sort(pieces.begin(), pieces.end(),
+              [](const auto& a, const auto& b) { return a.box.first < b.box.first; });
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const State::Stored& piece : pieces) {
+      const CheckpointBox& box = piece.box;
+      nlohmann::ordered_json json{{"file", piece.file->path().substr(directory.size() + 1)},
+                                  {"entry", piece.entry->name},
+                                  {"first", box.first},
+                                  {"elements", box.count()}};
+      if (box.lines > 1) json["lines"] = box.lines, json["stride"] = box.stride;
+      if (piece.scales != nullptr) json["scales"] = piece.scales->name, json["phase"] = piece.phase;
+      list.push_back(std::move(json));
+    }
+    const nlohmann::ordered_json json{{"dtype", pieces.front().entry->dtype}, {"pieces", std::move(list)}};
+    lines +=
+        fmt::format("{}    {}: {}", lines.empty() ? "" : ",\n", nlohmann::json(name).dump(), json.dump());
+  }
+  return "{\n  \"tensors\": {\n" + lines + "\n  }\n}\n";
 }
 
 }  // namespace zg

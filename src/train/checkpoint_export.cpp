@@ -43,6 +43,22 @@ void copy_files(Files& files, const Checkpoint& checkpoint, const std::string& d
   close();
 }
 
+std::string index_of_new(const std::string& directory, const std::vector<CheckpointFile>& of) {
+  try {
+    return Checkpoint::index_of(directory, of);
+  } catch (const Error& error) {
+    throw Error(Errc::kIo, error.where(), "was written just now, and " + error.message(),
+                "the drive or its file system does not keep what it is given");
+  }
+}
+
+void write_index(Files& files, const std::string& directory, const std::vector<CheckpointFile>& of) {
+  const std::string text = index_of_new(directory, of);
+  NewFile file(files, directory + "/" + kIndexName, static_cast<std::int64_t>(text.size()));
+  file.write(text.data(), static_cast<std::int64_t>(text.size()), 0);
+  file.sync_and_close();
+}
+
 bool has_pins(const CheckpointManifest& m) {
   return std::any_of(m.files.begin(), m.files.end(), [](const auto& file) { return file.is_pins(); });
 }
@@ -50,7 +66,7 @@ bool has_pins(const CheckpointManifest& m) {
 }  // namespace
 
 std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
-                              const std::function<void(std::int64_t)>& progress) {
+                              const std::function<void(std::int64_t)>& progress, std::int64_t file_bytes) {
   const CheckpointManifest& m = checkpoint.manifest();
   const std::string path = directory + "/" + checkpoint_name(m.number, m.step);
   const std::string unfinished = path + kUnfinished + m.run;
@@ -69,16 +85,15 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
   if (const int failed = files.make_directory(unfinished); failed != 0)
     throw_io(unfinished, "cannot be created", failed);
   try {
-    std::string written = manifest;
+    CheckpointManifest copy = m;
     if (has_pins(m)) {
-      CheckpointManifest copy = m;
-      copy.files = {checkpoint.copy_tensors(files, unfinished, progress)};
+      copy.files = checkpoint.copy_tensors(files, unfinished, file_bytes, progress);
       copy.format = 2, copy.pinned = 0;
-      written = copy.text();
     } else {
       copy_files(files, checkpoint, unfinished, progress);
     }
-    commit_checkpoint(files, unfinished, path, written);
+    write_index(files, unfinished, copy.files);
+    commit_checkpoint(files, unfinished, path, has_pins(m) ? copy.text() : manifest);
   } catch (...) {
     (void)remove_directory(files, unfinished);
     throw;

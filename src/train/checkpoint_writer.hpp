@@ -129,8 +129,12 @@ std::string program_version();
 // name. Throws Error(kIo).
 void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
                        const std::string& manifest);
+// Of the files into which a copy puts pinned state: no file system's limit, and a few for each drive of a
+// large model.
+inline constexpr std::int64_t kCopyFileBytes = std::int64_t{4} << 30;
 std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
-                              const std::function<void(std::int64_t)>& progress);
+                              const std::function<void(std::int64_t)>& progress,
+                              std::int64_t file_bytes = kCopyFileBytes);
 // The same as the public function; returns what failed. Empty: nothing.
 std::string discard_checkpoint(Files& files, const std::string& path);
 // Of the checkpoints in the directory up to number `newest` the last `keep` stay, and the one of number

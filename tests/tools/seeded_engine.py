@@ -32,6 +32,7 @@ PINNED, BESIDE = ("zg_test_train", "Pinned*"), ("zg_test_train", "Beside.*")
 BUFFER, BUFFERS = "src/base/buffer.cpp", ("zg_test_base", "BufferTest.*")
 DIRECTORY_LOCK = "src/train/directory_lock.cpp"
 EXPORTER, CHECKPOINT_WRITER = "src/train/exporter.cpp", "src/train/checkpoint_writer.cpp"
+COPY = "src/train/checkpoint_copy.cpp"
 BEHIND = ("zg_test_train", "Behind.*:PaceTest.*")
 FILES = ("zg_test_train", "CheckpointFiles.*:CheckpointImport.*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
@@ -807,6 +808,15 @@ BUGS = (
           "if (!lasts_ || !fs::exists(all, error)) fs::create_directories(all, error);"),), FILES),
     Bug("copies: the names of directories may be lost",
         (("src/train/files.cpp", "  while (at.has_relative_path()) {", "  if (at.has_relative_path()) {"),), FILES),
+    Bug("copies: codes and their scales are in two files",
+        ((COPY, "(i > open && shards_.back().bytes", "(i > 0 * open && shards_.back().bytes"),), ("zg_test_train", "Pinned.StateOfEightBits*")),
+    Bug("copies: all is in one file",
+        ((COPY, "shards_.back().bytes + bytes > most)", "shards_.back().bytes + bytes > most + (most << 20))"),), ("zg_test_train", "Pinned.Copies*")),
+    Bug("copies: the header is that of the file before",
+        ((COPY, "const Shard& shard = shards_[written_.size()];", "const Shard& shard = shards_[written_.size() - (written_.empty() ? 0 : 1)];"),),
+        ("zg_test_train", "Pinned.Copies*")),
+    Bug("copies: the index lacks scales",
+        ((COPY, "if (piece.scales != nullptr) json", "if (piece.scales == piece.entry) json"),), ("zg_test_train", "Pinned.StateOfEightBits*")),
     Bug("import: what another checkpoint pins counts",
         (("src/train/checkpoint_import.cpp", "  m.pinned = 0;", "  m.pinned += 0;"),), FILES),
     Bug("pinned state: a commit that failed counts",

@@ -13,6 +13,7 @@
 
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
+#include "train/checkpoint_writer.hpp"
 #include "train/crash_recorder.hpp"
 #include "train/pinned_state.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 class CrashModel : public CheckpointFixture {
  protected:
   // Three checkpoints, of which one stays.
-  const std::vector<Op>& recorded() {
+  virtual const std::vector<Op>& recorded() {
     if (!files_.ops.empty()) return files_.ops;
     Trainer trainer(config("out", small_ + settings_ + Strings{"steps=3"}), {.files = &files_});
     trainer.open_node();
@@ -144,6 +145,8 @@ class CrashModel : public CheckpointFixture {
         return fmt::format("number {} is found, {} have been committed", number, returned);
       if (found && found->manifest().text() != manifests_.at(number))
         return fmt::format("number {} is another than was written", number);
+      if (found && !index_.empty() && read(found->path() + "/index.json") != index_)
+        return fmt::format("the index of number {} is another than was written", number);
       return found && hash.value() % one_of_ == 0 ? going_on(disk) : "";
     } catch (const Error& error) {
       return error.what();
@@ -217,7 +220,8 @@ class CrashModel : public CheckpointFixture {
   CrashRecorder files_;
   std::map<std::string, std::string> placed_;  // what lies on each drive now
   std::map<std::int64_t, std::string> manifests_;
-  const std::string path_ = directory_ + "/out/checkpoints";
+  std::string index_;  // of a copy
+  std::string path_ = directory_ + "/out/checkpoints";
   std::int64_t states_ = 0;
   std::set<std::uint64_t> seen_;
   std::uint64_t one_of_ = 1;  // of so many states that look different a run goes on from one
@@ -247,6 +251,65 @@ TEST_F(CrashModel, MutationsAreFound) {
   EXPECT_NE(crash_everywhere(moved(gets_name, -3)), "") << "the name comes before the syncs";
   // The one before loses its name right before the new one gets its own.
   EXPECT_NE(crash_everywhere(moved(loses_name, -3)), "") << "the one before is removed too early";
+}
+
+// The same for a copy, in several files: it is not there, or whole, and with its index.
+class ExportCrashModel : public CrashModel {
+ protected:
+  ExportCrashModel() { path_ = directory_ + "/copies"; }
+  void pin() {
+    const std::string drive = directory_ + "/drive";
+    fs::create_directories(drive);
+    settings_ = {"tiers.device=600KiB", "tiers.host=300KiB", "aio.backend=threads", "checkpoint.state=pin",
+                 "tiers.nvme.0.path=" + drive};
+  }
+  void use_two_ranks() {
+    settings_ = {"devices=host:2", "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3"};
+  }
+  const std::vector<Op>& recorded() override {
+    if (!files_.ops.empty()) return files_.ops;
+    const Checkpoint checkpoint(run("out", small_ + settings_ + Strings{"steps=1"}).newest);
+    fs::create_directories(path_);
+    const std::string copy = export_checkpoint(files_, checkpoint, path_, {}, std::int64_t{8} << 10);
+    manifests_[1] = read(copy + "/manifest.json"), index_ = read(copy + "/index.json");
+    EXPECT_GT(Checkpoint(copy).manifest().files.size(), 1u);
+    return files_.ops;
+  }
+  void every_state_is_whole() {
+    EXPECT_EQ(crash_everywhere(recorded(), as_asked("ZG_TEST_CRASHES", 64)), "");
+    std::printf("%lld crash states, %zu of which look different\n", static_cast<long long>(states_),
+                seen_.size());
+    EXPECT_GT(states_, 1'000);
+  }
+};
+
+TEST_F(ExportCrashModel, CopiesOfRanksAreWholeOrNotThere) {
+  use_two_ranks();
+  every_state_is_whole();
+}
+
+TEST_F(ExportCrashModel, CopiesOfPinnedStateAreWholeOrNotThere) {
+  pin();
+  every_state_is_whole();
+}
+
+TEST_F(ExportCrashModel, MutationsAreFound) {
+  pin();
+  for (const char* file : {"state-00001-of-", "state-00002-of-", "index.json", "manifest.json"}) {
+    EXPECT_NE(crash_everywhere(without([&](const Op& op) {
+                return op.kind == Op::Kind::kSync && op.path.find(file) != std::string::npos;
+              })),
+              "")
+        << file << " is not synced";
+  }
+  EXPECT_NE(crash_everywhere(without([](const Op& op) {
+              return op.kind == Op::Kind::kSyncDirectory && op.path.find(".part-") != std::string::npos;
+            })),
+            "")
+      << "the new directory is not synced";
+  EXPECT_NE(crash_everywhere(without([&](const Op& op) { return is_parent_sync(op); })), "")
+      << "the directory above is not synced";
+  EXPECT_NE(crash_everywhere(moved(gets_name, -3)), "") << "the name comes before the syncs";
 }
 
 // The same for state that is pinned on two drives: what a run writes to them between and for its checkpoints

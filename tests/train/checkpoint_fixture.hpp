@@ -3,11 +3,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "train/files.hpp"
 #include "train/run_fixture.hpp"
+#include "ziggurat/model/hf.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/trainer.hpp"
 
@@ -53,6 +56,50 @@ inline Tensors tensors_in(const std::string& path) {
     checkpoint.read(tensor.name, 0, tensor.count, bytes.data());
   }
   return all;
+}
+
+// Expects that the index of a copy names each piece of each tensor, where it is, and nothing else.
+inline void expect_index(const std::string& copy) {
+  const Checkpoint checkpoint(copy);
+  std::map<std::string, std::unique_ptr<SafeTensors>> files;
+  std::size_t entries = 0;
+  for (const CheckpointFile& file : checkpoint.manifest().files) {
+    files[file.name] = std::make_unique<SafeTensors>(copy + "/" + file.name);
+    entries += files[file.name]->entries().size();
+  }
+  const auto index = nlohmann::json::parse(test::read_file(copy + "/index.json")).at("tensors");
+  std::size_t named = 0;
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+    ASSERT_TRUE(index.contains(tensor.name)) << tensor.name;
+    std::int64_t elements = 0;
+    bool boxes = false;
+    for (const auto& piece : index.at(tensor.name).at("pieces")) {
+      const SafeTensors& file = *files.at(piece.at("file"));
+      const SafeTensors::Entry* const entry = file.find(piece.at("entry"));
+      ASSERT_NE(entry, nullptr) << piece;
+      EXPECT_EQ(entry->dtype, index.at(tensor.name).at("dtype"));
+      EXPECT_EQ(entry->count(), piece.at("elements"));
+      boxes = boxes || piece.contains("lines");
+      if (!boxes) {
+        EXPECT_EQ(piece.at("first"), elements) << piece;
+      }
+      elements += entry->count(), ++named;
+      if (piece.contains("scales")) {
+        EXPECT_NE(file.find(piece.at("scales")), nullptr) << piece;
+        ++named;
+      }
+    }
+    EXPECT_EQ(elements, tensor.count) << tensor.name;
+  }
+  EXPECT_EQ(index.size(), checkpoint.tensors().size());
+  EXPECT_EQ(named, entries);
+}
+inline std::int64_t parameters_of(const Checkpoint& checkpoint) {
+  std::int64_t sum = 0;
+  for (const CheckpointTensor& tensor : checkpoint.tensors()) {
+    if (tensor.name.find(".exp_avg") == std::string::npos) sum += tensor.count;
+  }
+  return sum;
 }
 
 // The smallest run, with a checkpoint after each step.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "train/checkpoint_fixture.hpp"
+#include "train/checkpoint_writer.hpp"
 #include "train/pinned_state.hpp"
 #include "train/sequential_io.hpp"
 
@@ -56,8 +57,11 @@ class Pinned : public CheckpointFixture {
         run("elsewhere", settings + Strings{"steps=7", "tiers.device=64MiB"}, three.newest);
     expect_tail(whole, elsewhere);
     EXPECT_EQ(elsewhere.summary.measured.nvme_read, 0);
-    // From a copy, in which all tensors are.
-    const std::string copy = export_checkpoint(first, directory_ + "/copies");
+    // From a copy, in which all tensors are, in several files.
+    const std::string copy =
+        export_checkpoint(system_files(), first, directory_ + "/copies", {}, std::int64_t{16} << 10);
+    EXPECT_GT(Checkpoint(copy).manifest().files.size(), 1u);
+    expect_index(copy);
     expect_tail(whole, run("from a copy", settings + Strings{"steps=7", "tiers.device=64MiB"}, copy));
     EXPECT_EQ(kept("parts", count), files);
     const Outcome five = run("parts", settings + on_drives + Strings{"steps=5"}, "");
@@ -201,6 +205,34 @@ TEST_F(Pinned, SeveralAreKept) {
   EXPECT_EQ(now.front().step, 6);
   for (const CheckpointEntry& entry : now) Checkpoint(entry.path).verify();
   EXPECT_EQ(kept("a").size(), 1u);
+}
+
+// A file is larger than asked for only where what must be in one file is.
+TEST_F(Pinned, CopiesHaveFilesOfTheSizeAskedFor) {
+  const Checkpoint checkpoint(run("out", drives("a", 3)).newest);
+  std::int64_t largest = 0;
+  for (const PinnedState& pins : pins_in(checkpoint.path())) {
+    for (const PinnedPiece& piece : pins.pieces)
+      largest = std::max(largest, piece.box.count() * piece.width());
+  }
+  for (const std::int64_t most : {std::int64_t{1}, largest, 3 * largest, kCopyFileBytes}) {
+    const std::string copy =
+        export_checkpoint(system_files(), checkpoint, fmt::format("{}/{}", directory_, most), {}, most);
+    const std::vector<CheckpointFile> files = Checkpoint(copy).manifest().files;
+    std::int64_t data = 0, number = 0;
+    for (const CheckpointFile& file : files) {
+      EXPECT_EQ(file.name, fmt::format("state-{:05}-of-{:05}.safetensors", ++number, files.size()));
+      std::int64_t here = 0;
+      const SafeTensors tensors(copy + "/" + file.name);
+      for (const SafeTensors::Entry& entry : tensors.entries()) here += entry.bytes;
+      EXPECT_TRUE(here <= most || tensors.entries().size() == 1) << here;
+      data += here;
+    }
+    EXPECT_EQ(data, 3 * 4 * parameters_of(checkpoint));
+    EXPECT_TRUE(most < kCopyFileBytes ? number > 2 : number == 1) << number;
+    EXPECT_LE(number, most <= largest ? data : 2 * data / most + 1);
+    expect_index(copy);
+  }
 }
 
 TEST_F(Pinned, AreExportedAndDiscarded) {

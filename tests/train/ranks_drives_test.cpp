@@ -119,7 +119,8 @@ TEST(RanksInMemory, TakeTheirBudgetsAndALittleEach) {
          {fmt::format("tiers.device={}", device), fmt::format("tiers.host={}", kHost),
           std::string("tiers.nvme.0.path=.")})
       words.insert(words.end(), {"--set", setting});
-    test::Outcome outcome = test::launch(ZG_BINARY, {.arguments = words, .directory = directory.path()});
+    test::Outcome outcome = test::launch(
+        ZG_BINARY, {.arguments = words, .directory = directory.path(), .limit = std::chrono::seconds(500)});
     outcome.out += outcome.err;
     return outcome;
   };

@@ -65,6 +65,8 @@ struct CheckpointManifest {
 CheckpointManifest parse_manifest(const std::string& text, const std::string& where);
 
 inline constexpr const char* kManifestName = "manifest.json";
+// Beside it in copies, for other programs: each tensor's pieces, with file and name there.
+inline constexpr const char* kIndexName = "index.json";
 
 // A checkpoint that lies in a directory, by its name. It need not be valid.
 struct CheckpointEntry {
@@ -125,11 +127,15 @@ class Checkpoint {
   void read_codes(const std::string& tensor, const CheckpointBox& box, std::uint8_t* codes,
                   float* scales) const;
 
-  // Writes all tensors, also those that are pinned in drives' files, into one file of a new checkpoint in
-  // `directory`, and compares all hashes on the way, with `progress` as verify() has it. Throws Error(kUsage)
-  // where the checkpoint is damaged or its run has removed it since, Error(kIo).
-  CheckpointFile copy_tensors(Files& files, const std::string& directory,
-                              const std::function<void(std::int64_t done)>& progress = {}) const;
+  // Writes all tensors, also those that are pinned in drives' files, into new files in `directory`, of
+  // `file_bytes` at most where a single tensor, or segment of a drive, is not larger. Compares all hashes on
+  // the way, with `progress` as verify() has it. Throws Error(kUsage) where the checkpoint is damaged or its
+  // run has removed it since, Error(kIo).
+  std::vector<CheckpointFile> copy_tensors(Files& files, const std::string& directory,
+                                           std::int64_t file_bytes,
+                                           const std::function<void(std::int64_t done)>& progress = {}) const;
+  // What lies where in these files of a checkpoint, as JSON, for programs that would else open all of them.
+  static std::string index_of(const std::string& directory, const std::vector<CheckpointFile>& files);
   // Throws Error(kUsage) where its run has removed the checkpoint since, and so may have written to what was
   // pinned: to be called after the last byte was read, before it is used.
   void check_still_there() const;

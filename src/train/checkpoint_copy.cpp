@@ -4,11 +4,14 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_state.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "train/sequential_io.hpp"
+#include "ziggurat/device/ops.hpp"
 #include "ziggurat/io/hash.hpp"
+#include "ziggurat/model/model.hpp"
 
 namespace zg {
 namespace {
@@ -17,21 +20,46 @@ constexpr std::int64_t kPart = 8 << 20;  // bytes that are copied at a time
 
 }  // namespace
 
+TensorShapes::TensorShapes(const Checkpoint& checkpoint) : path_(checkpoint.path()) {
+  const Model model(model_of(checkpoint.manifest().bits, path_), DType::kF32, host_ops());
+  for (const Unit& unit : model.units()) {
+    for (const Param& param : unit.params) {
+      shapes_[param.name] =
+          param.vector ? Shape{param.whole_count()} : Shape{param.whole_rows, param.whole_cols};
+    }
+  }
+}
+
+const TensorShapes::Shape& TensorShapes::of(const std::string& tensor) const {
+  auto found = shapes_.find(tensor);
+  if (found == shapes_.end()) found = shapes_.find(tensor.substr(0, tensor.rfind('.')));
+  if (found != shapes_.end()) return found->second;
+  throw Error(Errc::kUsage, path_, fmt::format("has a tensor {}, which its model has not", tensor),
+              "the checkpoint is damaged: name another one");
+}
+
 // Copies the entries of all sources in the order in which the sources have their bytes, so that each byte is
 // read and written once, one after the other. A file ends where the next entry would make it too large.
 class Checkpoint::Copy {
  public:
   Copy(const Checkpoint& from, Files& files, std::string directory, std::int64_t file_bytes)
       : from_(from), files_(files), directory_(std::move(directory)) {
+    const TensorShapes shapes(from);
     for (const CheckpointTensor& tensor : from.tensors()) {
+      const bool whole = from.state_->tensors.at(tensor.name).size() == 1;
       int number = 0;
       for (const State::Stored& piece : from.state_->tensors.at(tensor.name)) {
         const std::string suffix = ++number > 1 ? fmt::format("[{}]", number) : "";
         const CheckpointBox& box = piece.box;
         add(piece, *piece.entry, tensor.name + suffix,
+            whole           ? shapes.of(tensor.name)
+            : box.lines > 1 ? TensorShapes::Shape{box.lines, box.width}
+                            : TensorShapes::Shape{box.width},
             fmt::format(" {} {} {}", box.lines, box.stride, piece.phase));
-        if (piece.scales != nullptr)
-          add(piece, *piece.scales, tensor.name + kScaleName + suffix, fmt::format(" 1 0 {}", piece.phase));
+        if (piece.scales != nullptr) {
+          add(piece, *piece.scales, tensor.name + kScaleName + suffix, {piece.scales->count()},
+              fmt::format(" 1 0 {}", piece.phase));
+        }
       }
     }
     std::sort(entries_.begin(), entries_.end(),
@@ -57,6 +85,7 @@ class Checkpoint::Copy {
     const State::Stored* piece;
     const SafeTensors::Entry* from;
     std::string name, note;
+    TensorShapes::Shape shape;
     std::size_t source = 0;
     std::int64_t segment = 0, offset = 0;  // where the source has it, pinned or in the file
     io::Hash hash = {};
@@ -71,8 +100,9 @@ class Checkpoint::Copy {
     std::int64_t bytes = 0;
   };
 
-  void add(const State::Stored& piece, const SafeTensors::Entry& from, std::string name, std::string note) {
-    Entry e{&piece, &from, std::move(name), std::move(note)};
+  void add(const State::Stored& piece, const SafeTensors::Entry& from, std::string name,
+           TensorShapes::Shape shape, std::string note) {
+    Entry e{&piece, &from, std::move(name), std::move(note), std::move(shape)};
     const auto& files = from_.state_->files;
     e.source = static_cast<std::size_t>(
         std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.get() == piece.file; }) -
@@ -110,7 +140,7 @@ class Checkpoint::Copy {
       const Entry& e = entries_[i];
       notes[e.name] = fmt::format("{} {}{}", e.piece->box.first, io::hash_text(e.hash.value()), e.note);
       tensors[e.name] = {
-          {"dtype", e.from->dtype}, {"shape", {e.from->count()}}, {"data_offsets", {at, at + e.from->bytes}}};
+          {"dtype", e.from->dtype}, {"shape", e.shape}, {"data_offsets", {at, at + e.from->bytes}}};
       at += e.from->bytes;
     }
     nlohmann::ordered_json json{{"__metadata__", std::move(notes)}};

@@ -13,6 +13,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/device/ops.hpp"
+#include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/model.hpp"
@@ -52,11 +53,14 @@ std::string index_of_new(const std::string& directory, const std::vector<Checkpo
   }
 }
 
-void write_index(Files& files, const std::string& directory, const std::vector<CheckpointFile>& of) {
+CheckpointFile write_index(Files& files, const std::string& directory,
+                           const std::vector<CheckpointFile>& of) {
   const std::string text = index_of_new(directory, of);
-  NewFile file(files, directory + "/" + kIndexName, static_cast<std::int64_t>(text.size()));
-  file.write(text.data(), static_cast<std::int64_t>(text.size()), 0);
+  const CheckpointFile index{"index.json", static_cast<std::int64_t>(text.size()), io::hash_of(text)};
+  NewFile file(files, directory + "/" + index.name, index.bytes);
+  file.write(text.data(), index.bytes, 0);
   file.sync_and_close();
+  return index;
 }
 
 bool has_pins(const CheckpointManifest& m) {
@@ -76,10 +80,8 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
                 "name another directory, or remove it with ziggurat checkpoint discard");
   }
   make_directories(files, directory);
-  // As it lies there, and not as this program would write it.
   const std::string name = checkpoint.path() + "/" + kManifestName;
-  const std::string manifest = read_text_file(name, "the manifest of a checkpoint");
-  if (parse_manifest(manifest, name).text() != m.text())
+  if (parse_manifest(read_text_file(name, "the manifest of a checkpoint"), name).text() != m.text())
     throw Error(Errc::kUsage, name, "was changed while it was read", "export again");
   (void)remove_directory(files, unfinished);  // of an export that was killed
   if (const int failed = files.make_directory(unfinished); failed != 0)
@@ -92,8 +94,8 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
     } else {
       copy_files(files, checkpoint, unfinished, progress);
     }
-    write_index(files, unfinished, copy.files);
-    commit_checkpoint(files, unfinished, path, has_pins(m) ? copy.text() : manifest);
+    copy.index = write_index(files, unfinished, copy.files);
+    commit_checkpoint(files, unfinished, path, copy.text());
   } catch (...) {
     (void)remove_directory(files, unfinished);
     throw;

@@ -2,46 +2,19 @@
 #include <fmt/ranges.h>
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 
-#include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/device/ops.hpp"
 #include "ziggurat/model/hf.hpp"
-#include "ziggurat/model/model.hpp"
 
 namespace zg {
 namespace {
 
 constexpr std::int64_t kPart = 8 << 20;  // bytes that are read at a time
 
-using Shape = std::vector<std::int64_t>;
-
-// The shape of each parameter, by its name.
-std::map<std::string, Shape> shapes_of(const Checkpoint& like) {
-  const Model model(model_of(like.manifest().bits, like.path()), DType::kF32, host_ops());
-  std::map<std::string, Shape> shapes;
-  for (const Unit& unit : model.units()) {
-    for (const Param& param : unit.params) {
-      shapes[param.name] =
-          param.vector ? Shape{param.whole_count()} : Shape{param.whole_rows, param.whole_cols};
-    }
-  }
-  return shapes;
-}
-
-// The shape of a parameter, or of a moment, whose name is the parameter's with a suffix.
-const Shape& shape_of(const std::map<std::string, Shape>& shapes, const std::string& tensor,
-                      const Checkpoint& like) {
-  auto found = shapes.find(tensor);
-  if (found == shapes.end()) found = shapes.find(tensor.substr(0, tensor.rfind('.')));
-  if (found != shapes.end()) return found->second;
-  throw Error(Errc::kUsage, like.path(), fmt::format("has a tensor {}, which its model has not", tensor),
-              "the checkpoint is damaged: name another one");
-}
+using Shape = TensorShapes::Shape;
 
 std::string text_of(const Shape& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
@@ -52,7 +25,7 @@ std::vector<const SafeTensors::Entry*> find_all(const Checkpoint& like, const Sa
   const auto refuse = [&](const std::string& what, const std::string& hint) {
     throw Error(Errc::kUsage, file.path(), what, hint);
   };
-  const std::map<std::string, Shape> shapes = shapes_of(like);
+  const TensorShapes shapes(like);
   std::vector<const SafeTensors::Entry*> all;
   for (const CheckpointTensor& tensor : like.tensors()) {
     if (tensor.dtype != "F32") {
@@ -65,7 +38,7 @@ std::vector<const SafeTensors::Entry*> find_all(const Checkpoint& like, const Sa
       refuse(fmt::format("has no tensor {}", tensor.name),
              "tools/checkpoint_doors.py writes such files; moments that are unknown may be zero");
     }
-    const Shape& shape = shape_of(shapes, tensor.name, like);
+    const Shape& shape = shapes.of(tensor.name);
     if (entry->dtype != "F32" || entry->shape != shape) {
       const bool turned = entry->shape == Shape(shape.rbegin(), shape.rend()) && shape.size() == 2;
       refuse(fmt::format("has {} as {} in {}, {} in F32 expected", tensor.name, text_of(entry->shape),

@@ -15,6 +15,8 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view kTail = ",\n  \"xxh3\": \"0123456789abcdef\"\n}\n";
 constexpr std::size_t kDigits = kTail.find('0');
 constexpr const char* kKind = "ziggurat checkpoint";
+constexpr const char* kHeaderHash = "header_xxh3";  // of a file of tensors
+constexpr const char* kHash = "xxh3";               // of all of a file
 
 std::string tail_of(std::string_view before) {
   std::string tail(kTail);
@@ -63,18 +65,16 @@ class Reader {
   const std::string where_;
 };
 
-void read_files(const Json& files, const std::string& where, CheckpointManifest& out) {
-  const auto wrong = [&](const std::string& what) {
-    throw Error(Errc::kUsage, where, what, "no version of this program has written this checkpoint");
-  };
-  if (!files.is_array()) wrong("has \"files\" that are no list");
-  for (const Json& json : files) {
-    const Reader file(json, where);
-    CheckpointFile f{file.get<std::string>("name"), file.count("bytes"), file.hash("header_xxh3")};
-    if (f.name.empty() || f.name[0] == '.' || f.name.find('/') != std::string::npos)
-      wrong("names a file outside of its directory");
-    out.files.push_back(std::move(f));
-  }
+Json json_of(const CheckpointFile& file, const char* hash) {
+  return {{"name", file.name}, {"bytes", file.bytes}, {hash, io::hash_text(file.header_hash)}};
+}
+
+CheckpointFile read_file(const Json& json, const std::string& where, const char* hash) {
+  const Reader file(json, where);
+  CheckpointFile f{file.get<std::string>("name"), file.count("bytes"), file.hash(hash)};
+  if (f.name.empty() || f.name[0] == '.' || f.name.find('/') != std::string::npos)
+    file.fail("names a file outside of its directory");
+  return f;
 }
 
 }  // namespace
@@ -112,10 +112,8 @@ std::string CheckpointManifest::text() const {
   for (const auto& [key, value] : bits) j["bits"][key] = value;
   j["config"] = config;
   j["files"] = Json::array();
-  for (const CheckpointFile& file : files) {
-    j["files"].push_back(
-        {{"name", file.name}, {"bytes", file.bytes}, {"header_xxh3", io::hash_text(file.header_hash)}});
-  }
+  for (const CheckpointFile& file : files) j["files"].push_back(json_of(file, kHeaderHash));
+  if (index) j["index"] = json_of(*index, kHash);
   if (pinned > 0) j["pinned_bytes"] = pinned;
   std::string text = j.dump(2, ' ', false, Json::error_handler_t::replace);
   text.resize(text.size() - 2);  // "\n}", which the tail has
@@ -175,7 +173,10 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
   for (const auto& [key, value] : r.json("bits").items())
     m.bits.emplace_back(key, bits.get<std::string>(key.c_str()));
   m.config = r.get<std::string>("config");
-  read_files(r.json("files"), where, m);
+  const Json& files = r.json("files");
+  if (!files.is_array()) r.fail("has \"files\" that are no list");
+  for (const Json& file : files) m.files.push_back(read_file(file, where, kHeaderHash));
+  if (json.contains("index")) m.index = read_file(r.json("index"), where, kHash);
   if (json.contains("pinned_bytes")) m.pinned = r.count("pinned_bytes");
   return m;
 }

@@ -261,7 +261,18 @@ void Checkpoint::State::verify_entry(const SafeTensors& file, const SafeTensors:
   }
 }
 
+void Checkpoint::verify_index() const {
+  const std::string path = path_ + "/" + manifest_.index->name;
+  std::error_code error;
+  if (!fs::exists(path, error)) damaged(path, "is missing");
+  const std::string text = read_text_file(path, "the index of a checkpoint");
+  if (static_cast<std::int64_t>(text.size()) != manifest_.index->bytes ||
+      io::hash_of(text) != manifest_.index->header_hash)
+    damaged(path, "has another size or XXH3 than its manifest says: it was changed");
+}
+
 void Checkpoint::verify(const std::function<void(std::int64_t)>& progress, const Sink& take) const {
+  if (manifest_.index) verify_index();
   std::int64_t done = 0;
   const auto tell = [&](std::int64_t bytes) {
     done += bytes;

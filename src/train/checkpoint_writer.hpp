@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -118,6 +119,19 @@ std::int64_t format_of(const Layout& layout);
 // A box of a master, or of moment number `moment`, in fp32, in whatever format the checkpoint has it.
 void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,
                  const CheckpointBox& box, float* out);
+
+// The shapes of a checkpoint's tensors, whole, as its model has them: vectors [n], matrices [out, in].
+class TensorShapes {
+ public:
+  using Shape = std::vector<std::int64_t>;
+  explicit TensorShapes(const Checkpoint& checkpoint);
+  // Of a parameter, or of a moment of one. Throws Error(kUsage) where the model has no such tensor.
+  const Shape& of(const std::string& tensor) const;
+
+ private:
+  const std::string path_;
+  std::map<std::string, Shape> shapes_;  // by parameter
+};
 
 // The header of a safetensors file: length and text, filled up to a multiple of 8 bytes.
 std::string safetensors_header(const nlohmann::ordered_json& json);

@@ -246,10 +246,27 @@ TEST_F(CheckpointTest, AreExportedAsACopyAndAsAModel) {
   Outcome o = run(Strings{"checkpoint", "export", "out", "far/away"});
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_EQ(o.out.rfind("far/away/0003-step-3  a copy of step 3: ", 0), 0u) << o.out;
-  for (const char* file : {"manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"})
+  for (const char* file : {"rank-00000.safetensors", "rank-00001.safetensors"})
     EXPECT_TRUE(read(std::string("far/away/0003-step-3/") + file) ==
                 read(std::string("out/checkpoints/0003-step-3/") + file))
         << file;
+  Json there = Json::parse(read("out/checkpoints/0003-step-3/manifest.json"));
+  Json here = Json::parse(read("far/away/0003-step-3/manifest.json"));
+  EXPECT_EQ(here["index"]["name"], "index.json");
+  there.erase("xxh3"), here.erase("xxh3"), here.erase("index");
+  EXPECT_EQ(there, here);
+  const std::string index = read("far/away/0003-step-3/index.json");
+  const Json split = Json::parse(index)["tensors"]["h.0.mlp.c_proj.weight"]["pieces"];
+  ASSERT_EQ(split.size(), 2u);  // each rank has some columns of all lines
+  EXPECT_NE(split[0]["file"], split[1]["file"]);
+  EXPECT_GT(split[1]["lines"], 1);
+  EXPECT_EQ(split[1]["first"].get<int>() * 2, split[1]["stride"].get<int>());
+  for (const std::string& damaged : {index + " ", "[" + index.substr(1), std::string()}) {
+    damaged.empty() ? (void)fs::remove(path("far/away/0003-step-3/index.json"))
+                    : write("far/away/0003-step-3/index.json", damaged);
+    EXPECT_HAS(run(Strings{"checkpoint", "verify", "far/away"}).out, "index.json");
+  }
+  write("far/away/0003-step-3/index.json", index);
   o = run(Strings{"checkpoint", "export", "out/checkpoints/0002-step-2", "far/away", "--json"});
   EXPECT_EQ(Json::parse(o.out)["path"], "far/away/0002-step-2") << o.err;
   EXPECT_EQ(run(Strings{"checkpoint", "verify", "far/away"}).code, 0);

@@ -56,6 +56,8 @@ struct CheckpointManifest {
   std::string config;  // as resolved
   std::vector<CheckpointFile> files;
   std::int64_t pinned = 0;  // bytes of state that lie in the drives' files; format 3
+  // Of a copy: what says for other programs where each tensor is; header_hash is of all of it.
+  std::optional<CheckpointFile> index;
 
   std::int64_t bytes() const;  // of all files, without what is pinned elsewhere
   // JSON that ends with the hash of all before it.
@@ -65,8 +67,6 @@ struct CheckpointManifest {
 CheckpointManifest parse_manifest(const std::string& text, const std::string& where);
 
 inline constexpr const char* kManifestName = "manifest.json";
-// Beside it in copies, for other programs: each tensor's pieces, with file and name there.
-inline constexpr const char* kIndexName = "index.json";
 
 // A checkpoint that lies in a directory, by its name. It need not be valid.
 struct CheckpointEntry {
@@ -154,6 +154,7 @@ class Checkpoint {
  private:
   struct State;
   class Copy;
+  void verify_index() const;
   std::string path_;
   CheckpointManifest manifest_;
   std::unique_ptr<State> state_;

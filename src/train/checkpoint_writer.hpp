@@ -143,8 +143,8 @@ std::string program_version();
 // name. Throws Error(kIo).
 void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
                        const std::string& manifest);
-// Of the files into which a copy puts pinned state: no file system's limit, and a few for each drive of a
-// large model.
+// The most that a copy of pinned state puts into a file, about what Hugging Face's models have: every file
+// system and network takes it, and one that was damaged on the way is soon sent again.
 inline constexpr std::int64_t kCopyFileBytes = std::int64_t{4} << 30;
 std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
                               const std::function<void(std::int64_t)>& progress,

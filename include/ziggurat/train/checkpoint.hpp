@@ -4,6 +4,8 @@
 //   checkpoints/0003-step-200/manifest.json            what bits depend on, and each file with its hash
 //   checkpoints/0003-step-200/rank-00000.safetensors   what rank 0 held of all tensors
 //   checkpoints/0003-step-200/rank-00000.pins          or where it lies in the files of the run's drives
+//   copies/0003-step-200/state-00001-of-00003.safetensors   of a copy what the drives' files have
+//   copies/0003-step-200/index.json                    for other programs: where each tensor is
 //   checkpoints/0004-step-300.part-...                 one that is being written, or was when its run ended
 //
 // Numbers ascend, so the highest is the newest. A directory has its name only when all of it is on the drive.

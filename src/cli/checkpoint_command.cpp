@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -88,7 +89,19 @@ Json json_of(const CheckpointManifest& m) {
          {"skipped", m.skipped}, {"version", m.version}, {"run", m.run}};
   if (m.pinned > 0) j["pinned_bytes"] = m.pinned;
   if (m.loss == m.loss) j["loss"] = m.loss;
+  if (m.validation) {
+    j["validation"] = {{"step", m.validation->step}};
+    if (std::isfinite(m.validation->loss)) j["validation"]["loss"] = m.validation->loss;
+  }
   return j;
+}
+
+// "loss 4.6189, validation loss 4.4139 at step 3"
+std::string losses_of(const CheckpointManifest& m) {
+  std::string text = fmt::format("loss {:.4f}", m.loss);
+  if (m.validation)
+    text += fmt::format(", validation loss {:.4f} at step {}", m.validation->loss, m.validation->step);
+  return text;
 }
 
 int list(const Flags& flags) {
@@ -100,8 +113,8 @@ int list(const Flags& flags) {
     const std::string problem = problem_of(entry.path, [&] {
       const CheckpointManifest m = Checkpoint(entry.path).manifest();
       j.update(json_of(m));
-      text += fmt::format("{}  step {}, {}, {}{}, loss {:.4f}, {} rank{}\n", entry.path, m.step, m.time,
-                          format_bytes(all_bytes(m)), m.pinned > 0 ? " pinned on drives" : "", m.loss,
+      text += fmt::format("{}  step {}, {}, {}{}, {}, {} rank{}\n", entry.path, m.step, m.time,
+                          format_bytes(all_bytes(m)), m.pinned > 0 ? " pinned on drives" : "", losses_of(m),
                           m.ranks, m.ranks == 1 ? "" : "s");
     });
     if (!problem.empty()) {
@@ -162,11 +175,11 @@ int show(const Flags& flags) {
     return 0;
   }
   std::string text = fmt::format(
-      "{}\n  step {} ({} updates, {} skipped), loss {:.4f}, written {} by ziggurat {}\n"
+      "{}\n  step {} ({} updates, {} skipped), {}, written {} by ziggurat {}\n"
       "  {} in {} file{}, of {} rank{} in {} process{}, ZeRO stage {}\n  what bits depend on:\n",
-      checkpoint.path(), m.step, m.updates, m.skipped, m.loss, m.time, m.version, format_bytes(all_bytes(m)),
-      m.files.size(), m.files.size() == 1 ? "" : "s", m.ranks, m.ranks == 1 ? "" : "s", m.processes,
-      m.processes == 1 ? "" : "es", m.stage);
+      checkpoint.path(), m.step, m.updates, m.skipped, losses_of(m), m.time, m.version,
+      format_bytes(all_bytes(m)), m.files.size(), m.files.size() == 1 ? "" : "s", m.ranks,
+      m.ranks == 1 ? "" : "s", m.processes, m.processes == 1 ? "" : "es", m.stage);
   for (const auto& [key, value] : m.bits) text += fmt::format("    {}: {}\n", key, value);
   if (!drives.empty()) text += "  the state is pinned in files of drives:\n";
   for (const std::string& file : drives) text += fmt::format("    {}\n", file);

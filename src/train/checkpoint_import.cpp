@@ -71,7 +71,7 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
   m.loss = std::nan("");
   m.ranks = m.processes = m.shards = 1, m.stage = 0;
   m.pinned = 0;  // all of it is in the file
-  m.index.reset();
+  m.index.reset(), m.validation.reset();
   nlohmann::ordered_json notes{{"format", "pt"}}, json;
   std::int64_t bytes = 0, all = 0, done = 0;
   for (const SafeTensors::Entry* entry : entries) all += entry->bytes;

@@ -45,6 +45,9 @@ class Reader {
       fail(fmt::format("has no whole number \"{}\"", key));
     return it->get<std::int64_t>();
   }
+  double number_or_nan(const char* key) const {
+    return json(key).is_null() ? std::nan("") : get<double>(key);
+  }
   std::uint64_t hash(const char* key) const {
     const auto text = get<std::string>(key);
     if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
@@ -64,6 +67,10 @@ class Reader {
   const Json& object_;
   const std::string where_;
 };
+
+Json number_or_null(double value) {
+  return std::isfinite(value) ? Json(value) : Json();
+}
 
 Json json_of(const CheckpointFile& file, const char* hash) {
   return {{"name", file.name}, {"bytes", file.bytes}, {hash, io::hash_text(file.header_hash)}};
@@ -100,7 +107,8 @@ std::string CheckpointManifest::text() const {
   j["step"] = step;
   j["updates"] = updates;
   j["skipped"] = skipped;
-  j["loss"] = std::isfinite(loss) ? Json(loss) : Json();
+  j["loss"] = number_or_null(loss);
+  if (validation) j["validation"] = {{"step", validation->step}, {"loss", number_or_null(validation->loss)}};
   if (scaler) {
     j["loss_scaler"] = {{"scale", scaler->scale},
                         {"steps", scaler->steps},
@@ -156,7 +164,11 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
   m.skipped = r.count("skipped");
   if (m.updates > m.step || m.skipped != m.step - m.updates)
     r.fail(fmt::format("counts {} updates and {} skipped steps of {}", m.updates, m.skipped, m.step));
-  m.loss = r.json("loss").is_null() ? std::nan("") : r.get<double>("loss");
+  m.loss = r.number_or_nan("loss");
+  if (json.contains("validation")) {
+    const Reader v(r.json("validation"), where);
+    m.validation = Validation{v.count("step"), v.number_or_nan("loss")};
+  }
   if (json.contains("loss_scaler")) {
     const Reader s(r.json("loss_scaler"), where);
     m.scaler = LossScaler::State{.scale = s.get<double>("scale"),

@@ -124,6 +124,7 @@ class Trainer::Loop {
 
   RunSummary run() {
     const auto begin = Clock::now();
+    if (t_.resumed_from() != nullptr) validation_ = t_.resumed_from()->manifest().validation;
     for (std::int64_t step = t_.first_step(); step < plan_.config.steps; ++step) {
       const AfterStep after = what_follows(step);
       StepRecord record;
@@ -135,12 +136,15 @@ class Trainer::Loop {
       record.result = t_.train_step_of(rank_, step, after.then());
       for (TrainObserver* o : observers_) o->on_step_computed(record.step);
       note(record);
-      if (after.evaluate) record.val_loss = summary_.val_loss = t_.evaluate_on(rank_);
+      if (after.evaluate) {
+        record.val_loss = summary_.val_loss = t_.evaluate_on(rank_);
+        validation_ = Validation{record.step, *record.val_loss};
+      }
       for (TrainObserver* o : observers_) o->on_step(record);
       if (after.save) {
         t_.checkpoints_->of(rank_).settle();
         for (TrainObserver* o : observers_) o->on_checkpoint(record.step);
-        t_.save_checkpoint(rank_, record.step, record.result.loss);
+        t_.save_checkpoint(rank_, record, validation_);
       }
       if (after.last) break;
     }
@@ -256,7 +260,8 @@ class Trainer::Loop {
   const StepState& state_;
   const std::vector<TrainObserver*> observers_;
   RunSummary summary_;
-  std::int64_t tokens_ = 0;  // in a step
+  std::optional<Validation> validation_;  // the last one, of the runs before, too
+  std::int64_t tokens_ = 0;               // in a step
   std::vector<double> step_seconds_;
 };
 

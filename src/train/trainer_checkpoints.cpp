@@ -62,10 +62,11 @@ void Trainer::finish_exports() {
   checkpoints_->finish_exports(plan().config.steps, options_.stop);
 }
 
-void Trainer::save_checkpoint(int r, std::int64_t step, double loss) {
+void Trainer::save_checkpoint(int r, const StepRecord& last, const std::optional<Validation>& validation) {
   const StepState& state = states_[static_cast<std::size_t>(r)];
   CheckpointManifest m;
-  m.step = step, m.updates = state.updates, m.skipped = state.skipped, m.loss = loss;
+  m.step = last.step, m.updates = state.updates, m.skipped = state.skipped, m.loss = last.result.loss;
+  m.validation = validation;
   if (state.scaler) m.scaler = state.scaler->state();
   checkpoints_->of(r).save(m);
 }

@@ -236,6 +236,29 @@ TEST_F(CheckpointTest, SubcommandsListShowVerifyAndDiscard) {
   EXPECT_HAS(run(Strings{"checkpoint", "list", "out"}).out, "there are no checkpoints in out/checkpoints");
 }
 
+// Each says what the last evaluation before it found, also one of the run before.
+TEST_F(CheckpointTest, HaveTheLossOfTheLastEvaluation) {
+  const Strings settings{"checkpoint.every=1", "checkpoint.keep=9", "eval.every=2", "data.validation=0.2"};
+  ASSERT_EQ(run(words("out", settings + Strings{"steps=2"})).code, 0);
+  ASSERT_EQ(run(words("out", settings + Strings{"steps=5"}) + Strings{"--resume"}).code, 0);
+  std::map<std::int64_t, double> found;
+  for (const std::string& line : lines_of(read("out/log.jsonl"))) {
+    const Json record = Json::parse(line);
+    if (record.contains("val_loss")) found[record["step"]] = record["val_loss"];
+  }
+  const Json all = Json::parse(run(Strings{"checkpoint", "list", "out", "--json"}).out)["checkpoints"];
+  ASSERT_EQ(all.size(), 5u);
+  for (const Json& one : all) {
+    const std::int64_t step = one["step"], evaluated = step == 5 ? 5 : step / 2 * 2;
+    ASSERT_EQ(one.contains("validation"), evaluated > 0) << one;
+    if (evaluated == 0) continue;
+    EXPECT_EQ(one["validation"]["step"], evaluated);
+    EXPECT_EQ(one["validation"]["loss"], found.at(evaluated));
+  }
+  EXPECT_HAS(run(Strings{"checkpoint", "list", "out"}).out,
+             fmt::format(", validation loss {:.4f} at step 2, ", found.at(2)));
+}
+
 // A copy is a checkpoint from which a run goes on, and the model of the last one is what the run saves.
 TEST_F(CheckpointTest, AreExportedAsACopyAndAsAModel) {
   ASSERT_EQ(run(Strings{"train", "config.json"} +

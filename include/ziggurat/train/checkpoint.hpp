@@ -40,6 +40,12 @@ struct CheckpointFile {
   bool is_pins() const;
 };
 
+// What an evaluation has found, after so many steps.
+struct Validation {
+  std::int64_t step = 0;
+  double loss = 0;
+};
+
 struct CheckpointManifest {
   static constexpr std::int64_t kFormat = 3;  // this program reads it and all before it
   // 1 where all pieces are consecutive elements, 2 where some are boxes, 3 where state is pinned in drives'
@@ -52,6 +58,7 @@ struct CheckpointManifest {
   std::int64_t updates = 0, skipped = 0;    // of these steps
   std::optional<LossScaler::State> scaler;  // with fp16
   double loss = 0;                          // of the last step; not finite where that was skipped
+  std::optional<Validation> validation;     // the last one of the run so far
   int ranks = 1, processes = 1, shards = 1, stage = 0;  // of the run that wrote it
   // What bits depend on: keys of the configuration and the like, with their values as texts.
   std::vector<std::pair<std::string, std::string>> bits;

@@ -29,6 +29,7 @@
 namespace zg {
 
 class Checkpoint;
+struct Validation;
 class Files;
 class RunCheckpoints;
 class Trainer;
@@ -192,7 +193,7 @@ class Trainer {
   std::vector<double> sum_of_processes(std::vector<double> mine);
   UpdateRule rule(const StepState& state) const;
   void go_on_from_checkpoint();
-  void save_checkpoint(int rank, std::int64_t step, double loss);
+  void save_checkpoint(int rank, const StepRecord& last, const std::optional<Validation>& validation);
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);
   Trace* trace_of(int rank);

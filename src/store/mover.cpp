@@ -240,6 +240,15 @@ void Mover::pass_use(ActionNode& use, Stream& stream, const Event& ended) {
   settle();  // a later use on the same stream need not wait any more
 }
 
+bool Mover::has_moves() const {
+  for (SegmentId id = 0; id < segments_; ++id) {
+    for (const ActionNode* n = queue(id).first; n != nullptr; n = n->next) {
+      if (!n->uses() && n->state != ActionNode::State::kDone) return true;
+    }
+  }
+  return false;
+}
+
 void Mover::end(ActionNode& node) {
   const Action::Kind kind = node.action.kind;
   node.state = ActionNode::State::kDone;

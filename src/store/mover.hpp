@@ -142,6 +142,7 @@ class Mover final : private io::ExtentCompletion {
   // No copy is under way, and no memory is being taken from the system; idle: and no copy waits for its link.
   bool links_rest() const { return !taking_[0] && !taking_[1] && links_.rest(); }
   bool idle() const { return links_rest() && !links_.waiting(); }
+  bool has_moves() const;  // that have not ended, also those that wait for uses
   LinkStatistics link(Link link) const { return links_.statistics(link); }
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
 

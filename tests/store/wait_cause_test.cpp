@@ -321,6 +321,29 @@ TEST_F(WaitCauseTest, LeasesOfTheSegment) {
   expect_parts_are_all();
 }
 
+// What is to be evicted waits for the stream that uses it, and is in no link's line until then.
+TEST_F(WaitCauseTest, ADrainWaitsForMovesBehindAStreamsUse) {
+  open(1, 2);
+  begin(
+      {{access_of(0, Tier::kDevice, Access::kOverwrite)}, {access_of(1, Tier::kDevice, Access::kOverwrite)}});
+  WorkStream stream(*rig_->device);
+  const Event gate = Event::pending();
+  stream.wait(gate);
+  next(stream.get());
+  stream.release(leases_[0]);
+  {
+    NamedThread helper("helper", [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      EXPECT_EQ(store().traffic().device_to_host, 0);
+      gate.set();
+    });
+    store().drain();
+    EXPECT_EQ(store().traffic().device_to_host, kPage);
+  }
+  next();
+  finish();
+}
+
 // One wait, three causes after one another. The waiting thread sleeps all the while: who has done what it
 // waited for looks what comes next.
 TEST_F(WaitCauseTest, ChangesWithinOneWait) {

@@ -88,6 +88,13 @@ TEST_F(CheckpointFiles, ManifestsOfOthersAreRefused) {
   EXPECT_HAS(problem("rank-00000", "../rank-00"), "outside of its directory");
   EXPECT_HAS(problem("\"bits\": {", "\"bits\": {\"x\": [[1]],"), "another type");
   EXPECT_HAS(problem("{\n  \"kind\"", "\n  \"kind\""), "no JSON");
+  EXPECT_HAS(problem("\"validation\": {\n    \"step\"", "\"validation\": {\n    \"stop\""),
+             "no whole number \"step\"");
+  EXPECT_HAS(
+      problem("\"files\": [",
+              "\"index\": {\"name\": \"/x\", \"bytes\": 1, \"xxh3\": \"0123456789abcdef\"}, \"files\": ["),
+      "outside of its directory");
+  EXPECT_HAS(problem("\"files\": [", "\"index\": [], \"files\": ["), "found no object");
 }
 
 TEST_F(CheckpointFiles, DamageIsNamed) {

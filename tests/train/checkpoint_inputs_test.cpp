@@ -82,6 +82,7 @@ TEST_F(CheckpointInputs, ManifestsByChanceAreTakenOrRefused) {
   CheckpointManifest brief = parse_manifest(text, "m");
   brief.config = "{}", brief.bits.resize(3);
   brief.scaler = LossScaler::State{};
+  brief.validation = Validation{2, 4.5}, brief.index = CheckpointFile{"index.json", 5, 7};
   const std::string whole[] = {brief.text(), brief.text(), text};
   std::int64_t taken = 0;
   for (std::int64_t i = 0; i < inputs; ++i) {

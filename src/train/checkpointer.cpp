@@ -318,6 +318,7 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
   const std::string unfinished = path + kUnfinished + o_.run;
   bool good = true;
   if (leads()) {
+    if (!unwanted_.empty()) withdraw(unwanted_);
     try {
       (void)name_unfinished();
     } catch (const Error& error) {
@@ -354,11 +355,22 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
   if (leads()) {
     if (good) good = finish(state, files, pinned, unfinished, path);
     if (!good) (void)remove_directory(*o_.files, unfinished);
-    // It may have got its name before its commit failed, and its state will not stay.
-    std::error_code error;
-    if (!good && pins && fs::exists(path, error)) (void)discard_checkpoint(*o_.files, path);
+    if (!good && pins) withdraw(path);
   }
   return all_are(good || !leads()) && good;
+}
+
+// It may have got its name before its commit failed, and its state will not stay. Where the name cannot be
+// taken away either, the next commit tries again; a run that resumes meanwhile finds what was changed.
+void Checkpointer::withdraw(std::string path) {
+  unwanted_.clear();
+  std::error_code error;
+  if (!fs::exists(path, error)) return;
+  const std::string failed = discard_checkpoint(*o_.files, path);
+  if (!fs::exists(path, error)) return;
+  log::warning("{} was not committed, and its state does not stay, but it cannot be removed: {}", path,
+               failed);
+  unwanted_ = std::move(path);
 }
 
 bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<CheckpointFile>& files,

@@ -85,6 +85,7 @@ class Checkpointer {
   bool all_are(bool good);
   bool commit(const CheckpointManifest& state);
   void commit_beside(const CheckpointManifest& state);
+  void withdraw(std::string path);
   void leave(const Error& why);
   bool leads() const { return o_.plan->rank == 0; }
   std::string name_unfinished();
@@ -106,6 +107,7 @@ class Checkpointer {
   Clock::time_point last_ = Clock::now();
   Clock::time_point began_, told_;
   std::int64_t step_ = 0;               // of the one that is being written
+  std::string unwanted_;                // a checkpoint that has its name although its commit failed
   std::string lost_;                    // why the drives are not trusted any more; empty: they are
   std::set<std::string> synced_names_;  // of drives' files
   std::int64_t written_ = 0;            // to the drives for it
@@ -117,8 +119,9 @@ class Checkpointer {
   bool pending_ = false;  // it was begun, and is not settled
   bool knows_ = true;
   bool lasts_ = false;  // the directory of the checkpoints
-  bool ends_ = false;  // this rank cannot go on
-  // Between save() and settle() these, done_, lost_, synced_names_, written_ and pins_ are the thread's.
+  bool ends_ = false;   // this rank cannot go on
+  // Between save() and settle() these, done_, unwanted_, lost_, synced_names_, written_ and pins_ are the
+  // thread's.
   bool good_ = false;      // the outcome
   std::int64_t held_ = 0;  // the checkpoint that is being copied; 0: none is
   std::exception_ptr failure_;

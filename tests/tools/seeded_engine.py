@@ -825,6 +825,8 @@ BUGS = (
     Bug("checkpoints: the evaluation of the run before is forgotten",
         ((TRAINER, "if (t_.resumed_from() != nullptr) validation_", "if (t_.resumed_from() == nullptr) validation_ = {}; else if (step_seconds_.size() > 1) validation_"),),
         ("zg_test_cli", "CheckpointTest.Have*")),
+    Bug("pinned state: one that could not be withdrawn stays",
+        ((SAVER, "if (!unwanted_.empty()) withdraw(unwanted_);", "if (unwanted_ == path) withdraw(unwanted_);"),), FILES),
     Bug("copies: the index lacks scales",
         ((COPY, "if (piece.scales != nullptr) json", "if (piece.scales == piece.entry) json"),), ("zg_test_train", "Pinned.StateOfEightBits*")),
     Bug("import: what another checkpoint pins counts",

@@ -142,7 +142,8 @@ class Mover final : private io::ExtentCompletion {
   // No copy is under way, and no memory is being taken from the system; idle: and no copy waits for its link.
   bool links_rest() const { return !taking_[0] && !taking_[1] && links_.rest(); }
   bool idle() const { return links_rest() && !links_.waiting(); }
-  bool has_moves() const;  // that have not ended, also those that wait for uses
+  // Whether a move that was decided has not ended, be it that it waits for a use of its copy.
+  bool has_moves() const;
   LinkStatistics link(Link link) const { return links_.statistics(link); }
   NvmeCopies* nvme() const { return nvme_.get(); }  // null: there is no NVMe tier
 

@@ -94,8 +94,9 @@ void StoreParts::refuse(SegmentId segment) const {
   throw Error(Errc::kUsage, "acquire", "nobody can see bytes on NVMe", "acquire at the device or the host");
 }
 
-// Of a program that has ended a stream may still use copies whose moves are decided. Such a move is in no
-// link's line yet; the use ends by itself, unlike a lease that a thread holds.
+// A move that was decided waits until the stream that uses its copy has ended that use; no link knows of the
+// move before. Such a use ends by itself, so its moves are waited for. A lease that a thread holds may stay
+// for ever, perhaps the caller's own.
 void StoreParts::drain(Lock& lock) {
   waits.wait_until(
       lock, [this] { return failure || (mover.idle() && (leases.passed() == 0 || !mover.has_moves())); });

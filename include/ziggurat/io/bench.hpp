@@ -38,7 +38,8 @@ struct BenchOptions {
   // flight.
   EngineOptions engine = {};
   // Length of the measurement; 0: one pass, as many requests as the files have blocks. If no request is
-  // completed in it, of a mix no read or no write, it is made again and longer: BenchResult::seconds.
+  // completed in it, or in a mix no read or no write, run_bench() measures again, for longer;
+  // BenchResult::seconds says for how long.
   double seconds = 0;
   double ramp_seconds = 0;  // warm-up before it, which does not count; ignored for a pass
   // Makes a checksum of each block that is written, and compares it when the block is read. Existing files
@@ -74,7 +75,7 @@ struct BenchCount {
 };
 
 struct BenchResult {
-  double seconds = 0;  // that were measured
+  double seconds = 0;  // length of the measurement that the numbers below are of
   BenchCount read, write;
   double cpu_seconds = 0;  // of the whole process, user and system, during the measurement
   double bytes_per_second() const;

@@ -169,7 +169,8 @@ class TensorStore final {
   // Without a program: demotes every segment as low as it may be demoted, except those that are leased or
   // pinned. Nothing is prefetched until the next step begins, or the current one makes another access.
   void demote_all();
-  // Waits until nothing moves.
+  // Waits until nothing moves, nor will as soon as streams have ended their uses. Moves that wait for a lease
+  // which a thread holds are not waited for.
   void drain();
 
   Traffic traffic() const;  // bytes that have crossed each link

@@ -4,8 +4,8 @@
 //   checkpoints/0003-step-200/manifest.json            what bits depend on, and each file with its hash
 //   checkpoints/0003-step-200/rank-00000.safetensors   what rank 0 held of all tensors
 //   checkpoints/0003-step-200/rank-00000.pins          or where it lies in the files of the run's drives
-//   copies/0003-step-200/state-00001-of-00003.safetensors   of a copy what the drives' files have
-//   copies/0003-step-200/index.json                    for other programs: where each tensor is
+//   copies/0003-step-200/state-00001-of-00003.safetensors   in an exported copy: what was pinned
+//   copies/0003-step-200/index.json                    in any copy, for other programs: where each tensor is
 //   checkpoints/0004-step-300.part-...                 one that is being written, or was when its run ended
 //
 // Numbers ascend, so the highest is the newest. A directory has its name only when all of it is on the drive.
@@ -65,7 +65,7 @@ struct CheckpointManifest {
   std::string config;  // as resolved
   std::vector<CheckpointFile> files;
   std::int64_t pinned = 0;  // bytes of state that lie in the drives' files; format 3
-  // Of a copy: what says for other programs where each tensor is; header_hash is of all of it.
+  // An exported copy's file that says, for other programs, where each tensor is; header_hash is of all of it.
   std::optional<CheckpointFile> index;
 
   std::int64_t bytes() const;  // of all files, without what is pinned elsewhere
@@ -143,7 +143,8 @@ class Checkpoint {
   std::vector<CheckpointFile> copy_tensors(Files& files, const std::string& directory,
                                            std::int64_t file_bytes,
                                            const std::function<void(std::int64_t done)>& progress = {}) const;
-  // What lies where in these files of a checkpoint, as JSON, for programs that would else open all of them.
+  // The text of an exported copy's index.json: of each tensor, its pieces in these files of `directory`.
+  // Throws Error(kUsage) where a file's header is not what `files` says.
   static std::string index_of(const std::string& directory, const std::vector<CheckpointFile>& files);
   // Throws Error(kUsage) where its run has removed the checkpoint since, and so may have written to what was
   // pinned: to be called after the last byte was read, before it is used.

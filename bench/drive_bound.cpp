@@ -15,7 +15,7 @@
 #include "bench/store_support.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/philox.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/store/dry_run.hpp"
 #include "ziggurat/train/machine.hpp"

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/data/tokenizer.hpp"
 
 namespace zg {

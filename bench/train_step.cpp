@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ziggurat/base/philox.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/trainer.hpp"
 

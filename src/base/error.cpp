@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ziggurat/base/printable.hpp"
+
 namespace zg {
 namespace {
 std::string compose(const std::string& where, const std::string& what, const std::string& hint) {
@@ -14,11 +16,11 @@ std::string compose(const std::string& where, const std::string& what, const std
 }  // namespace
 
 Error::Error(Errc code, std::string where, std::string what, std::string hint)
-    : std::runtime_error(compose(where, what, hint)),
+    : std::runtime_error(printable(compose(where, what, hint))),
       code_(code),
       where_(std::move(where)),
-      message_(std::move(what)),
-      hint_(std::move(hint)) {}
+      message_(printable(what)),
+      hint_(printable(hint)) {}
 
 int Error::exit_code() const {
   if (code_ == Errc::kUsage || code_ == Errc::kMemory) return 2;

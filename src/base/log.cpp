@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "ziggurat/base/log_name.hpp"
+#include "ziggurat/base/printable.hpp"
 
 namespace zg::log {
 namespace {
@@ -98,7 +99,7 @@ bool enabled(Level level) {
   return output().logger.should_log(translate(level));
 }
 void write(Level level, const std::string& text) {
-  output().logger.log(translate(level), "{}", text);
+  output().logger.log(translate(level), "{}", printable(text));
 }
 void write_always(Level level, const std::string& text) {
   output().sink->log({"ziggurat", translate(level), text});

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg::cli {
 namespace {

@@ -20,6 +20,7 @@
 #include "cli/io_tune_state.hpp"
 #include "ziggurat/base/cores.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"

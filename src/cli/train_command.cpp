@@ -11,6 +11,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/log_name.hpp"
 #include "ziggurat/base/system.hpp"

@@ -9,7 +9,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parse.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg::config {
 namespace {

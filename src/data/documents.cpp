@@ -7,7 +7,7 @@
 
 #include "data/token_description.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
 namespace {

@@ -6,7 +6,7 @@
 #include <sentencepiece_processor.h>
 
 #include "ziggurat/base/philox.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #endif
 
 namespace zg {

@@ -17,6 +17,7 @@
 #include "data/token_writer.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/system.hpp"

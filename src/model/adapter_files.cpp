@@ -8,10 +8,9 @@
 
 #include "model/adapters.hpp"
 #include "model/hf_text.hpp"
-#include "model/output_file.hpp"
 #include "model/safetensors_values.hpp"
 #include "ziggurat/base/parallel.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -360,7 +359,7 @@ void save_adapters(const std::string& directory, const Model& model, const std::
   const std::string header = header_of(all, prefix_of(model.config().arch)),
                     config = write_adapter_config(model.config().lora, base);
   auto at = static_cast<std::int64_t>(header.size());
-  hf::OutputFile weights(directory + "/" + kWeightsName, at + bytes);
+  OutputFile weights(directory + "/" + kWeightsName, at + bytes);
   weights.write_at(0, header.data(), at);
   std::vector<float> values;
   for (const auto& [unit, param] : all) {
@@ -371,11 +370,11 @@ void save_adapters(const std::string& directory, const Model& model, const std::
     at += count * std::int64_t{sizeof(float)};
   }
   weights.sync();
-  hf::OutputFile text(directory + "/" + kConfigName, static_cast<std::int64_t>(config.size()));
+  OutputFile text(directory + "/" + kConfigName, static_cast<std::int64_t>(config.size()));
   text.write_at(0, config.data(), static_cast<std::int64_t>(config.size()));
   text.sync();
   weights.commit(), text.commit();
-  hf::sync_directory(directory);
+  sync_directory(directory);
 }
 
 }  // namespace zg

@@ -7,7 +7,7 @@
 #include "model/families.hpp"
 #include "model/hf_keys.hpp"
 #include "model/hf_text.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/keys.hpp"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "model/hf_text.hpp"
-#include "model/output_file.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 
@@ -15,7 +15,6 @@ namespace zg {
 namespace {
 
 namespace fs = std::filesystem;
-using hf::OutputFile;
 using nlohmann::ordered_json;
 
 constexpr const char* kSingleName = "model.safetensors";
@@ -261,7 +260,7 @@ void save_hf(const std::string& directory, const Model& model, DType dtype, cons
   }
   for (OutputFile& file : files) file.commit();
   target.remove_stale_weights(names);
-  hf::sync_directory(directory);
+  sync_directory(directory);
 }
 
 }  // namespace zg

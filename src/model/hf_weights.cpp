@@ -8,7 +8,7 @@
 
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "python/errors.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/observers.hpp"
 

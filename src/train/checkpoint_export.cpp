@@ -11,7 +11,7 @@
 #include "train/checkpoint_writer.hpp"
 #include "train/sequential_io.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/adapter_files.hpp"

@@ -18,7 +18,7 @@
 #include "train/checkpoint_writer.hpp"
 #include "train/pinned_reader.hpp"
 #include "train/sequential_io.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/kernels/types.hpp"

@@ -13,7 +13,7 @@
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {

@@ -6,7 +6,7 @@
 
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/engine/tile_elements.hpp"
 #include "ziggurat/io/hash.hpp"

@@ -9,7 +9,7 @@
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/log.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "train/files.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
 

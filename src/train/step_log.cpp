@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/train/observers.hpp"
 
 namespace zg {

@@ -1,3 +1,4 @@
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/system.hpp"
 
 #include <gtest/gtest.h>

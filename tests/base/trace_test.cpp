@@ -10,7 +10,7 @@
 #include "support/errors.hpp"
 #include "support/files.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
 namespace {

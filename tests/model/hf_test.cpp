@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "model/hf_files.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 

@@ -10,7 +10,7 @@
 #include "support/files.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/store/replay.hpp"
 
 namespace zg::test {

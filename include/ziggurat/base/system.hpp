@@ -18,10 +18,4 @@ void install_interrupt_handler();
 bool interrupted();
 void request_interrupt();  // sets the flag as the first signal does; for tests
 
-// Reads a whole small file. `what` names its purpose in errors. Throws Error(kUsage) when it cannot be read.
-std::string read_text_file(const std::string& path, const std::string& what);
-// Writes a new file beside `path` and renames it, so that `path` always holds either the old or the new
-// content. Throws Error(kIo).
-void write_file_atomically(const std::string& path, const std::string& content);
-
 }  // namespace zg

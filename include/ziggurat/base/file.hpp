@@ -1,0 +1,89 @@
+// Files of the user and of the run: how they are opened, read whole, made, and put in place. All code that
+// reads or makes a small file, or one that must appear whole, goes through here. Any thread may call these
+// functions.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace zg {
+
+// A regular file that is open for reading. Opening never blocks: a pipe, a device or a directory is refused.
+// Bytes are read with pread(), so that a drive's error or a file that shrinks is an Error; memory that is
+// mapped would end the process with SIGBUS.
+class InputFile {
+ public:
+  // `what` names the file's purpose in errors: "the configuration". Throws Error(kUsage) with path, cause and
+  // hint.
+  InputFile(std::string path, std::string what);
+  ~InputFile();
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::int64_t bytes() const { return bytes_; }        // when it was opened
+  std::int64_t mtime_ns() const { return mtime_ns_; }  // when it was opened, since 1970
+  int fd() const { return fd_; }
+  // Reads bytes [offset, offset + bytes). Throws Error(kIo) for a drive's error, and for a file that has
+  // become shorter.
+  void read(void* out, std::int64_t bytes, std::int64_t offset) const;
+  // The same, but a file that ends earlier is no error. Returns the bytes read.
+  std::int64_t read_some(void* out, std::int64_t bytes, std::int64_t offset) const;
+
+ private:
+  std::string path_, what_;
+  int fd_ = -1;
+  std::int64_t bytes_ = 0, mtime_ns_ = 0;
+};
+
+// What a file that is read whole may have at most, unless its reader asks for less or more.
+inline constexpr std::int64_t kLargestTextFile = std::int64_t{256} << 20;
+
+// Reads a whole regular file. Throws Error(kUsage) for one that cannot be opened, is no regular file, or has
+// more than `largest` bytes, and Error(kIo) for an error while it is read: never returns a part of the file.
+std::string read_text_file(const std::string& path, const std::string& what,
+                           std::int64_t largest = kLargestTextFile);
+
+// A file that appears whole or not at all: written under a temporary name beside its own, NAME.part-<16
+// random digits>, which commit() renames. The temporary file is created anew, so that no link of that name is
+// followed. It is locked while it is written, which tells it from what a killed process has left: an
+// OutputFile of the same name removes that after ten minutes. The destructor removes a file that was not
+// committed. For one thread. All functions but the destructor throw Error(kIo) with path and cause.
+class OutputFile {
+ public:
+  // `bytes` is the final size. It is reserved at once where the file system can do that, so that a full disk
+  // is found before the work is done.
+  OutputFile(std::string path, std::int64_t bytes);
+  ~OutputFile();
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&&) = delete;
+
+  const std::string& path() const { return path_; }
+  void write_at(std::int64_t offset, const void* data, std::int64_t bytes);
+  // Brings everything written to the drive and closes the file: for those who write many before they commit
+  // any.
+  void sync();
+  // Brings the file to the drive, unless sync() has, and puts it in place: durably after sync_directory().
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* what, int error) const;
+  std::string path_, part_;
+  int fd_ = -1;
+};
+
+// Replaces the file at `path`: it always holds either the old or the new content, after a loss of power too.
+// Throws Error(kIo).
+void write_file_atomically(const std::string& path, const std::string& content);
+
+// Makes what was created, renamed or removed in the directory durable. Throws Error(kIo). A file system whose
+// directories cannot be synced is none.
+void sync_directory(const std::string& path);
+
+// 16 digits, 0-9 and a-f, that nobody can foresee: for temporary names.
+std::string random_digits();
+// Whether `name` is `base` + ".part-" + 16 such digits: a temporary name, which nobody else gives.
+bool is_temporary_name(std::string_view name, std::string_view base);
+std::string temporary_name(const std::string& path);
+
+}  // namespace zg

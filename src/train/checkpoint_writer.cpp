@@ -1,5 +1,4 @@
 #include "train/checkpoint_writer.hpp"
-#include "train/directory_lock.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/checkpoint_header.hpp"
+#include "train/directory_lock.hpp"
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "train/drives.hpp"
 #include "train/failures.hpp"
@@ -242,6 +243,11 @@ class Trainer::Loop {
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
     tokens_ = s.tokens;
+    if (s.tokens == 0 && !std::exchange(told_of_no_target_, true))
+      log::warning(
+          "step {}: masks leave out all tokens of this step's sequences, so that it learns nothing "
+          "from them; more such steps are not told",
+          record.step);
     step_seconds_.push_back(s.seconds);
     summary_.step_seconds += s.seconds;
     summary_.stall += s.stall_for;
@@ -264,6 +270,7 @@ class Trainer::Loop {
   RunSummary summary_;
   std::optional<Validation> validation_;  // the last one, of the runs before, too
   std::int64_t tokens_ = 0;               // in a step
+  bool told_of_no_target_ = false;
   std::vector<double> step_seconds_;
 };
 
@@ -383,7 +390,24 @@ void Trainer::open_node() {
       node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_, kept);
     });
   });
-  processes_.together([&] { checkpoints_->prepare(); });
+  processes_.together([&] { checkpoints_->prepare(results()); });
+}
+
+// A record of the log has some 1.4 KB.
+ResultRoom Trainer::results() const {
+  constexpr std::int64_t kRecord = 1500, kShard = std::int64_t{5} << 30, kRest = 1 << 20;
+  const bool adapters = plan().config.lora.on();
+  std::int64_t weights = 0;
+  for (const Unit& unit : plan().model->units()) {
+    for (const Param& param : unit.params) {
+      if (param.adapter || !adapters) weights += 4 * param.whole_count();
+    }
+  }
+  const std::int64_t steps = std::max<std::int64_t>(0, plan().config.steps - first_step());
+  return {.path = plan().config.output_dir,
+          .bytes = weights + kRest + kRecord * steps,
+          .weights = weights,
+          .largest_file = adapters ? weights : std::min(weights, kShard)};
 }
 
 // All processes measure at the same time, so that each finds its share of the machine.

@@ -50,7 +50,8 @@ const Keys& tensor_keys() {
 
 const Keys& pipeline_keys() {
   static const Keys keys = [] {
-    std::vector<Key> rows = {{"stages", IntSpec{.fallback = 1, .min = 0, .autos = Auto::kTakesFallback},
+    std::vector<Key> rows = {{"stages",
+                              IntSpec{.fallback = 1, .min = 0, .max = 4096, .autos = Auto::kTakesFallback},
                               "DeepSpeed's form of `parallel.pipeline`; 0 stands for 1."}};
     for (const char* key : {"partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned",
                             "grad_partitioned", "use_reentrant"}) {

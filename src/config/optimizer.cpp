@@ -262,7 +262,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
   }
   std::vector<std::string> names;
   for (const Type& type : kTypes) names.emplace_back(type.name);
-  const auto nearest = nearest_name(given, names);
+  const auto nearest = nearest_name(std::string_view(given).substr(0, 100), names);
   section.wrong("type", kExpected,
                 nearest && given.size() <= 6 ? "did you mean \"" + *nearest + "\"?"
                                              : "use \"AdamW\"; its learning rate is another one");

@@ -67,6 +67,8 @@ constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"weight_decay", "optimizer.params.weight_decay"},
 }};
 
+constexpr std::size_t kLongestName = 100;  // the search for a name that is like a longer one would take long
+
 bool integral(const Json& value) {
   constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it a double skips whole numbers
   if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{INT64_MAX};
@@ -116,7 +118,8 @@ std::string hint_of_unknown(const std::string& key, const std::string& path,
       std::find_if(kElsewhere.begin(), kElsewhere.end(), [&](const Elsewhere& e) { return key == e.key; });
   if (elsewhere != kElsewhere.end() && path != elsewhere->instead)
     return fmt::format("did you mean {}?", elsewhere->instead);
-  if (const auto nearest = nearest_name(key, known)) return fmt::format("did you mean {}?", *nearest);
+  if (const auto nearest = nearest_name(std::string_view(key).substr(0, kLongestName), known))
+    return fmt::format("did you mean {}?", *nearest);
   return known.size() <= 16 ? fmt::format("known here: {}", fmt::join(known, ", ")) : "";
 }
 
@@ -341,7 +344,7 @@ int Section::choice_value(const std::string& key) {
   const std::string name = value->get<std::string>();
   const auto it = std::find(choices.names.begin(), choices.names.end(), name);
   if (it != choices.names.end()) return choices.values[static_cast<std::size_t>(it - choices.names.begin())];
-  const auto nearest = nearest_name(name, choices.names);
+  const auto nearest = nearest_name(std::string_view(name).substr(0, kLongestName), choices.names);
   const std::string spelling = spelling_hint(*value, keys_->at(key).spec);
   wrong(key, expected, !spelling.empty() ? spelling : nearest ? "did you mean \"" + *nearest + "\"?" : "");
 }

@@ -326,6 +326,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_other_deepspeed(root);
   root.finish();
   settle_composition(root, run);
+  warn_of_idle_keys(root, run);
   run.resolved_json = tree.root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   return run;
 }

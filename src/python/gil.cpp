@@ -60,6 +60,9 @@ void leave() {
                    .attr("make")("interrupted", "ziggurat", kEnding, kHint)
                    .release()
                    .ptr();
+  // What the frames of threads that are cut off hold is no leak.
+  if (nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) > 1)
+    nb::set_leak_warnings(false);
   exit_thread = std::this_thread::get_id();
   ending = true;
   {

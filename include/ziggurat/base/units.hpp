@@ -30,9 +30,7 @@ std::int64_t edit_distance(std::string_view a, std::string_view b);
 
 template <class Range>
 std::optional<std::string> nearest_name(std::string_view word, const Range& known) {
-  constexpr std::size_t kLongest = 100;  // of names: a longer word is none, and the search would take long
   std::optional<std::string> best;
-  if (word.size() > kLongest) return best;
   std::int64_t best_distance = static_cast<std::int64_t>(word.size() + 2) / 3 + 1;
   for (const auto& candidate : known) {
     const std::int64_t d = edit_distance(word, candidate);

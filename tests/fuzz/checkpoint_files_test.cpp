@@ -28,7 +28,8 @@ std::string tail_of(const std::string& before) {
 // Makes the hash at the end of a manifest right, whatever stands before it.
 std::string sealed(const std::string& manifest) {
   std::size_t end = manifest.rfind("\"xxh3\"");
-  if (end != manifest.npos && manifest.find("\"files\"", end) == manifest.npos) end = manifest.rfind(',', end);
+  if (end != manifest.npos && manifest.find("\"files\"", end) == manifest.npos)
+    end = manifest.rfind(',', end);
   if (end == manifest.npos) end = manifest.rfind('}');
   if (end == manifest.npos) return manifest;
   const std::string before = manifest.substr(0, end);
@@ -84,7 +85,8 @@ void use_pinned(const PinnedState& state) {
     require(left == 0, "a segment with a hole");
   }
   for (const PinnedPiece& p : state.pieces) {
-    require(p.segment >= 0 && p.segment < segments && p.high_segment < segments, "a segment that is not there");
+    require(p.segment >= 0 && p.segment < segments && p.high_segment < segments,
+            "a segment that is not there");
     require(p.box.count() > 0 && p.box.first >= 0, "an empty box");
     const std::int64_t whole = state.segments[static_cast<std::size_t>(p.segment)].bytes;
     require(p.offset >= 0 && p.offset <= whole && p.box.count() <= (whole - p.offset) / p.width(),
@@ -150,10 +152,20 @@ std::string header_of(const std::string& file) {
   return file.size() < 8 || length > file.size() - 8 ? file : file.substr(0, 8 + length);
 }
 
+// Whether lists and objects are in each other so deep that a tree of it cannot be copied or written.
+bool is_deep(const std::string& text) {
+  int depth = 0, most = 0;
+  for (const char c : text) {
+    depth += (c == '[' || c == '{') - (c == ']' || c == '}');
+    most = std::max(most, depth);
+  }
+  return most > 500;
+}
+
 // Sizes and hashes as the files have them, and then the manifest's own.
 void seal_checkpoint(Case& input, Random&) {
   std::string& manifest = content_of(input, in("manifest.json"));
-  Json json = Json::parse(manifest, nullptr, false);
+  Json json = is_deep(manifest) ? Json() : Json::parse(manifest, nullptr, false);
   bool changed = false;
   const auto set = [&](Json& of, const char* key, const Json& value) {
     if (of.contains(key) && of[key] == value) return;
@@ -241,8 +253,7 @@ Case pinned_checkpoint() {
 }
 
 TEST(Fuzz, CheckpointsOfTensors) {
-  fuzz(directories("checkpoint",
-                   {stored_checkpoint(kStored + "1"), stored_checkpoint(kStored + "2")}, {}));
+  fuzz(directories("checkpoint", {stored_checkpoint(kStored + "1"), stored_checkpoint(kStored + "2")}, {}));
 }
 
 TEST(Fuzz, CheckpointsWithPins) {

@@ -170,8 +170,10 @@ TEST(Fuzz, JsonLines) {
       return true;
     });
   };
-  fuzz({.name = "documents.jsonl", .corpus = {{{"x.jsonl", lines}}, {{"x.jsonl", one + "\n"}}},
-        .use = use_file, .on_disk = true});
+  fuzz({.name = "documents.jsonl",
+        .corpus = {{{"x.jsonl", lines}}, {{"x.jsonl", one + "\n"}}},
+        .use = use_file,
+        .on_disk = true});
   const DocumentReader reader(*bytes, "");
   fuzz({.name = "document.json",
         .corpus = {{{"x.json", one}},
@@ -208,6 +210,7 @@ void fuzz_cache(const std::string& name, const std::string& source, const std::v
         .use = [&](const Case&, const std::string& dir) { train(config, dir, 256); },
         .on_disk = true,
         .writes = true,
+        .takes_all = true,
         .changed = changed});
 }
 
@@ -218,8 +221,7 @@ TEST(Fuzz, TokenCache) {
   const std::string source = test::write_file(dir / "text.txt", text);
   fuzz_cache("tokens.json", source, {"tokens.json"}, "");
   fuzz_cache("token_cache", source, {}, "");
-  fuzz_cache("progress.json", source, {"progress.json"},
-             R"({"train.bin": [200, 0, 200, 0, 0, false]})");
+  fuzz_cache("progress.json", source, {"progress.json"}, R"({"train.bin": [200, 0, 200, 0, 0, false]})");
 }
 
 }  // namespace

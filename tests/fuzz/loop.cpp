@@ -45,10 +45,10 @@ constexpr bool kSanitized = false;
 #endif
 
 constexpr std::uint64_t kUsualInputs = 400;
-constexpr int kSeconds = kSanitized ? 30 : 5;      // of the processor, for one input
+constexpr int kSeconds = kSanitized ? 30 : 5;        // of the processor, for one input
 constexpr int kWaitSeconds = kSanitized ? 300 : 60;  // of the clock: for what waits, not computes
 constexpr std::uint64_t kMemory = std::uint64_t{1} << 30;
-constexpr std::size_t kLongestMessage = 20'000;
+constexpr std::size_t kLongestMessage = 25'000;
 constexpr int kMostFailures = 3;
 constexpr int kFaultFound = 99;  // exit code
 
@@ -185,8 +185,8 @@ void start_clock() {
 }
 
 // Inputs [first, end), in this process.
-[[noreturn]] void run_inputs(const Parser& parser, std::uint64_t seed, std::uint64_t first,
-                             std::uint64_t end, Shared& shared) {
+[[noreturn]] void run_inputs(const Parser& parser, std::uint64_t seed, std::uint64_t first, std::uint64_t end,
+                             Shared& shared) {
   limit_this_process();
   Directory directory(fs::current_path().string());
   const auto found = [&](const std::string& fault) {
@@ -234,8 +234,8 @@ std::string end_of_process(int status, const Shared& shared) {
 
 void report(const Parser& parser, std::uint64_t seed, const Shared& shared, const std::string& fault,
             const std::string& said) {
-  const fs::path kept = fs::temp_directory_path() / fmt::format("zg-fuzz-{}-{}-{}", parser.name, seed,
-                                                               shared.index);
+  const fs::path kept =
+      fs::temp_directory_path() / fmt::format("zg-fuzz-{}-{}-{}", parser.name, seed, shared.index);
   for (const File& file : loaded(shared)) test::write_file(kept / file.name, file.content);
   ADD_FAILURE() << parser.name << ", input " << shared.index << ": " << fault << "\n"
                 << tail_of(said, 6000) << "\nThe input is kept in " << kept.string()
@@ -249,6 +249,7 @@ void run_kept_case(const Parser& parser, const std::string& from) {
     if (fs::exists(from + "/" + file.name)) file.content = test::read_file(from + "/" + file.name);
   }
   const test::TempDir dir(parent_of_directories());
+  fs::current_path(dir.path());
   Directory(dir.path()).put(input, false);
   bool taken = false;
   const std::string fault = fault_in(parser, input, dir.path(), taken);
@@ -270,10 +271,9 @@ const std::string& content_of(const Case& input, const std::string& name) {
 void mutate(const Parser& parser, Case& input, Random& random) {
   const std::string name = parser.changed.empty() ? random.of(input).name : random.of(parser.changed);
   const Case& other_case = random.of(parser.corpus);
-  const auto other = std::find_if(other_case.begin(), other_case.end(),
-                                  [&](const File& f) { return f.name == name; });
-  const auto own =
-      std::find_if(input.begin(), input.end(), [&](const File& f) { return f.name == name; });
+  const auto other =
+      std::find_if(other_case.begin(), other_case.end(), [&](const File& f) { return f.name == name; });
+  const auto own = std::find_if(input.begin(), input.end(), [&](const File& f) { return f.name == name; });
   if (own == input.end()) return mutate_bytes(input.front().content, input.front().content, random);
   const std::string beside = other == other_case.end() ? own->content : other->content;
   if (name.ends_with(".json") || name.ends_with(".pins")) {
@@ -299,8 +299,7 @@ void fuzz(const Parser& parser) {
     const pid_t process = ::fork();
     ASSERT_GE(process, 0) << errno_text(errno);
     if (process == 0) {
-      if (std::freopen(words.c_str(), "w", stderr) == nullptr || ::chdir(dir.path().c_str()) != 0)
-        ::_exit(1);
+      if (std::freopen(words.c_str(), "w", stderr) == nullptr || ::chdir(dir.path().c_str()) != 0) ::_exit(1);
       log::set_level(log::Level::kError);
       run_inputs(parser, seed, next, end, *shared);
     }
@@ -317,7 +316,7 @@ void fuzz(const Parser& parser) {
              seconds);
   if (end < parser.corpus.size() + 100 || failures > 0) return;
   EXPECT_GT(shared->taken, parser.corpus.size()) << "no changed input was taken: nothing behind it is tested";
-  EXPECT_GT(shared->refused, 0u) << "no input was refused";
+  if (!parser.takes_all) EXPECT_GT(shared->refused, 0u) << "no input was refused";
 }
 
 }  // namespace zg::fuzz

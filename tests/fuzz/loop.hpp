@@ -44,7 +44,8 @@ struct Parser {
   // files, with on_disk.
   std::function<void(const Case& input, const std::string& directory)> use;
   bool on_disk = false;
-  bool writes = false;  // `use` changes the directory, which is then made anew for each input
+  bool writes = false;     // `use` changes the directory, which is then made anew for each input
+  bool takes_all = false;  // whatever is wrong with the files, they are made anew
   // Files that are changed, by their names; empty: all.
   std::vector<std::string> changed = {};
   // Makes checksums and lengths right again after a change: most of the time, so that the parser behind them

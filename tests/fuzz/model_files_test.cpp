@@ -126,7 +126,10 @@ TEST(Fuzz, ShardsAndTheirIndex) {
     const ModelConfig c = read_hf_config(dir);
     if (is_small(c)) use_weights(dir, Model(c, DType::kF32, host_ops()));
   };
-  fuzz({.name = "model.safetensors.index.json", .corpus = corpus, .use = use, .on_disk = true,
+  fuzz({.name = "model.safetensors.index.json",
+        .corpus = corpus,
+        .use = use,
+        .on_disk = true,
         .changed = {index}});
   fuzz({.name = "model_directory", .corpus = {corpus[0]}, .use = use, .on_disk = true, .writes = true});
 }
@@ -150,8 +153,7 @@ TEST(Fuzz, AdapterConfig) {
         .use = [c](const Case& input, const std::string&) {
           const Lora lora = parse_adapter_config(input.front().content, "adapter_config.json", c);
           require(lora.on() && lora.modules != 0 && std::isfinite(lora.factor()), "adapters that are none");
-          const Lora again =
-              parse_adapter_config(write_adapter_config(lora, "a"), "what was written", c);
+          const Lora again = parse_adapter_config(write_adapter_config(lora, "a"), "what was written", c);
           require(again == lora, "other adapters were written");
         }});
 }

@@ -43,10 +43,25 @@ constexpr const char* kNumbers[] = {"0",
                                     "00",
                                     "1.",
                                     "0x10"};
-constexpr std::uint64_t kEdges[] = {0,          1,          0x7f,      0x80,       0xff,
-                                    0x7fff,     0xffff,     0x10000,   0x7fffffff, 0x80000000,
-                                    0xffffffff, 0x1000000,  1ull << 32, 1ull << 48, (1ull << 63) - 1,
-                                    1ull << 63, ~0ull,      ~0ull - 7, (1ull << 56) / 16};
+constexpr std::uint64_t kEdges[] = {0,
+                                    1,
+                                    0x7f,
+                                    0x80,
+                                    0xff,
+                                    0x7fff,
+                                    0xffff,
+                                    0x10000,
+                                    0x7fffffff,
+                                    0x80000000,
+                                    0xffffffff,
+                                    0x1000000,
+                                    1ull << 32,
+                                    1ull << 48,
+                                    (1ull << 63) - 1,
+                                    1ull << 63,
+                                    ~0ull,
+                                    ~0ull - 7,
+                                    (1ull << 56) / 16};
 constexpr const char* kTexts[] = {"",
                                   ".",
                                   "..",
@@ -82,9 +97,18 @@ constexpr const char* kTexts[] = {"",
                                   "(((((",
                                   "a{1,100000}",
                                   "[z-a]"};
-constexpr const char* kRawTexts[] = {R"("\u0000")", R"("\ud800")", R"("\udc00\ud800")", "\"\xff\xfe\"",
-                                     "\"a\x01\"",   R"("\x")",     "'a'",               "\"",
-                                     "tru",         ",",           "]",                 "}"};
+constexpr const char* kRawTexts[] = {R"("\u0000")",
+                                     R"("\ud800")",
+                                     R"("\udc00\ud800")",
+                                     "\"\xff\xfe\"",
+                                     "\"a\x01\"",
+                                     R"("\x")",
+                                     "'a'",
+                                     "\"",
+                                     "tru",
+                                     ",",
+                                     "]",
+                                     "}"};
 
 std::size_t place_in(const std::string& bytes, Random& random) {
   // Half of all changes are near the beginning, where headers are.
@@ -141,18 +165,30 @@ void change_bytes(std::string& bytes, const std::string& other, Random& random) 
     case 2:
       if (at < bytes.size()) bytes[at] = static_cast<char>(random.bits());
       break;
-    case 3: bytes.resize(random.chance(80) ? at : random.below(8)); break;
-    case 4: bytes.erase(at, count); break;
-    case 5: bytes.insert(at, bytes.substr(at, count)); break;
+    case 3:
+      bytes.resize(random.chance(80) ? at : random.below(8));
+      break;
+    case 4:
+      bytes.erase(at, count);
+      break;
+    case 5:
+      bytes.insert(at, bytes.substr(at, count));
+      break;
     case 6: {
       std::string fresh(1 + random.below(16), '\0');
       for (char& c : fresh) c = static_cast<char>(random.chance(30) ? 0 : random.bits());
       bytes.insert(at, random.chance(50) ? fresh : random.of(kTexts));
       break;
     }
-    case 7: write_number(bytes, random); break;
-    case 8: write_digits(bytes, random); break;
-    case 9: change_line(bytes, random); break;
+    case 7:
+      write_number(bytes, random);
+      break;
+    case 8:
+      write_digits(bytes, random);
+      break;
+    case 9:
+      change_line(bytes, random);
+      break;
     default:  // a splice
       bytes = bytes.substr(0, at) + other.substr(std::min(other.size(), place_in(other, random)));
   }
@@ -198,18 +234,26 @@ class JsonChanger {
 
   Json fresh() {
     switch (random_.below(9)) {
-      case 0: return nullptr;
-      case 1: return random_.chance(50);
-      case 2: return Json::array();
-      case 3: return Json::object();
-      case 4: return raw(random_.of(kRawTexts));
-      case 5: return random_.of(kTexts);
-      case 6: return Json(some(root_));
+      case 0:
+        return nullptr;
+      case 1:
+        return random_.chance(50);
+      case 2:
+        return Json::array();
+      case 3:
+        return Json::object();
+      case 4:
+        return raw(random_.of(kRawTexts));
+      case 5:
+        return random_.of(kTexts);
+      case 6:
+        return Json(some(root_));
       case 7: {
         Json other = other_;
         return Json(some(other));
       }
-      default: return raw(random_.of(kNumbers));
+      default:
+        return raw(random_.of(kNumbers));
     }
   }
   Json deep() {
@@ -242,21 +286,32 @@ class JsonChanger {
   void change_number(Json& number) {
     const auto old = number.is_number_float() ? 0 : number.get<std::int64_t>();
     switch (random_.below(4)) {
-      case 0: number = static_cast<std::int64_t>(static_cast<std::uint64_t>(old) + 1); break;
-      case 1: number = static_cast<std::int64_t>(static_cast<std::uint64_t>(old) - 1); break;
-      case 2: number = static_cast<std::int64_t>(0 - static_cast<std::uint64_t>(old)); break;
-      default: number = raw(random_.of(kNumbers));
+      case 0:
+        number = static_cast<std::int64_t>(static_cast<std::uint64_t>(old) + 1);
+        break;
+      case 1:
+        number = static_cast<std::int64_t>(static_cast<std::uint64_t>(old) - 1);
+        break;
+      case 2:
+        number = static_cast<std::int64_t>(0 - static_cast<std::uint64_t>(old));
+        break;
+      default:
+        number = raw(random_.of(kNumbers));
     }
   }
 
   void change_list(Json& list) {
     const std::size_t n = list.size(), at = n > 0 ? random_.below(n) : 0;
     switch (random_.below(6)) {
-      case 0: list = Json::array(); break;
+      case 0:
+        list = Json::array();
+        break;
       case 1:
         if (n > 0) list.erase(at);
         break;
-      case 2: list.push_back(fresh()); break;
+      case 2:
+        list.push_back(fresh());
+        break;
       case 3:
         if (n > 0) list.push_back(Json(list[at]));
         break;
@@ -283,10 +338,18 @@ class JsonChanger {
       object[mark] = std::move(value);
     };
     switch (random_.below(6)) {
-      case 0: object = Json::object(); break;
-      case 1: object.erase(key); break;
-      case 2: set_raw_key(key, Json(child(object, at))); break;  // twice
-      case 3: set_raw_key(key, fresh()); break;
+      case 0:
+        object = Json::object();
+        break;
+      case 1:
+        object.erase(key);
+        break;
+      case 2:
+        set_raw_key(key, Json(child(object, at)));
+        break;  // twice
+      case 3:
+        set_raw_key(key, fresh());
+        break;
       case 4: {
         Json value = child(object, at);
         std::string name = key;
@@ -295,7 +358,8 @@ class JsonChanger {
         set_raw_key(name, std::move(value));
         break;
       }
-      default: set_raw_key(random_.of(kTexts), fresh());
+      default:
+        set_raw_key(random_.of(kTexts), fresh());
     }
   }
 
@@ -350,7 +414,8 @@ void mutate_json_text(std::string& text, const std::string& other, Random& rando
 void mutate_safetensors(std::string& bytes, const std::string& other, Random& random) {
   std::uint64_t length = 0;
   if (bytes.size() >= 8) std::memcpy(&length, bytes.data(), 8);
-  if (length + 8 > bytes.size() || length == 0 || random.chance(25)) return mutate_bytes(bytes, other, random);
+  if (length + 8 > bytes.size() || length == 0 || random.chance(25))
+    return mutate_bytes(bytes, other, random);
   std::string header = bytes.substr(8, length), data = bytes.substr(8 + length);
   mutate_json_text(header, header, random);
   while (random.chance(90) && header.size() % 8 != 0) header += ' ';

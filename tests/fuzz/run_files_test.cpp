@@ -47,8 +47,9 @@ TEST(Fuzz, RunConfig) {
     require(load_config({{again}, {}}, {}).resolved_json == run.resolved_json,
             "what was resolved is another configuration");
   };
-  fuzz({.name = "run.json", .corpus = corpus, .use =
-            [&](const Case&, const std::string& dir) { use(dir, {}); },
+  fuzz({.name = "run.json",
+        .corpus = corpus,
+        .use = [&](const Case&, const std::string& dir) { use(dir, {}); },
         .on_disk = true});
   for (Case& input : corpus) input.push_back({"override", "optimizer.params.lr=0.001"});
   corpus[0][1].content = R"(tiers.nvme=[{"path": "/mnt/x", "bytes": "16MiB"}])";

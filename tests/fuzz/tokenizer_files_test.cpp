@@ -64,10 +64,8 @@ TEST(Fuzz, TokenizerJson) {
             [](const Case& a, const Case& b) { return a.front().content < b.front().content; });
   fuzz({.name = "tokenizer.json",
         .corpus = corpus,
-        .use =
-            [](const Case&, const std::string& dir) {
-              use_tokenizer(*make_hf_tokenizer(dir + "/tokenizer.json"));
-            },
+        .use = [](const Case&,
+                  const std::string& dir) { use_tokenizer(*make_hf_tokenizer(dir + "/tokenizer.json")); },
         .on_disk = true});
 }
 
@@ -136,7 +134,8 @@ TEST(Fuzz, ChatTemplate) {
     if (!form.contains("template") || !form["template"].is_string()) continue;
     const std::string text = form["template"];
     corpus.push_back({{"chat_template.jinja", text}});
-    corpus.push_back({{"tokenizer_config.json", Json{{"chat_template", text}, {"eos_token", "</s>"}}.dump()}});
+    corpus.push_back(
+        {{"tokenizer_config.json", Json{{"chat_template", text}, {"eos_token", "</s>"}}.dump()}});
   }
   corpus.push_back({{"tokenizer_config.json",
                      R"({"chat_template": [{"name": "rag", "template": "a"},

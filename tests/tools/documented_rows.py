@@ -177,6 +177,7 @@ ROWS = (
         "mpirun -n 2 ziggurat train configs/quickstart.json --devices host:2 --set train_micro_batch_size_per_gpu=4",
         "mpirun -n 2 ziggurat train configs/quickstart.json --devices host", "mpirun --bind-to none",
         "mpirun --mca odls_base_sigkill_timeout 30", "mpirun --map-by ppr:1:node",
+        "mpirun -n 2 --mca * ziggurat train configs/quickstart.json --devices host",
         "kill -USR2 PID"), why="tests/cli trains under it", foreign=True),
     Row("train_checkpoints", ("ziggurat train configs/quickstart.json --set checkpoint.every=100",), files=BOOK,
         set={"--steps": "1"}, more=SMALL, expect=("checkpoint runs/quickstart/checkpoints/0001-step-1",)),

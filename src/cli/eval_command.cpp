@@ -113,7 +113,8 @@ void add_eval(CLI::App& app, int& exit_code) {
       ->required();
   command
       ->add_option("--data", f->data,
-                   "Files of documents: each line of a .jsonl file is one, any other file as a whole is one")
+                   "Files of documents: JSON objects, one a line or all in a list; a text is one document, and token "
+                   "files (.bin) have those that lie beside them, or are one")
       ->required();
   command
       ->add_option("--context", f->context,

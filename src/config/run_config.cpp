@@ -67,8 +67,8 @@ const Keys& data_keys() {
   static const DataConfig d;
   static const Keys keys({
       {"train", FormSpec{},
-       "Text file, documents (`.jsonl`, one object a line), or token file (`.bin`) to train on, or a list of "
-       "them. A name with `*`, `?` or `[` stands for all files that match.",
+       "Text file, documents (JSON objects, one a line or all in a list), or token file (`.bin`) to train on, "
+       "or a list of them. A name with `*`, `?` or `[` stands for all files that match.",
        "this or `blend` is required", "a text, or a list of texts"},
       {"blend", ListSpec{blend_keys},
        "Several sources with weights, an object for each, in place of `train`.", "none"},
@@ -93,7 +93,7 @@ const Keys& data_keys() {
        {},
        "`\"bytes\"`, `\"chars\"`, `{\"gpt2\": \"DIRECTORY\"}` or `{\"file\": \"PATH\"}`"},
       {"document_end", &D::document_end, TextSpec{},
-       "Name of the token behind each \"text\" of a `.jsonl` file, e.g. `</s>`; empty: none."},
+       "Name of the token behind each \"text\" of documents, e.g. `</s>`; empty: none."},
       {"token_dtype", &D::token_dtype,
        ChoiceSpec(DType::kU16, {{"uint16", DType::kU16}, {"uint32", DType::kI32}}),
        "Type of the tokens in `.bin` files."},

@@ -6,10 +6,12 @@
 #include <numbers>
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "data/packing.hpp"
 #include "data/shuffle.hpp"
 #include "data/sources.hpp"
+#include "data/tokens.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -57,18 +59,31 @@ NamedRandom random_of(std::uint64_t seed, const char* what, std::int64_t step) {
 struct DataSet::State {
   std::int64_t seq_len = 0;
   std::int64_t id_limit = 0;           // all ids must be below it; 0: no limit
+  bool made_here = false;              // texts, whose tokens this program has made
   bool packs = false, blends = false;  // blends: several sources, each of which must have a sequence
   std::int64_t step_sequences = 0;     // of a step's whole batch, in epochs; 0: sequences are drawn at random
   std::unique_ptr<TextTokenizer> tokenizer;
   std::vector<Pool> train, validation;
   std::int64_t train_tokens = 0, validation_tokens = 0;
+  std::int64_t train_targets = 0, validation_targets = 0;
 
   void add(std::vector<Pool>& pools, double weight, std::vector<Split> splits, std::int64_t stride);
   void check_lengths(const DataConfig& config) const;
   std::string needs() const;
+  std::string why_no_validation(const DataConfig& config) const;
+  void check_targets(const Sources& sources) const;
   void check_ids(const Split& split) const;
   void check_id(const Split& split, std::int64_t position, std::int32_t id) const {
     if (id < 0 || (id_limit > 0 && id >= id_limit)) throw_bad_id(split, position, id);
+  }
+  void check_tokens(const Split& split, std::int64_t first, const std::vector<std::int32_t>& tokens) const {
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      check_id(split, first + static_cast<std::int64_t>(i), tokens[i]);
+  }
+  static std::vector<std::int32_t> read_tokens(const Split& split, std::int64_t first, std::int64_t n) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(n));
+    split.file->read(first, n, tokens.data());
+    return tokens;
   }
   [[noreturn]] void throw_bad_id(const Split& split, std::int64_t position, std::int32_t id) const;
   std::int64_t window(const Split& split, std::int64_t start, std::int32_t* ids, std::int32_t* targets) const;
@@ -140,9 +155,36 @@ void DataSet::State::check_lengths(const DataConfig& config) const {
   if (!config.validation.empty()) {
     fail(config.validation, validation_tokens, "validation", "more text, or a smaller data.seq_len");
   } else if (config.validation_share > 0) {
-    fail(where, validation_tokens, "validation",
-         "a larger share for validation, a smaller data.seq_len, or \"validation\": 0 for none");
+    throw Error(Errc::kUsage, where,
+                fmt::format("{} validation tokens found{}; {}", validation_tokens, why_no_validation(config),
+                            needs()),
+                "a file of its own as data.validation, a larger share for it, a smaller data.seq_len, or "
+                "\"validation\": 0 for none");
   }
+}
+
+std::string DataSet::State::why_no_validation(const DataConfig& config) const {
+  return fmt::format(", since data.validation is the share {} of {} tokens{}", config.validation_share,
+                     train_tokens + validation_tokens, packs ? ", in whole documents" : "");
+}
+
+// There must be something to learn, and something to evaluate.
+void DataSet::State::check_targets(const Sources& sources) const {
+  const std::string documents =
+      sources.documents >= 0 ? fmt::format("{} documents, ", sources.documents) : "";
+  log::info("data: training on {}: {}{} tokens, of which {} are targets", sources.taken_as, documents,
+            train_tokens, train_targets);
+  const auto check = [&](const char* key, const char* what, std::int64_t tokens, std::int64_t targets) {
+    if (tokens == 0 || targets > 0) return;
+    throw Error(
+        Errc::kUsage, key,
+        fmt::format("none of the {} {} tokens is a target of the loss: {}", tokens, what,
+                    packs ? "the documents have one token each, or masks leave all out"
+                          : "masks leave all of them out"),
+        "look at \"labels\", \"loss_mask\" or NAME.mask of these files: -100 and 0 leave a token out");
+  };
+  check("data.train", "training", train_tokens, train_targets);
+  check("data.validation", "validation", validation_tokens, validation_targets);
 }
 
 void DataSet::State::check_ids(const Split& split) const {
@@ -160,14 +202,16 @@ void DataSet::State::check_ids(const Split& split) const {
 }
 
 void DataSet::State::throw_bad_id(const Split& split, std::int64_t position, std::int32_t id) const {
-  const std::string beyond = tokenizer && tokenizer->vocab_size() > id_limit
-                                 ? fmt::format("; the tokenizer's has {}", tokenizer->vocab_size())
-                                 : "";
-  throw Error(Errc::kUsage, split.file->path(),
-              fmt::format("token {} at position {} is beyond the model's vocabulary of {}{}",
-                          static_cast<std::uint32_t>(id), position,
-                          id_limit > 0 ? std::to_string(id_limit) : "at most 2^31 - 1", beyond),
-              "a larger model.vocab_size, or the right data.token_dtype (uint16 or uint32) for this file");
+  const bool of_tokenizer = tokenizer && tokenizer->vocab_size() == id_limit;
+  std::string vocabulary = fmt::format("the {} vocabulary of {}", of_tokenizer ? "tokenizer's" : "model's",
+                                       id_limit > 0 ? std::to_string(id_limit) : "at most 2^31 - 1");
+  if (tokenizer && tokenizer->vocab_size() > id_limit)
+    vocabulary += fmt::format("; the tokenizer's has {}", tokenizer->vocab_size());
+  throw_bad_token(split.file->path(), position, id, vocabulary,
+                  made_here && of_tokenizer
+                      ? "the file was damaged, or changed while it was used: the next start makes it anew"
+                      : "a larger model.vocab_size, the tokenizer that these tokens are of, or the right "
+                        "data.token_dtype (uint16 or uint32) for this file");
 }
 
 // Reads seq_len + 1 tokens from `start` of the split: seq_len inputs, and as targets their successors, of
@@ -175,13 +219,12 @@ void DataSet::State::throw_bad_id(const Split& split, std::int64_t position, std
 std::int64_t DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids,
                                     std::int32_t* targets) const {
   const std::int64_t first = split.first + start;
-  split.file->read(first, seq_len, ids);
-  split.file->read(first + seq_len, 1, targets + seq_len - 1);
-  std::copy(ids + 1, ids + seq_len, targets);
+  const std::vector<std::int32_t> tokens = read_tokens(split, first, seq_len + 1);
+  std::copy(tokens.begin(), tokens.end() - 1, ids);
+  std::copy(tokens.begin() + 1, tokens.end(), targets);
   // The ids were checked when the file was opened, but the file may have changed since, and an id beyond the
   // vocabulary would make the embedding read past its end.
-  for (std::int64_t i = 0; i < seq_len; ++i) check_id(split, first + i, ids[i]);
-  check_id(split, first + seq_len, targets[seq_len - 1]);
+  check_tokens(split, first, tokens);
   return split.mask ? split.mask->apply(first + 1, seq_len, targets) : seq_len;
 }
 
@@ -192,12 +235,11 @@ std::int64_t DataSet::State::packed(const Part& part, std::int64_t sequence, std
   std::int64_t at = 0, valid = 0;
   for (const DocumentPiece& piece : part.packed->sequence(sequence)) {
     const std::int64_t n = piece.length, counted = piece.goes_on ? n : n - 1;
-    split.file->read(piece.first, n, ids + at);
-    std::copy(ids + at + 1, ids + at + n, targets + at);
-    targets[at + n - 1] = MaskFile::kIgnored;
-    if (piece.goes_on) split.file->read(piece.first + n, 1, targets + at + n - 1);
-    for (std::int64_t i = 0; i < n; ++i) check_id(split, piece.first + i, ids[at + i]);
-    if (piece.goes_on) check_id(split, piece.first + n, targets[at + n - 1]);
+    const std::vector<std::int32_t> tokens = read_tokens(split, piece.first, n + (piece.goes_on ? 1 : 0));
+    check_tokens(split, piece.first, tokens);
+    std::copy_n(tokens.begin(), n, ids + at);
+    std::copy(tokens.begin() + 1, tokens.end(), targets + at);
+    if (!piece.goes_on) targets[at + n - 1] = MaskFile::kIgnored;
     valid += split.mask ? split.mask->apply(piece.first + 1, counted, targets + at) : counted;
     std::fill_n(first_keys + at, n, static_cast<std::int32_t>(at));
     at += n;
@@ -252,17 +294,22 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   }
   Sources sources = Sources::open(config, cache_dir);
   s.tokenizer = std::move(sources.tokenizer);
-  // Tokens made here are below the tokenizer's vocabulary, so they need not all be read.
+  // The tokenizer says how large the vocabulary is where the model does not. Tokens made here are below it.
+  s.made_here = sources.tokens_known_below;
+  const std::int64_t known = s.tokenizer ? s.tokenizer->vocab_size() : 0;
+  if (known > 0 && (s.id_limit == 0 || (s.made_here && known < s.id_limit))) s.id_limit = known;
+  // So they need not all be read.
   const bool known_below =
       sources.tokens_known_below && (vocab_size == 0 || s.tokenizer->vocab_size() <= vocab_size);
   std::vector<Split> to_check;
   for (Source& source : sources.list) {
-    for (const auto& [splits, tokens] :
-         {std::pair(&source.train, &s.train_tokens), std::pair(&source.validation, &s.validation_tokens)}) {
+    for (const auto& [splits, tokens, targets] :
+         {std::tuple(&source.train, &s.train_tokens, &s.train_targets),
+          std::tuple(&source.validation, &s.validation_tokens, &s.validation_targets)}) {
       for (const Split& split : *splits) {
-        *tokens += split.count;
+        *tokens += split.count, *targets += targets_of(split, s.packs);
         const bool cannot_be_above =
-            split.count > 0 && split.file->dtype() == DType::kU16 && (vocab_size == 0 || vocab_size > 65535);
+            split.count > 0 && split.file->dtype() == DType::kU16 && (s.id_limit == 0 || s.id_limit > 65535);
         if (!known_below && !cannot_be_above) to_check.push_back(split);
       }
     }
@@ -280,6 +327,7 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
     log::info("data: documents packed into {} sequences of {} tokens, {:.1f}% full", sequences, s.seq_len,
               100 * static_cast<double>(tokens) / static_cast<double>(sequences * s.seq_len));
   }
+  s.check_targets(sources);
   for (const Split& split : to_check) s.check_ids(split);
 }
 

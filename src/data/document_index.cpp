@@ -1,55 +1,34 @@
 #include "data/document_index.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 
+#include "data/file_kind.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/system.hpp"
 
 namespace zg {
 
-DocumentIndex::DocumentIndex(const std::string& path, const Format& format, std::int64_t tokens)
-    : path_(path), format_(format), tokens_(tokens), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (fd_ < 0)
-    throw Error(Errc::kUsage, path, "the documents' places cannot be read: " + errno_text(errno),
-                "tools/prepare.py writes them beside the tokens");
-}
-
-DocumentIndex::~DocumentIndex() {
-  ::close(fd_);
-}
+DocumentIndex::DocumentIndex(InputFile file, const Format& format, std::int64_t tokens)
+    : file_(std::move(file)), format_(format), tokens_(tokens) {}
 
 std::shared_ptr<const DocumentIndex> DocumentIndex::open_docs(const std::string& path, std::int64_t tokens) {
-  struct stat st {};
-  const bool found = ::stat(path.c_str(), &st) == 0;
-  if (found && (st.st_size % 8 != 0 || st.st_size < 8)) {
+  InputFile file = open_data(path, "the documents' places (tools/prepare.py writes them beside the tokens)");
+  const std::int64_t bytes = file.bytes();
+  if (bytes % 8 != 0 || bytes < 8) {
     throw Error(Errc::kUsage, path,
-                fmt::format("has {} bytes; 8 for each document and 8 more are expected", st.st_size));
+                fmt::format("has {} bytes; 8 for each document and 8 more are expected", bytes),
+                "make the tokens and their .docs anew, together");
   }
-  auto index = std::make_shared<const DocumentIndex>(
-      path, Format{.count = found ? static_cast<std::int64_t>(st.st_size) / 8 - 1 : 0}, tokens);
+  auto index = std::make_shared<const DocumentIndex>(std::move(file), Format{.count = bytes / 8 - 1}, tokens);
   const std::int64_t n = index->count(), end = index->starts(n, 0).front();
   if (end == tokens && (n == 0 ? tokens == 0 : index->starts(0, 0).front() == 0)) return index;
   throw Error(Errc::kUsage, path,
-              fmt::format("says that {} documents end at token {}; there are {} tokens", n, end, tokens));
+              fmt::format("says that {} documents end at token {}; there are {} tokens", n, end, tokens),
+              "make the tokens and their .docs anew, together");
 }
 
 std::vector<std::int64_t> DocumentIndex::numbers(std::int64_t at, std::int64_t first, std::int64_t n) const {
   std::vector<std::int64_t> found(static_cast<std::size_t>(n));
-  auto* to = reinterpret_cast<char*>(found.data());
-  for (std::int64_t offset = at + 8 * first, left = 8 * n; left > 0;) {
-    const ssize_t got = ::pread(fd_, to, static_cast<std::size_t>(left), offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) {
-      throw Error(Errc::kIo, path_,
-                  got < 0 ? "cannot be read: " + errno_text(errno) : fmt::format("ended at byte {}", offset));
-    }
-    to += got, offset += got, left -= got;
-  }
+  file_.read(found.data(), 8 * n, at + 8 * first);
   return found;
 }
 
@@ -57,7 +36,7 @@ std::vector<std::int64_t> DocumentIndex::starts(std::int64_t first, std::int64_t
   ZG_ASSERT(first >= 0 && n >= 0 && first <= count() - n, "documents [{}, {} + {}) of {}", first, first, n,
             count());
   const auto fail = [&](std::int64_t i, const std::string& what) {
-    throw Error(Errc::kUsage, path_, fmt::format("says that document {} begins at {}", first + i, what),
+    throw Error(Errc::kUsage, path(), fmt::format("says that document {} begins at {}", first + i, what),
                 "the file was damaged, or changed while it was read");
   };
   std::vector<std::int64_t> found = numbers(format_.at, first, n + 1);

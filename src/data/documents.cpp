@@ -1,11 +1,12 @@
 #include "data/documents.hpp"
 
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "data/other_records.hpp"
+#include "data/text_file.hpp"
 #include "data/token_description.hpp"
+#include "data/tokens.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
 
@@ -13,6 +14,8 @@ namespace zg {
 namespace {
 
 using Json = nlohmann::json;
+
+constexpr std::uint64_t kMostNumber = std::uint64_t{1} << 62;
 
 constexpr const char* kExpected =
     "an object with \"text\", or with \"tokens\" or \"input_ids\" and perhaps \"labels\" or \"loss_mask\", "
@@ -30,7 +33,13 @@ std::vector<std::int64_t> numbers(const Json& from, const char* key, const std::
   for (const Json& value : from) {
     if (!value.is_number_integer())
       fail(name, fmt::format("\"{}\" has {} at place {}, a whole number is expected", key,
-                             value.is_number() ? value.dump() : value.type_name(), values.size()));
+                             value.is_number() ? value.dump()
+                             : value.is_null() ? "null or NaN"
+                                               : value.type_name(),
+                             values.size()));
+    if (value.is_number_unsigned() && value.get<std::uint64_t>() > kMostNumber)
+      fail(name,
+           fmt::format("\"{}\" has {} at place {}, beyond all tokens", key, value.dump(), values.size()));
     values.push_back(value.get<std::int64_t>());
   }
   return values;
@@ -72,67 +81,113 @@ DocumentReader::DocumentReader(const TextTokenizer& tokenizer, const std::string
   end_.push_back(id);
 }
 
-void DocumentReader::read(std::string_view line, const std::string& name, Document& out) const {
+void DocumentReader::take_text(const std::string& text, const std::string& name, Document& out) const {
+  out.ids = begin_;
+  tokenizer_.append(text, {.where = name}, out.ids);
+  out.ids.insert(out.ids.end(), end_.begin(), end_.end());
+}
+
+void DocumentReader::read(const Record& record, Document& out) const {
+  const std::string& name = record.name;
   out.ids.clear(), out.mask.clear();
-  Json root;
-  try {
-    root = Json::parse(line);
-  } catch (const Json::exception& e) {
-    fail(name, fmt::format("is no JSON: {}", e.what()));
-  }
+  const Json root = parse_record(record, kExpected);
   if (!root.is_object()) fail(name, fmt::format("is {}, no JSON object", root.type_name()));
   const bool text = root.contains("text"), tokens = root.contains("tokens"), ids = root.contains("input_ids");
-  if (text + tokens + ids != 1)
-    fail(name, text + tokens + ids == 0 ? "has no \"text\", \"tokens\" or \"input_ids\""
-                                        : "has more than one of \"text\", \"tokens\" and \"input_ids\"");
+  if (text + tokens + ids == 0) refuse_record(root, name);
+  if (text + tokens + ids > 1) fail(name, "has more than one of \"text\", \"tokens\" and \"input_ids\"");
   if (text) {
-    if (!root["text"].is_string())
-      fail(name, fmt::format("\"text\" is {}, no text", root["text"].type_name()));
+    const Json& value = root["text"];
+    if (!value.is_string())
+      fail(name, fmt::format("\"text\" is {}, no text", value.is_null() ? "null or NaN" : value.type_name()));
     for (const char* key : {"labels", "loss_mask"}) {
       if (root.contains(key) && root[key].is_array())
         fail(name,
              fmt::format("has \"{}\" beside \"text\", of which nobody knows yet what tokens it has", key));
     }
-    out.ids = begin_;
-    tokenizer_.append(root["text"].get_ref<const std::string&>(), {.where = name}, out.ids);
-    out.ids.insert(out.ids.end(), end_.begin(), end_.end());
-    return;
+    return take_text(value.get_ref<const std::string&>(), name, out);
   }
   const char* key = tokens ? "tokens" : "input_ids";
   for (const std::int64_t id : numbers(root[key], key, name)) {
-    if (id < 0 || id >= tokenizer_.vocab_size())
-      fail(name, fmt::format("\"{}\" has the token {}; the tokenizer has 0 to {}", key, id,
-                             tokenizer_.vocab_size() - 1));
+    if (id < 0 || id >= tokenizer_.vocab_size()) {
+      throw Error(Errc::kUsage, name,
+                  fmt::format("\"{}\" has the token {}; the tokenizer has 0 to {}", key, id,
+                              tokenizer_.vocab_size() - 1),
+                  "name the tokenizer that these numbers are of as data.tokenizer (\"bytes\" unless given), "
+                  "e.g. {\"file\": \"tokenizer.json\"}");
+    }
     out.ids.push_back(static_cast<std::int32_t>(id));
   }
   read_mask(root, name, out);
 }
 
-void for_each_document(const std::string& path, const Tokenizer& tokenizer,
-                       const std::function<bool(std::int64_t number, const Document& document)>& visit) {
-  const auto& encoder = dynamic_cast<const TextTokenizer&>(tokenizer);
+namespace {
+
+using Visit = std::function<bool(std::int64_t number, const Document& document)>;
+
+void visit_records(const TextFile& file, const TextTokenizer& tokenizer, const Visit& visit) {
+  const DocumentReader reader(tokenizer, "");
+  RecordReader records(file.kind(), file.path(), 0, 0);
   Document document;
-  if (std::filesystem::path(path).extension() != ".jsonl") {
-    const std::string text = read_text_file(path, "a text");
-    document.ids = encoder.begin_ids();
-    encoder.append(text, {.where = path}, document.ids);
-    const std::vector<std::int32_t> end = encoder.end_ids();
-    document.ids.insert(document.ids.end(), end.begin(), end.end());
-    (void)visit(1, document);
-    return;
-  }
-  std::ifstream file(path);
-  if (!file)
-    throw Error(Errc::kUsage, path, "cannot be read: " + errno_text(errno), "name a file of documents");
-  const DocumentReader reader(encoder, "");
+  bool goes_on = true;
   std::int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++number;
-    if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    reader.read(line, fmt::format("{}:{}", path, number), document);
-    if (!visit(number, document)) return;
+  file.for_pieces(
+      file.begin(), file.size(), file.begin(), [&](std::string_view text) { return records.whole(text); },
+      [&](std::string_view piece, const TextPlace&) {
+        for (const Record& record : records.take(piece)) {
+          reader.read(record, document);
+          ++number;
+          goes_on = visit(file.kind() == DataKind::kLines ? record.line : number, document);
+          if (!goes_on) return false;
+        }
+        return true;
+      });
+  if (goes_on) records.finish();
+}
+
+// The documents of a token file; all of it is one where nothing beside it says where they begin.
+void visit_tokens(const std::string& path, const TextTokenizer& tokenizer, const Visit& visit) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 28;  // of a document, which memory must hold
+  const Tokens tokens = open_raw_tokens(path, {});
+  const auto starts = open_documents(path, tokens.file->size());
+  const std::int64_t count = starts ? starts->count() : 1;
+  Document document;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::vector<std::int64_t> ends =
+        starts ? starts->starts(i, 1) : std::vector<std::int64_t>{0, tokens.file->size()};
+    const std::int64_t n = ends[1] - ends[0];
+    if (n > kMostTokens) {
+      throw Error(Errc::kUsage, path,
+                  fmt::format("document {} has {} tokens, {} at most are taken", i + 1, n, kMostTokens),
+                  starts ? "" : "nothing beside it says where its documents begin (NAME.idx or NAME.docs)");
+    }
+    document.ids.resize(static_cast<std::size_t>(n));
+    tokens.file->read(ends[0], n, document.ids.data());
+    check_token_ids(tokens, ends[0], document.ids, tokenizer.vocab_size(), "tokenizer's");
+    document.mask.clear();
+    if (tokens.mask) {
+      document.mask.resize(document.ids.size());
+      tokens.mask->read(ends[0], n, document.mask.data());
+    }
+    if (!visit(i + 1, document)) return;
   }
-  if (file.bad()) throw Error(Errc::kIo, path, "cannot be read to its end: " + errno_text(errno));
+}
+
+}  // namespace
+
+void for_each_document(const std::string& path, const Tokenizer& tokenizer, const Visit& visit) {
+  const auto& encoder = dynamic_cast<const TextTokenizer&>(tokenizer);
+  if (kind_of_data(path) == DataKind::kTokens) return visit_tokens(path, encoder, visit);
+  const TextFile file(path);
+  if (file.documents()) return visit_records(file, encoder, visit);
+  Document document;
+  std::string text = read_text_file(path, "a text");
+  text.erase(0, static_cast<std::size_t>(file.begin()));
+  check_no_zeros(text, path, file.begin());
+  document.ids = encoder.begin_ids();
+  encoder.append(text, {.where = path, .offset = file.begin()}, document.ids);
+  const std::vector<std::int32_t> end = encoder.end_ids();
+  document.ids.insert(document.ids.end(), end.begin(), end.end());
+  (void)visit(1, document);
 }
 
 }  // namespace zg

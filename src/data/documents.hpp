@@ -1,4 +1,4 @@
-// Documents of a .jsonl file: one JSON object a line.
+// Documents of a file: JSON objects, one a line or all in one list.
 //
 //   {"text": "..."}                                  is tokenised, with what the tokenizer's template puts
 //   around it
@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/records.hpp"
 #include "data/text_tokenizer.hpp"
 #include "ziggurat/data/documents.hpp"
 
@@ -21,11 +22,12 @@ class DocumentReader {
   // `end` names the token behind each document; empty: none. Throws Error(kUsage) for a name that the
   // tokenizer does not have.
   DocumentReader(const TextTokenizer& tokenizer, const std::string& end);
-  // The document of one line, to which `place` belongs (its offset is that of the line's first byte). Throws
-  // Error(kUsage) that names `line_name`, e.g. "file.jsonl:12".
-  void read(std::string_view line, const std::string& line_name, Document& out) const;
+  // The document of one record. Throws Error(kUsage) that names it.
+  void read(const Record& record, Document& out) const;
 
  private:
+  void take_text(const std::string& text, const std::string& name, Document& out) const;
+
   const TextTokenizer& tokenizer_;
   std::vector<std::int32_t> begin_, end_;
 };

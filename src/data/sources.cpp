@@ -4,19 +4,17 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "data/token_cache.hpp"
+#include "data/tokens.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/philox.hpp"
 
 namespace zg {
 namespace {
-
-bool is_token_file(const std::string& path) {
-  return std::filesystem::path(path).extension() == ".bin";
-}
 
 // Cuts the last share of the tokens off; of a file whose documents are known, whole documents.
 Split cut_off(Split& all, double share) {
@@ -54,8 +52,9 @@ class Opener {
   }
 
   Sources run() {
-    const bool tokens = is_token_file(first());
+    const bool tokens = has_tokens(first());
     sources_.tokens_known_below = !tokens;
+    sources_.taken_as = taken_as();
     if (tokens) take_tokenizer();
     for (std::size_t i = 0; i < files_.size(); ++i) {
       sources_.list.push_back({.weight = blend_[i].weight});
@@ -68,8 +67,13 @@ class Opener {
       sources_.list.front().validation.push_back(std::move(validation));
     }
     std::int64_t train = 0, validation = 0;
+    bool counted = true;
+    std::int64_t documents = 0;
     for (const Source& source : sources_.list) {
-      for (const Split& s : source.train) train += s.count;
+      for (const Split& s : source.train) {
+        train += s.count, documents += s.document_count;
+        counted = counted && s.document_count > 0;
+      }
       for (const Split& s : source.validation) validation += s.count;
     }
     if (tokens || count_ > 1) {
@@ -77,6 +81,7 @@ class Opener {
                 count_ == 1 ? "a token file" : fmt::format("{} files", count_),
                 sources_.tokenizer ? "tokenizer " + sources_.tokenizer->identity() : "no tokenizer");
     }
+    if (counted) sources_.documents = documents;
     return std::move(sources_);
   }
 
@@ -85,10 +90,18 @@ class Opener {
   const std::string& first() const { return files_.front().front(); }
   double share() const { return config_.validation.empty() ? config_.validation_share : 0; }
 
-  void check_kinds() const {
-    const bool tokens = is_token_file(first());
+  bool has_tokens(const std::string& file) const { return kinds_.at(file) == DataKind::kTokens; }
+
+  void check_kinds() {
+    for (const auto& files : files_) {
+      for (const std::string& file : files) kinds_.emplace(file, kind_of_data(file));
+    }
+    if (!config_.validation.empty()) kinds_.emplace(config_.validation, kind_of_data(config_.validation));
+    const bool tokens = has_tokens(first());
     const auto check = [&](const std::string& file, const char* key) {
-      if (is_token_file(file) == tokens) return;
+      if (!named_so(file, kinds_.at(file)))
+        log::info("data: {} is taken as {}", file, name_of(kinds_.at(file)));
+      if (has_tokens(file) == tokens) return;
       throw Error(Errc::kUsage, key,
                   fmt::format("{} is a {}, while {} is a {}", file, tokens ? "text" : "token file", first(),
                               tokens ? "token file" : "text"),
@@ -103,6 +116,11 @@ class Opener {
                   fmt::format("\"chars\" takes its vocabulary from one text, here are {}", count_),
                   "\"bytes\", {\"gpt2\": \"directory\"} or {\"file\": \"tokenizer.json\"}");
     }
+  }
+
+  std::string taken_as() const {
+    if (count_ == 1) return has_tokens(first()) ? "a token file" : name_of(kinds_.at(first()));
+    return fmt::format("{} {}", count_, has_tokens(first()) ? "token files" : "files of text");
   }
 
   void take_tokenizer() {
@@ -138,8 +156,8 @@ class Opener {
 
   // Opens a token file as what lies beside it describes it.
   Split open_tokens(const std::string& path) const {
-    const TokenDescription description = describe_tokens(path, config_.token_dtype);
-    Split split{.file = std::make_shared<const TokenFile>(path, description.dtype), .mask = description.mask};
+    const Tokens tokens = open_raw_tokens(path, config_.token_dtype);
+    Split split{.file = tokens.file, .mask = tokens.mask};
     split.count = split.file->size();
     if (packs()) take_documents(split, path, open_documents(path, split.count));
     return split;
@@ -162,11 +180,15 @@ class Opener {
   }
 
   // A folder for the tokens of one of several texts.
+  static std::string canonical(const std::string& path) {
+    std::error_code error;
+    const std::filesystem::path found = std::filesystem::weakly_canonical(path, error);
+    return error ? path : found.string();
+  }
   std::string folder_of(const std::string& path) const {
     const std::filesystem::path file(path);
     return (std::filesystem::path(cache_dir_) /
-            fmt::format("{}-{:016x}", file.stem().string(),
-                        fnv1a64(std::filesystem::weakly_canonical(file).string())))
+            fmt::format("{}-{:016x}", file.stem().string(), fnv1a64(canonical(path))))
         .string();
   }
 
@@ -179,13 +201,16 @@ class Opener {
     sources_.tokenizer = std::move(cache.tokenizer);
     std::vector<Split> splits{{.file = std::move(cache.train), .mask = cache.train_mask}, {}};
     splits[0].count = cache.train_tokens;
+    // Where documents begin is known of these at no cost; who does not pack them asks for their number alone.
     if (packs() && cache.train_tokens > 0) take_documents(splits[0], path, cache.train_documents);
+    if (!packs() && cache.train_documents) splits[0].document_count = cache.train_documents->count();
     if (cache.validation_tokens > 0) {
       splits[1] = {.file = std::move(cache.validation), .mask = cache.validation_mask};
       splits[1].count = cache.validation_tokens;
-      if (packs()) take_documents(splits[1], path, cache.validation_documents);
+      if (packs())
+        take_documents(splits[1], one.validation.empty() ? path : one.validation, cache.validation_documents);
     }
-    if (is_document_file(path) && one.validation.empty() && validation_share > 0)
+    if (is_documents(kinds_.at(path)) && one.validation.empty() && validation_share > 0)
       splits[1] = cut_off(splits[0], validation_share);
     return splits;
   }
@@ -200,7 +225,8 @@ class Opener {
   std::string cache_dir_;
   std::vector<DataSource> blend_;
   std::vector<std::vector<std::string>> files_;  // of each source
-  std::size_t count_ = 0;                        // of all
+  std::map<std::string, DataKind> kinds_;
+  std::size_t count_ = 0;  // of all
   Sources sources_;
 };
 

@@ -29,10 +29,16 @@ struct Source {
   std::vector<Split> train{}, validation{};
 };
 
+// How many tokens of a split can be targets. `packs`: its documents are packed, so that the first token of
+// each is none. Reads the whole mask, if there is one.
+std::int64_t targets_of(const Split& split, bool packs);
+
 struct Sources {
   std::unique_ptr<TextTokenizer> tokenizer;  // null: token files that have none
   std::vector<Source> list;
   bool tokens_known_below = false;  // texts, whose tokens are below the tokenizer's vocabulary
+  std::string taken_as;             // what the training files are: "one text", "2 token files", ...
+  std::int64_t documents = -1;      // in the training data; -1: not known
 
   static Sources open(const DataConfig& config, const std::string& cache_dir);
 };

@@ -6,34 +6,39 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
+#include <utility>
 
 #include "data/documents.hpp"
 #include "data/token_writer.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/trace.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/io/hash.hpp"
 
 namespace zg {
 namespace {
 
-constexpr int kCacheVersion = 1;
+constexpr int kCacheVersion = 2;
 constexpr const char* kTrainFile = "train.bin";
 constexpr const char* kValidationFile = "validation.bin";
 constexpr const char* kProgressFile = "progress.json";
 constexpr std::size_t kShareBytes = 128 << 10;              // of a text that one thread tokenises at a time
 constexpr std::int64_t kSaveEvery = std::int64_t{1} << 28;  // bytes of text between two notes of the progress
-constexpr std::size_t kLongestPiece = std::size_t{1} << 30;
 
 // Calls work(i) for i in [0, n) on the machine's threads. Of several errors the one of the smallest i is
 // thrown.
@@ -75,88 +80,24 @@ std::vector<std::int32_t> encode_piece(const TextTokenizer& tokenizer, std::stri
   return ids;
 }
 
-// A text file of any size, read in pieces.
-class TextFile {
- public:
-  explicit TextFile(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    struct stat st {};
-    if (fd_.get() < 0 || ::fstat(fd_.get(), &st) != 0) {
-      throw Error(Errc::kUsage, path, "a text cannot be read: " + errno_text(errno));
-    }
-    if (!S_ISREG(st.st_mode)) throw Error(Errc::kUsage, path, "a text is expected, this is no regular file");
-    size_ = st.st_size;
-    if (size_ == 0) throw Error(Errc::kUsage, path, "is empty; a text is expected");
-    mtime_ns_ = std::int64_t{st.st_mtim.tv_sec} * 1'000'000'000 + st.st_mtim.tv_nsec;
-  }
-
-  const std::string& path() const { return path_; }
-  std::int64_t size() const { return size_; }
-  nlohmann::json stamp() const {
-    return {{"path", std::filesystem::weakly_canonical(path_).string()},
-            {"size", size_},
-            {"mtime_ns", mtime_ns_}};
-  }
-
-  void read(std::int64_t offset, std::int64_t n, char* out) const {
-    while (n > 0) {
-      const ssize_t got = ::pread(fd_.get(), out, static_cast<std::size_t>(n), offset);
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) throw Error(Errc::kIo, path_, "cannot be read: " + errno_text(errno));
-      if (got == 0)
-        throw Error(Errc::kIo, path_, fmt::format("ended at byte {} of {}: it was cut", offset, size_));
-      offset += got, out += got, n -= got;
-    }
-  }
-
-  // Passes bytes [begin, end) to use(piece, place), in order. prefix(text) says after how many bytes a text
-  // that goes on may be cut; 0: nowhere yet, more must be read.
-  // `text_begin` is where the text begins that goes on at `begin`.
-  void for_pieces(std::int64_t begin, std::int64_t end, std::int64_t text_begin,
-                  const std::function<std::size_t(std::string_view)>& prefix,
-                  const std::function<void(std::string_view, const TextPlace&)>& use) const {
-    std::string buffer;
-    std::int64_t read_to = begin;
-    while (read_to < end || !buffer.empty()) {
-      const std::int64_t more = std::min(static_cast<std::int64_t>(kPieceBytes), end - read_to);
-      const std::size_t had = buffer.size();
-      buffer.resize(had + static_cast<std::size_t>(more));
-      read(read_to, more, buffer.data() + had);
-      read_to += more;
-      const std::size_t whole = read_to == end ? buffer.size() : prefix(buffer);
-      const std::int64_t offset = read_to - static_cast<std::int64_t>(buffer.size());
-      if (whole == 0 && buffer.size() > kLongestPiece) {
-        throw Error(
-            Errc::kUsage, path_,
-            fmt::format(
-                "the {} from byte {} on cannot be cut, neither into lines of documents nor into words",
-                format_bytes(static_cast<std::int64_t>(buffer.size())), offset),
-            "with this tokenizer give documents, a .jsonl file of {\"text\": ...}");
-      }
-      const TextPlace place{.where = path_, .offset = offset, .goes_on = offset > text_begin};
-      if (whole > 0) use(std::string_view(buffer).substr(0, whole), place);
-      buffer.erase(0, whole);
-      if (interrupted()) throw Error(Errc::kInterrupted, path_, "interrupted while it was tokenised");
-    }
-  }
-
- private:
-  std::string path_;
-  Descriptor fd_;
-  std::int64_t size_ = 0, mtime_ns_ = 0;
-};
-
 // A lock that is held while the cache is checked and made. The system releases it when the process ends.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& directory)
-      : fd_(::open((directory + "/tokens.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-    if (fd_.get() < 0)
-      throw Error(Errc::kIo, directory, "its lock file cannot be made: " + errno_text(errno));
-    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return;
-    log::info("data: another process makes tokens in {}; waiting for it", directory);
-    while (::flock(fd_.get(), LOCK_EX) != 0) {
-      if (errno != EINTR) throw Error(Errc::kIo, directory, "cannot be locked: " + errno_text(errno));
+      : fd_(::open((directory + "/tokens.lock").c_str(),
+                   O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644)) {
+    if (fd_.get() < 0) {
+      throw Error(Errc::kIo, directory, "its lock file tokens.lock cannot be made: " + errno_text(errno),
+                  "check the directory and its permissions");
+    }
+    // No waiting in the system: a signal does not end that.
+    for (bool told = false; ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0;) {
+      if (errno != EWOULDBLOCK && errno != EINTR)
+        throw Error(Errc::kIo, directory, "cannot be locked: " + errno_text(errno));
+      if (!std::exchange(told, true))
+        log::info("data: another process makes tokens in {}; waiting for it", directory);
       if (interrupted()) throw Error(Errc::kInterrupted, directory, "interrupted while waiting for its lock");
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   }
 
@@ -164,18 +105,36 @@ class DirectoryLock {
   Descriptor fd_;
 };
 
+// What an interrupted run notes of each file that it was making.
+struct Kept {
+  Progress at;
+  bool complete = false;
+};
+
+// A whole number from 0 to `most`; -1: it is none.
+std::int64_t whole_number(const nlohmann::json& value, std::int64_t most) {
+  if (!value.is_number_integer() || value < 0 || value > most) return -1;
+  return value.get<std::int64_t>();
+}
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 56;
+
+std::int64_t bytes_of(const std::string& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  return error ? -1 : static_cast<std::int64_t>(bytes);
+}
+
 class CacheMaker {
  public:
   CacheMaker(const DataConfig& config, const std::string& directory, std::unique_ptr<TextTokenizer> tokenizer)
-      : config_(config),
-        directory_(directory),
-        documents_(is_document_file(config.train)),
-        train_(config.train) {
+      : config_(config), directory_(directory), train_(config.train) {
     if (!config.validation.empty()) validation_.emplace(config.validation);
     cache_.tokenizer = tokenizer ? std::move(tokenizer) : make_named_tokenizer(config.tokenizer);
-    if (documents_ && !cache_.tokenizer) {
+    if (train_.documents() && !cache_.tokenizer) {
       throw Error(Errc::kUsage, "data.tokenizer",
-                  "\"chars\" takes its vocabulary from a text, not from documents",
+                  fmt::format("\"chars\" takes its vocabulary from a text, and {} has {}", config.train,
+                              name_of(train_.kind())),
                   "\"bytes\", {\"gpt2\": \"directory\"} or {\"file\": \"tokenizer.json\"}");
     }
   }
@@ -196,7 +155,8 @@ class CacheMaker {
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
-    if (documents_) stamp["document_end"] = config_.document_end, stamp["document_places"] = true;
+    if (train_.documents() || (validation_ && validation_->documents()))
+      stamp["document_end"] = config_.document_end;
     if (validation_) {
       stamp["validation"] = validation_->stamp();
     } else {
@@ -205,17 +165,50 @@ class CacheMaker {
     return stamp;
   }
 
+  // All of the results but the checksums.
   nlohmann::json results() const {
-    nlohmann::json found = {{"tokenizer", cache_.tokenizer->identity()},
-                            {"dtype", cache_.dtype == DType::kU16 ? "uint16" : "uint32"},
-                            {"train_tokens", cache_.train_tokens},
-                            {"validation_tokens", cache_.validation_tokens}};
-    if (documents_) found["masks"] = {has_mask(kTrainFile), has_mask(kValidationFile)};
-    return found;
+    return {{"tokenizer", cache_.tokenizer->identity()},
+            {"dtype", cache_.dtype == DType::kU16 ? "uint16" : "uint32"},
+            {"train_tokens", cache_.train_tokens},
+            {"validation_tokens", cache_.validation_tokens}};
+  }
+  std::string path_beside(const char* file, const char* ending) const {
+    return std::filesystem::path(path(file)).replace_extension(ending).string();
+  }
+  bool is_documents(const char* file) const {
+    return file == kTrainFile || !validation_ ? train_.documents() : validation_->documents();
   }
   bool has_mask(const char* file) const {
-    return documents_ &&
-           std::filesystem::exists(std::filesystem::path(path(file)).replace_extension(".mask"));
+    return is_documents(file) && bytes_of(path_beside(file, ".mask")) >= 0;
+  }
+
+  // XXH3 of each file of the cache, by its name.
+  nlohmann::json checksums() const {
+    nlohmann::json sums = nlohmann::json::object();
+    const auto add = [&](const std::string& file) {
+      sums[std::filesystem::path(file).filename().string()] = checksum_of(file);
+    };
+    for (const auto& [file, tokens] :
+         {std::pair(kTrainFile, cache_.train_tokens), std::pair(kValidationFile, cache_.validation_tokens)}) {
+      if (tokens == 0) continue;
+      add(path(file));
+      if (has_mask(file)) add(path_beside(file, ".mask"));
+      if (is_documents(file)) add(path_beside(file, ".docs"));
+    }
+    return sums;
+  }
+  std::string checksum_of(const std::string& file) const {
+    const InputFile opened(file, "a file of a token cache");
+    io::Hash hash;
+    std::vector<char> block(1 << 20);
+    for (std::int64_t at = 0; at < opened.bytes();) {
+      const std::int64_t n = std::min<std::int64_t>(opened.bytes() - at, 1 << 20);
+      opened.read(block.data(), n, at);
+      hash.update(block.data(), n);
+      at += n;
+      if (interrupted()) throw Error(Errc::kInterrupted, file, "interrupted while its checksum was computed");
+    }
+    return io::hash_text(hash.value());
   }
 
   DType dtype_of_tokens() const {
@@ -236,16 +229,14 @@ class CacheMaker {
     cache_.validation = open(kValidationFile, cache_.validation_tokens);
     const auto mask = [&](const char* file, std::int64_t tokens) -> std::shared_ptr<const MaskFile> {
       if (tokens == 0 || !has_mask(file)) return nullptr;
-      return std::make_shared<const MaskFile>(
-          std::filesystem::path(path(file)).replace_extension(".mask").string(), tokens);
+      return std::make_shared<const MaskFile>(path_beside(file, ".mask"), tokens);
     };
     cache_.train_mask = mask(kTrainFile, cache_.train_tokens);
     cache_.validation_mask = mask(kValidationFile, cache_.validation_tokens);
     const auto documents = [&](const char* file,
                                std::int64_t tokens) -> std::shared_ptr<const DocumentIndex> {
-      if (tokens == 0 || !documents_) return nullptr;
-      return DocumentIndex::open_docs(std::filesystem::path(path(file)).replace_extension(".docs").string(),
-                                      tokens);
+      if (tokens == 0 || !is_documents(file)) return nullptr;
+      return DocumentIndex::open_docs(path_beside(file, ".docs"), tokens);
     };
     cache_.train_documents = documents(kTrainFile, cache_.train_tokens);
     cache_.validation_documents = documents(kValidationFile, cache_.validation_tokens);
@@ -254,19 +245,26 @@ class CacheMaker {
   // Whether the cache in the directory can be used. Otherwise, for whatever reason, it is made anew: nothing
   // in it belongs to the user.
   bool reuse(const nlohmann::json& wanted) {
-    if (!std::filesystem::exists(path("tokens.json"))) return false;
-    const std::string text = read_text_file(path("tokens.json"), "the stamp of a token cache");
-    const auto stamp = nlohmann::json::parse(text, nullptr, false);
-    if (!stamp.is_object() || stamp.value("sources", nlohmann::json()) != wanted) {
-      log::info("data: the tokens in {} are of other sources or settings", directory_);
+    if (bytes_of(path("tokens.json")) < 0) return false;
+    const auto begin = Clock::now();
+    const nlohmann::json stamp = read_json("tokens.json", "the stamp of a token cache");
+    nlohmann::json found = stamp.is_object() ? stamp.value("sources", nlohmann::json()) : nlohmann::json();
+    if (found != wanted) {
+      const bool older = found.is_object() && found.value("version", nlohmann::json()) != kCacheVersion;
+      log::info("data: the tokens in {} are {}, and are made anew", directory_,
+                older ? "of another version of ziggurat, without the checksums of this one"
+                      : "of other sources or settings");
       return false;
     }
     const bool learned =
         !cache_.tokenizer;  // its vocabulary follows from the text, and lies beside the tokens
-    const std::string wrong = take_results(stamp.value("results", nlohmann::json()));
+    const std::string wrong =
+        take_results(stamp.value("results", nlohmann::json()), stamp.value("xxh3", nlohmann::json()));
     if (wrong.empty()) {
-      log::info("data: {} training and {} validation tokens, kept in {}", cache_.train_tokens,
-                cache_.validation_tokens, directory_);
+      const double seconds = seconds_between(begin, Clock::now());
+      log::info("data: {} training and {} validation tokens, kept in {}{}", cache_.train_tokens,
+                cache_.validation_tokens, directory_,
+                seconds < 1 ? "" : "; their checksums took " + format_seconds(seconds));
       return true;
     }
     log::warning("data: the tokens in {} are damaged and made anew: {}", directory_, wrong);
@@ -274,20 +272,39 @@ class CacheMaker {
     return false;
   }
 
+  // A file of the cache; null where it is damaged.
+  nlohmann::json read_json(const char* file, const char* what) const {
+    try {
+      return parse_json(read_text_file(path(file), what), path(file), "");
+    } catch (const Error& e) {
+      if (e.code() != Errc::kUsage) throw;
+      log::warning("data: {}", e.what());
+      return {};
+    }
+  }
+
   // Opens the files that `found` describes. Returns what is wrong with them; empty: nothing, and cache_ is
   // complete.
-  std::string take_results(const nlohmann::json& found) {
+  std::string take_results(const nlohmann::json& found, const nlohmann::json& sums) {
     try {
+      if (!found.is_object()) return "the stamp lacks its results";
       if (!cache_.tokenizer) cache_.tokenizer = load_text_tokenizer(directory_);
       if (!cache_.tokenizer) return "the tokenizer is missing";
-      cache_.train_tokens = found.at("train_tokens").get<std::int64_t>();
-      cache_.validation_tokens = found.at("validation_tokens").get<std::int64_t>();
+      cache_.train_tokens = whole_number(found.value("train_tokens", nlohmann::json()), kMostTokens);
+      cache_.validation_tokens =
+          whole_number(found.value("validation_tokens", nlohmann::json()), kMostTokens);
+      if (cache_.train_tokens < 0 || cache_.validation_tokens < 0)
+        return "the stamp does not say how many tokens there are";
       cache_.dtype = dtype_of_tokens();
       if (found != results()) return "the stamp does not match the tokenizer";
       open_tokens();
+      for (const auto& [file, sum] : checksums().items()) {
+        const auto expected = sums.is_object() ? sums.value(file, nlohmann::json()) : nlohmann::json();
+        if (sum != expected)
+          return fmt::format("{} has the XXH3 {}, {} is expected", file, sum.dump(), expected.dump());
+      }
     } catch (const Error& e) {
-      return e.what();
-    } catch (const nlohmann::json::exception& e) {
+      if (e.code() == Errc::kInterrupted) throw;
       return e.what();
     }
     return {};
@@ -295,24 +312,29 @@ class CacheMaker {
 
   void make(const nlohmann::json& wanted) {
     const auto begin = Clock::now();
-    log::info("data: tokenising {} ({})", train_.path(), format_bytes(train_.size()));
+    for (const TextFile* file : {&train_, validation_ ? &*validation_ : nullptr}) {
+      if (file != nullptr)
+        log::info("data: tokenising {} ({}) as {}", file->path(), format_bytes(file->size()),
+                  name_of(file->kind()));
+    }
     std::error_code ignored;
     // Without its stamp the directory holds no valid cache until the end.
     std::filesystem::remove(path("tokens.json"), ignored);
     wanted_ = wanted;
     take_progress();
-    const std::int64_t characters = !documents_ && by_characters() ? survey() : 0;
-    const std::int64_t cut = documents_ || validation_ ? train_.size() : cut_of(characters);
+    const std::int64_t characters = !train_.documents() && by_characters() ? survey() : 0;
+    const std::int64_t cut = train_.documents() || validation_ ? train_.size() : cut_of(characters);
     cache_.dtype = dtype_of_tokens();
-    cache_.train_tokens = tokenise(train_, 0, cut, kTrainFile);
+    cache_.train_tokens = tokenise(train_, train_.begin(), cut, kTrainFile);
     if (validation_) {
-      cache_.validation_tokens = tokenise(*validation_, 0, validation_->size(), kValidationFile);
+      cache_.validation_tokens =
+          tokenise(*validation_, validation_->begin(), validation_->size(), kValidationFile);
     } else if (cut < train_.size()) {
       cache_.validation_tokens = tokenise(train_, cut, train_.size(), kValidationFile);
     }
     std::filesystem::remove(path(kProgressFile), ignored);
     cache_.tokenizer->save(directory_);
-    const nlohmann::json stamp = {{"sources", wanted}, {"results", results()}};
+    const nlohmann::json stamp = {{"sources", wanted}, {"results", results()}, {"xxh3", checksums()}};
     write_file_atomically(path("tokens.json"), stamp.dump(1) + "\n");
     open_tokens();
     log::info("data: {} training and {} validation tokens made in {}", cache_.train_tokens,
@@ -323,9 +345,10 @@ class CacheMaker {
   std::int64_t survey() {
     std::vector<bool> seen(0x110000);
     std::int64_t characters = 0;
-    train_.for_pieces(0, train_.size(), 0, utf8::whole_prefix,
+    train_.for_pieces(train_.begin(), train_.size(), train_.begin(), utf8::whole_prefix,
                       [&](std::string_view piece, const TextPlace& place) {
                         characters += mark_code_points(piece, place, seen);
+                        return true;
                       });
     if (!cache_.tokenizer) cache_.tokenizer = make_char_tokenizer(marked_code_points(seen));
     return characters;
@@ -333,20 +356,21 @@ class CacheMaker {
 
   // The byte where the training share ends.
   std::int64_t cut_of(std::int64_t characters) const {
-    const std::int64_t units = by_characters() ? characters : train_.size();
+    const std::int64_t units = by_characters() ? characters : train_.size() - train_.begin();
     const auto kept = static_cast<std::int64_t>(static_cast<double>(units) * (1 - config_.validation_share));
     if (kept >= units) return train_.size();
-    return by_characters() ? byte_of_character(kept) : character_start(kept);
+    return by_characters() ? byte_of_character(kept) : character_start(train_.begin() + kept);
   }
 
   std::int64_t byte_of_character(std::int64_t index) const {
     std::int64_t seen = 0, byte = train_.size();
-    train_.for_pieces(0, train_.size(), 0, utf8::whole_prefix,
+    train_.for_pieces(train_.begin(), train_.size(), train_.begin(), utf8::whole_prefix,
                       [&](std::string_view piece, const TextPlace& place) {
                         for (std::size_t at = 0; at < piece.size() && seen <= index; ++at) {
                           if (utf8::is_continuation(piece[at])) continue;
                           if (seen++ == index) byte = place.offset + static_cast<std::int64_t>(at);
                         }
+                        return seen <= index;
                       });
     return byte;
   }
@@ -354,7 +378,7 @@ class CacheMaker {
   // The start of the character that `byte` belongs to; `byte` itself where the text is no UTF-8.
   std::int64_t character_start(std::int64_t byte) const {
     char around[4];
-    const std::int64_t begin = std::max<std::int64_t>(0, byte - 3);
+    const std::int64_t begin = std::max<std::int64_t>(train_.begin(), byte - 3);
     train_.read(begin, byte + 1 - begin, around);
     for (std::int64_t at = byte; at >= begin; --at) {
       if (!utf8::is_continuation(around[at - begin])) return at;
@@ -364,35 +388,56 @@ class CacheMaker {
 
   // What an interrupted run of the same sources has made; whatever else lies there is ignored.
   void take_progress() {
-    if (!std::filesystem::exists(path(kProgressFile))) return;
-    const auto found =
-        nlohmann::json::parse(read_text_file(path(kProgressFile), "the progress of tokens"), nullptr, false);
-    try {
-      if (found.at("sources") != wanted_) return;
-      for (const char* file : {kTrainFile, kValidationFile}) {
-        if (!found.at("files").contains(file)) continue;
-        const nlohmann::json& values = found["files"][file];
-        const auto number = [&](int i) { return values.at(static_cast<std::size_t>(i)).get<std::int64_t>(); };
-        const Progress progress{number(0), number(1), number(2), number(3), number(4)};
-        const bool complete = values.at(5) == true;
-        const std::string name = path(file) + (complete ? "" : ".part");
-        const auto width =
-            static_cast<std::int64_t>(size_of(cache_.tokenizer ? dtype_of_tokens() : DType::kU16));
-        std::error_code error;
-        const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(name, error));
-        if (!error && bytes >= progress.tokens * width) progress_[file] = {progress, complete};
+    if (bytes_of(path(kProgressFile)) < 0) return;
+    const nlohmann::json found = read_json(kProgressFile, "the progress of tokens");
+    const auto of = [](const nlohmann::json& from, const char* key) {
+      return from.is_object() ? from.value(key, nlohmann::json()) : nlohmann::json();
+    };
+    if (found.is_object() && of(found, "sources") != wanted_) return;
+    for (const char* file : {kTrainFile, kValidationFile}) {
+      const nlohmann::json values = of(of(found, "files"), file);
+      if (found.is_object() && values.is_null()) continue;
+      const std::optional<Kept> kept = kept_of(file, values);
+      if (kept) {
+        progress_[file] = *kept;
+        continue;
       }
-    } catch (const nlohmann::json::exception&) {
+      log::warning("data: what {} says of {} is no progress of what lies there: the tokens are made anew",
+                   path(kProgressFile), file);
       progress_.clear();
+      return;
     }
+  }
+
+  // None where the numbers are no progress, or the files are not those that they speak of.
+  std::optional<Kept> kept_of(const char* file, const nlohmann::json& values) const {
+    constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+    if (!values.is_array() || values.size() != 6 || !values[5].is_boolean()) return {};
+    const TextFile& text = file == kTrainFile || !validation_ ? train_ : *validation_;
+    const auto number = [&](std::size_t i, std::int64_t most) { return whole_number(values[i], most); };
+    const Progress at{number(0, text.size()), number(1, text.size()), number(2, kMostTokens),
+                      number(3, number(2, kMostBytes)), number(4, text.size())};
+    if (at.offset < text.begin() || at.lines < 0 || at.tokens < 0 || at.left_out < 0 || at.documents < 0)
+      return {};
+    const bool complete = values[5] == true;
+    const auto width = static_cast<std::int64_t>(size_of(cache_.tokenizer ? dtype_of_tokens() : DType::kU16));
+    const auto holds = [&](const std::string& name, std::int64_t bytes) {
+      const std::int64_t has = bytes_of(complete ? name : name + ".part");
+      return complete ? has == bytes : is_own_part(name + ".part") && has >= bytes;
+    };
+    const bool documents = is_documents(file), masked = documents && (!complete || at.left_out > 0);
+    const bool held =
+        holds(path(file), at.tokens * width) && (!masked || holds(path_beside(file, ".mask"), at.tokens)) &&
+        (!documents || holds(path_beside(file, ".docs"), 8 * (at.documents + (complete ? 1 : 0))));
+    return held ? std::optional<Kept>({at, complete}) : std::nullopt;
   }
 
   void save_progress(const char* file, const Progress& at, bool done) {
     progress_[file] = {at, done};
     nlohmann::json files = nlohmann::json::object();
-    for (const auto& [name, entry] : progress_) {
-      const Progress& p = entry.first;
-      files[name] = {p.offset, p.lines, p.tokens, p.left_out, p.documents, entry.second};
+    for (const auto& [name, kept] : progress_) {
+      const Progress& p = kept.at;
+      files[name] = {p.offset, p.lines, p.tokens, p.left_out, p.documents, kept.complete};
     }
     write_file_atomically(path(kProgressFile),
                           nlohmann::json{{"sources", wanted_}, {"files", files}}.dump(1) + "\n");
@@ -402,19 +447,23 @@ class CacheMaker {
   std::int64_t tokenise(const TextFile& text, std::int64_t begin, std::int64_t end, const char* file) {
     Progress at{.offset = begin};
     const auto known = progress_.find(file);
-    if (known != progress_.end() && config_.tokenizer.kind != TokenizerConfig::Kind::kChars) {
-      if (known->second.second) return known->second.first.tokens;
-      at = known->second.first;
+    if (known != progress_.end() && config_.tokenizer.kind != TokenizerConfig::Kind::kChars &&
+        known->second.at.offset >= begin && known->second.at.offset <= end) {
+      if (known->second.complete) return known->second.at.tokens;
+      at = known->second.at;
       log::info("data: goes on at {} of {}, with {} tokens", format_bytes(at.offset), text.path(), at.tokens);
     }
-    TokenWriter writer(path(file), cache_.dtype, documents_, at);
+    const bool documents = text.documents();
+    TokenWriter writer(path(file), cache_.dtype, documents, at);
     std::int64_t saved = at.offset;
-    const DocumentReader reader(*cache_.tokenizer, documents_ ? config_.document_end : "");
+    const DocumentReader reader(*cache_.tokenizer, documents ? config_.document_end : "");
+    RecordReader records(text.kind(), text.path(), at.lines, at.documents);
     const auto started = Clock::now();
     const std::int64_t from = at.offset;
     const auto use = [&](std::string_view piece, const TextPlace& place) {
-      if (documents_) {
-        write_documents(reader, piece, place, writer, at);
+      if (documents) {
+        write_documents(reader, records.take(piece), writer, at);
+        at.lines = records.lines();
       } else {
         const std::vector<std::int32_t> ids = encode_piece(*cache_.tokenizer, piece, place);
         writer.write(ids);
@@ -424,18 +473,20 @@ class CacheMaker {
       const double rate = static_cast<double>(at.offset - from) / seconds_between(started, Clock::now());
       log::progress(fmt::format("data: {} of {} tokenised, {}/s", format_bytes(at.offset), format_bytes(end),
                                 format_bytes(static_cast<std::int64_t>(rate))));
-      if (at.offset - saved < kSaveEvery) return;
+      if (at.offset - saved < kSaveEvery) return true;
       saved = at.offset;
       writer.keep();
       save_progress(file, at, false);
+      return true;
     };
     try {
       text.for_pieces(
           at.offset, end, begin,
           [&](std::string_view piece) {
-            return documents_ ? piece.rfind('\n') + 1 : cache_.tokenizer->safe_prefix(piece);
+            return documents ? records.whole(piece) : cache_.tokenizer->safe_prefix(piece);
           },
           use);
+      if (documents) records.finish();
     } catch (const Error& e) {
       if (e.code() != Errc::kInterrupted) throw;
       writer.keep();
@@ -447,43 +498,28 @@ class CacheMaker {
     }
     log::progress("");
     writer.finish(at);
+    sync_directory(directory_);
     save_progress(file, at, true);
     return at.tokens;
   }
 
-  // The documents of whole lines.
-  void write_documents(const DocumentReader& reader, std::string_view piece, const TextPlace& place,
-                       TokenWriter& writer, Progress& at) const {
-    std::vector<std::pair<std::string_view, std::int64_t>> lines;  // with their numbers
-    while (!piece.empty()) {
-      const std::size_t end = std::min(piece.find('\n'), piece.size());
-      const std::string_view line = piece.substr(0, end);
-      piece.remove_prefix(std::min(end + 1, piece.size()));
-      ++at.lines;
-      if (line.find_first_not_of(" \t\r") != std::string_view::npos) lines.emplace_back(line, at.lines);
-    }
-    std::vector<Document> documents(lines.size());
-    in_parallel(lines.size(), [&](std::size_t i) {
-      reader.read(lines[i].first, fmt::format("{}:{}", place.where, lines[i].second), documents[i]);
-    });
+  void write_documents(const DocumentReader& reader, const std::vector<Record>& records, TokenWriter& writer,
+                       Progress& at) const {
+    std::vector<Document> documents(records.size());
+    in_parallel(records.size(), [&](std::size_t i) { reader.read(records[i], documents[i]); });
     for (const Document& document : documents) writer.write(document, at);
   }
 
   const DataConfig& config_;
   std::string directory_;
-  bool documents_;
   TextFile train_;
   std::optional<TextFile> validation_;
   nlohmann::json wanted_;
-  std::map<std::string, std::pair<Progress, bool>> progress_;  // by file; whether it is complete
+  std::map<std::string, Kept> progress_;  // by file
   TokenCache cache_;
 };
 
 }  // namespace
-
-bool is_document_file(const std::string& path) {
-  return std::filesystem::path(path).extension() == ".jsonl";
-}
 
 TokenCache tokenise_cached(const DataConfig& config, const std::string& directory,
                            std::unique_ptr<TextTokenizer> tokenizer) {

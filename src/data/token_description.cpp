@@ -1,16 +1,15 @@
 #include "data/token_description.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "data/file_kind.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
+#include "ziggurat/base/system.hpp"
 
 namespace zg {
 namespace {
@@ -19,29 +18,14 @@ std::string beside(const std::string& bin_path, const char* extension) {
   return std::filesystem::path(bin_path).replace_extension(extension).string();
 }
 
-std::int64_t size_of_file(const std::string& path) {
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) throw Error(Errc::kUsage, path, "a token file cannot be read: " + error.message());
-  return static_cast<std::int64_t>(size);
+// What cannot be looked at counts as there, so that opening it says why.
+bool is_there(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::status(path, ignored).type() != std::filesystem::file_type::not_found;
 }
 
-int open_for_reading(const std::string& path, const char* what) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(Errc::kUsage, path, fmt::format("{} cannot be read: {}", what, errno_text(errno)));
-  return fd;
-}
-
-void read_at(int fd, const std::string& path, std::int64_t offset, std::int64_t n, char* out) {
-  while (n > 0) {
-    const ssize_t got = ::pread(fd, out, static_cast<std::size_t>(n), offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) {
-      throw Error(Errc::kIo, path,
-                  got < 0 ? "cannot be read: " + errno_text(errno) : fmt::format("ended at byte {}", offset));
-    }
-    offset += got, out += got, n -= got;
-  }
+std::int64_t size_of_tokens(const std::string& path) {
+  return open_data(path, "a token file").bytes();
 }
 
 // --- Megatron's index ----------------------------------------------------------------------------
@@ -49,21 +33,18 @@ void read_at(int fd, const std::string& path, std::int64_t offset, std::int64_t 
 // places in bytes (8), and m numbers of sequences (8), where documents begin; perhaps n modes (1).
 
 constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
-constexpr std::int64_t kHeaderBytes = 34, kAtOnce = 1 << 16;
+constexpr std::int64_t kHeaderBytes = 34, kAtOnce = 1 << 16, kMostTokens = std::int64_t{1} << 56;
 
 class MegatronIndex {
  public:
   explicit MegatronIndex(const std::string& path)
-      : path_(path), size_(size_of_file(path)), fd_(open_for_reading(path, "an index")) {}
-  ~MegatronIndex() { ::close(fd_); }
-  MegatronIndex(const MegatronIndex&) = delete;
-  MegatronIndex& operator=(const MegatronIndex&) = delete;
+      : path_(path), file_(open_data(path, "an index")), size_(file_.bytes()) {}
 
   TokenDescription read(const std::string& bin_path) {
     char header[kHeaderBytes];
     if (size_ < kHeaderBytes)
       fail(fmt::format("has {} bytes; the header of an index has {}", size_, kHeaderBytes));
-    read_at(fd_, path_, 0, kHeaderBytes, header);
+    file_.read(header, kHeaderBytes, 0);
     if (std::memcmp(header, kMagic, sizeof kMagic) != 0) fail("does not begin with MMIDIDX");
     std::int64_t version, sequences, documents;
     std::memcpy(&version, header + 9, 8);
@@ -71,15 +52,14 @@ class MegatronIndex {
     std::memcpy(&documents, header + 26, 8);
     if (version != 1) fail(fmt::format("has version {}; 1 is read", version));
     const TokenDescription found{.dtype = dtype_of(static_cast<unsigned char>(header[17]))};
-    constexpr std::int64_t kMost = std::int64_t{1} << 56;
-    if (sequences < 0 || documents < 0 || sequences > kMost / 16 || documents > kMost / 16)
+    if (sequences < 0 || documents < 0 || sequences > kMostTokens / 16 || documents > kMostTokens / 16)
       fail(fmt::format("says that it has {} sequences and {} documents", sequences, documents));
     const std::int64_t bytes = kHeaderBytes + 12 * sequences + 8 * documents;
     if (size_ != bytes && size_ != bytes + sequences)
       fail(fmt::format("has {} bytes; for {} sequences and {} documents {} are expected", size_, sequences,
                        documents, bytes));
     const auto width = static_cast<std::int64_t>(size_of(found.dtype));
-    const std::int64_t tokens = check_sequences(sequences, width), data = size_of_file(bin_path);
+    const std::int64_t tokens = check_sequences(sequences, width), data = size_of_tokens(bin_path);
     if (data != tokens * width)
       fail(fmt::format("says that {} has {} tokens of {} bytes, and it has {} bytes", bin_path, tokens, width,
                        data));
@@ -95,7 +75,7 @@ class MegatronIndex {
   // After read().
   std::shared_ptr<const DocumentIndex> documents(std::int64_t tokens) const {
     if (format_.count < 0) fail("does not say where documents begin");
-    auto index = std::make_shared<const DocumentIndex>(path_, format_, tokens);
+    auto index = std::make_shared<const DocumentIndex>(open_data(path_, "an index"), format_, tokens);
     if (index->starts(0, 0).front() != 0 || index->starts(format_.count, 0).front() != tokens)
       fail(fmt::format("says that its documents do not begin at token 0 or do not end at token {}", tokens));
     return index;
@@ -120,9 +100,9 @@ class MegatronIndex {
     std::int64_t tokens = 0;
     for (std::int64_t done = 0; done < sequences; done += kAtOnce) {
       const std::int64_t n = std::min(kAtOnce, sequences - done);
-      read_at(fd_, path_, kHeaderBytes + 4 * done, 4 * n, reinterpret_cast<char*>(lengths.data()));
-      read_at(fd_, path_, kHeaderBytes + 4 * sequences + 8 * done, 8 * n,
-              reinterpret_cast<char*>(places.data()));
+      file_.read(lengths.data(), 4 * n, kHeaderBytes + 4 * done);
+      file_.read(places.data(), 8 * n, kHeaderBytes + 4 * sequences + 8 * done);
+      if (interrupted()) throw Error(Errc::kInterrupted, path_, "interrupted while it was checked");
       for (std::int64_t i = 0; i < n; ++i) {
         const std::int32_t length = lengths[static_cast<std::size_t>(i)];
         const std::int64_t place = places[static_cast<std::size_t>(i)];
@@ -131,22 +111,36 @@ class MegatronIndex {
           fail(fmt::format("sequence {} begins at byte {}; {} is expected, behind the one before it",
                            done + i, place, tokens * width));
         tokens += length;
+        if (tokens > kMostTokens) fail(fmt::format("has more than {} tokens", kMostTokens));
       }
     }
     return tokens;
   }
 
   std::string path_;
+  InputFile file_;
   std::int64_t size_;
-  int fd_;
   DocumentIndex::Format format_ = {};
 };
 
 // --- our description -----------------------------------------------------------------------------
 
+constexpr std::int64_t kMostDescription = 1 << 20;
+
+// Another program's NAME.json may lie there, of any size, so only one with our format counts, which stands in
+// its begin.
+bool is_description(const std::string& path) {
+  const InputFile file = open_data(path, "the description of a token file");
+  std::string head(static_cast<std::size_t>(std::min<std::int64_t>(file.bytes(), 1 << 16)), '\0');
+  file.read(head.data(), static_cast<std::int64_t>(head.size()), 0);
+  return head.find("ziggurat tokens") != head.npos;
+}
+
 TokenDescription read_description(const std::string& path, const std::string& bin_path) {
+  constexpr const char* kWhat = "the description of a token file";
   const auto root =
-      nlohmann::json::parse(read_text_file(path, "the description of a token file"), nullptr, false);
+      parse_json(read_text_file(path, kWhat, kMostDescription), path,
+                 "tools/prepare.py writes such descriptions; take another file away from there");
   const auto fail = [&](const std::string& what) -> Error {
     return {Errc::kUsage, path, what,
             "tools/prepare.py writes such descriptions; take another file away from there"};
@@ -160,39 +154,35 @@ TokenDescription read_description(const std::string& path, const std::string& bi
     throw fail(fmt::format("dtype {} found, \"uint16\" or \"uint32\" expected", type.dump()));
   TokenDescription found{.dtype = type == "uint16" ? DType::kU16 : DType::kI32};
   const auto tokens = root.value("tokens", nlohmann::json());
-  if (!tokens.is_number_integer() || tokens < 0)
+  if (!tokens.is_number_integer() || tokens < 0 || tokens > kMostTokens)
     throw fail(fmt::format("tokens {} found, a whole number expected", tokens.dump()));
   found.tokens = tokens.get<std::int64_t>();
-  const std::int64_t bytes = size_of_file(bin_path), width = static_cast<std::int64_t>(size_of(found.dtype));
+  const std::int64_t bytes = size_of_tokens(bin_path),
+                     width = static_cast<std::int64_t>(size_of(found.dtype));
   if (found.tokens > bytes / width || bytes != found.tokens * width)
     throw fail(fmt::format("says that {} has {} tokens of {} bytes, and it has {} bytes", bin_path,
                            found.tokens, width, bytes));
-  if (root.value("mask", nlohmann::json()) == true)
-    found.mask = std::make_shared<const MaskFile>(beside(bin_path, ".mask"), found.tokens);
+  const auto mask = root.value("mask", nlohmann::json(false));
+  if (!mask.is_boolean()) throw fail(fmt::format("mask {} found, true or false expected", mask.dump()));
+  if (mask == true) found.mask = std::make_shared<const MaskFile>(beside(bin_path, ".mask"), found.tokens);
   return found;
 }
 
 }  // namespace
 
-MaskFile::MaskFile(const std::string& path, std::int64_t tokens) : path_(path) {
-  fd_ = open_for_reading(path, "a loss mask");
-  struct stat st {};
-  if (::fstat(fd_, &st) == 0 && st.st_size == tokens) return;
-  ::close(fd_);
+MaskFile::MaskFile(const std::string& path, std::int64_t tokens) : file_(open_data(path, "a loss mask")) {
+  if (file_.bytes() == tokens) return;
   throw Error(Errc::kUsage, path,
-              fmt::format("has {} bytes; one for each of {} tokens is expected", st.st_size, tokens));
-}
-
-MaskFile::~MaskFile() {
-  ::close(fd_);
+              fmt::format("has {} bytes; one for each of {} tokens is expected", file_.bytes(), tokens),
+              "make the tokens and their mask anew, together");
 }
 
 std::int64_t MaskFile::apply(std::int64_t first, std::int64_t n, std::int32_t* targets) const {
-  char mask[4096];
+  std::uint8_t mask[4096];
   std::int64_t kept = 0;
   for (std::int64_t done = 0; done < n; done += static_cast<std::int64_t>(sizeof mask)) {
     const std::int64_t count = std::min<std::int64_t>(n - done, sizeof mask);
-    read_at(fd_, path_, first + done, count, mask);
+    read(first + done, count, mask);
     for (std::int64_t i = 0; i < count; ++i) {
       if (mask[i] == 0) targets[done + i] = kIgnored;
       kept += mask[i] != 0;
@@ -203,23 +193,19 @@ std::int64_t MaskFile::apply(std::int64_t first, std::int64_t n, std::int32_t* t
 
 TokenDescription describe_tokens(const std::string& bin_path, DType otherwise) {
   const std::string index = beside(bin_path, ".idx"), description = beside(bin_path, ".json");
-  if (std::filesystem::exists(index)) return MegatronIndex(index).read(bin_path);
-  // Another program's NAME.json may lie there, so only one with our format counts.
-  if (std::filesystem::exists(description)) {
-    const std::string text = read_text_file(description, "the description of a token file");
-    if (text.find("ziggurat tokens") != std::string::npos) return read_description(description, bin_path);
-  }
+  if (is_there(index)) return MegatronIndex(index).read(bin_path);
+  if (is_there(description) && is_description(description)) return read_description(description, bin_path);
   return {.dtype = otherwise};
 }
 
 std::shared_ptr<const DocumentIndex> open_documents(const std::string& bin_path, std::int64_t tokens) {
   const std::string index = beside(bin_path, ".idx"), places = beside(bin_path, ".docs");
-  if (std::filesystem::exists(index)) {
+  if (is_there(index)) {
     MegatronIndex megatron(index);
     megatron.read(bin_path);
     return megatron.documents(tokens);
   }
-  return std::filesystem::exists(places) ? DocumentIndex::open_docs(places, tokens) : nullptr;
+  return is_there(places) ? DocumentIndex::open_docs(places, tokens) : nullptr;
 }
 
 }  // namespace zg

@@ -8,6 +8,7 @@
 
 #include "data/document_index.hpp"
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
 
@@ -17,18 +18,16 @@ class MaskFile {
  public:
   // Throws Error(kUsage) unless the file has `tokens` bytes.
   MaskFile(const std::string& path, std::int64_t tokens);
-  ~MaskFile();
-  MaskFile(const MaskFile&) = delete;
-  MaskFile& operator=(const MaskFile&) = delete;
   // Sets those of targets [n], which are tokens [first, first + n), to kIgnored that the mask leaves out, and
   // returns how many stay. Throws Error(kIo).
   std::int64_t apply(std::int64_t first, std::int64_t n, std::int32_t* targets) const;
+  // The mask of tokens [first, first + n).
+  void read(std::int64_t first, std::int64_t n, std::uint8_t* out) const { file_.read(out, n, first); }
 
   static constexpr std::int32_t kIgnored = -100;
 
  private:
-  std::string path_;
-  int fd_ = -1;
+  InputFile file_;
 };
 
 struct TokenDescription {

@@ -1,6 +1,7 @@
 // The files of a token cache while they are made.
 #pragma once
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,14 +37,21 @@ class Descriptor {
   int fd_;
 };
 
-// Writes to path + ".part", which finish() renames to `path`.
+// Whether a part may be gone on with: a file of this directory alone, and no link to another one.
+inline bool is_own_part(const std::string& part) {
+  struct stat st {};
+  return ::lstat(part.c_str(), &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1;
+}
+
+// Writes to path + ".part", which finish() renames to `path`. No link of that name is followed.
 class PartWriter {
  public:
-  // Goes on behind the first `kept` bytes of a part that is there.
+  // Goes on behind the first `kept` bytes of a part that is there; with 0 another one is made in its place.
   PartWriter(const std::string& path, std::int64_t kept)
-      : path_(path), part_(path + ".part"), fd_(::open(part_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644)) {
+      : path_(path), part_(path + ".part"), fd_(open_part(part_, kept)) {
     if (fd_.get() < 0 || ::ftruncate(fd_.get(), kept) != 0 || ::lseek(fd_.get(), kept, SEEK_SET) != kept)
-      throw Error(Errc::kIo, part_, "cannot be created: " + errno_text(errno));
+      throw Error(Errc::kIo, part_, "cannot be created: " + errno_text(errno),
+                  "check the directory and its permissions");
   }
   ~PartWriter() {
     if (!kept_) ::unlink(part_.c_str());
@@ -57,23 +65,40 @@ class PartWriter {
       const ssize_t done = ::write(fd_.get(), data, n);
       if (done < 0 && errno == EINTR) continue;
       if (done <= 0)
-        throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(done < 0 ? errno : EIO));
+        throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(done < 0 ? errno : EIO), kRoom);
       data += done, n -= static_cast<std::size_t>(done);
     }
   }
 
   // From now on the part outlives the writer.
   void keep() {
-    if (::fsync(fd_.get()) != 0) throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(errno));
+    if (::fsync(fd_.get()) != 0)
+      throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(errno), kRoom);
     kept_ = true;
   }
   void finish() {
     keep();
     if (::close(fd_.release()) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0)
-      throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno));
+      throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno), kRoom);
   }
 
  private:
+  static constexpr const char* kRoom = "make room there, or give output.dir another place";
+
+  static int open_part(const std::string& part, std::int64_t kept) {
+    constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    if (kept > 0) {
+      const int fd = ::open(part.c_str(), kFlags);
+      struct stat st {};
+      if (fd < 0 || (::fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1)) return fd;
+      ::close(fd);
+      errno = EMLINK;
+      return -1;
+    }
+    (void)::unlink(part.c_str());
+    return ::open(part.c_str(), kFlags | O_CREAT | O_EXCL, 0644);
+  }
+
   std::string path_, part_;
   Descriptor fd_;
   bool kept_ = false;

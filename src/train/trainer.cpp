@@ -8,6 +8,7 @@
 #include <numeric>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "train/drives.hpp"
 #include "train/failures.hpp"
@@ -240,6 +241,11 @@ class Trainer::Loop {
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
     tokens_ = s.tokens;
+    if (s.tokens == 0 && !std::exchange(told_of_no_target_, true))
+      log::warning(
+          "step {}: masks leave out all tokens of this step's sequences, so that it learns nothing "
+          "from them; more such steps are not told",
+          record.step);
     step_seconds_.push_back(s.seconds);
     summary_.step_seconds += s.seconds;
     summary_.stall += s.stall_for;
@@ -262,6 +268,7 @@ class Trainer::Loop {
   RunSummary summary_;
   std::optional<Validation> validation_;  // the last one, of the runs before, too
   std::int64_t tokens_ = 0;               // in a step
+  bool told_of_no_target_ = false;
   std::vector<double> step_seconds_;
 };
 

@@ -291,7 +291,7 @@ std::vector<Mistake> configurations() {
 std::vector<Mistake> files() {
   return {
       {"DataMissing", with({"data.train=none.txt"}), "none.txt", "No such file or directory"},
-      {"DataIsADirectory", with({"data.train=d"}), "d: ", "no regular file", folder("d")},
+      {"DataIsADirectory", with({"data.train=d"}), "d: ", "this is a directory", folder("d")},
       {"DataEmpty", with({"data.train=e.txt"}), "e.txt", "empty", file("e.txt", "")},
       {"DataTooShort", with({"data.train=s.txt"}), "s.txt", "", file("s.txt", "seven words are not enough")},
       {"ValidationMissing", with({"data.validation=none.txt"}), "none.txt", "No such file or directory"},

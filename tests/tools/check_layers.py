@@ -23,7 +23,7 @@ LAYERS = [
     ("store", ["base", "io", "device"]),
     ("optim", ["base", "kernels"]),
     ("model", ["base", "kernels", "device", "comm"]),
-    ("data", ["base"]),
+    ("data", ["base", "io"]),
     ("config", ["base", "io", "optim", "model"]),
     ("engine", ["base", "model", "optim", "store", "comm", "device"]),
     ("plan", ["base", "device", "store", "model", "engine"]),

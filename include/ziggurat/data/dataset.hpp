@@ -22,9 +22,9 @@ struct Batch {
 class DataSet {
  public:
   // Tokenises a text once into `cache_dir` (train.bin, validation.bin, with a stamp of the source's size and
-  // time and of the tokenizer), or uses .bin files as they are. Throws Error(kUsage) for data that is
-  // unreadable, empty or too short, or that has tokens beyond the model's vocabulary (vocab_size 0: not
-  // checked).
+  // time, of the tokenizer, and checksums), or uses .bin files as they are. Throws Error(kUsage) for data
+  // that is unreadable, empty, too short or without any target, or that has tokens beyond the model's
+  // vocabulary (vocab_size 0: the tokenizer's, if there is one).
   //
   // A validation share is cut off as nanoGPT does it: the first int(n * (1 - share)) of n units are for
   // training. The units are characters of a text (bytes with the tokenizer "bytes"; the cut then moves back
@@ -48,8 +48,8 @@ class DataSet {
   // whose share of the weights NamedRandom(seed, "data.blend.<step>") falls into at i is drawn from.
   //
   // With Order::kEpochs windows begin seq_len tokens apart, and sequence i of the step is number
-  // step * step_sequences + i of all that are drawn: with n windows, of the epoch that this number over n is the
-  // one that a permutation of the epoch (shuffle.hpp) puts in the place of the rest.
+  // step * step_sequences + i of all that are drawn: with n windows, of the epoch that this number over n is
+  // the one that a permutation of the epoch (shuffle.hpp) puts in the place of the rest.
   //
   // With packed documents a sequence is what packing.hpp makes of them, drawn in the same way from all
   // sequences. Its last tokens may be padding, which has no targets; each is a document of its own.

@@ -34,9 +34,10 @@ enum class Packing : std::uint8_t { kNone, kDocuments };
 enum class Order : std::uint8_t { kRandom, kEpochs };
 
 struct DataConfig {
-  std::string train;       // text file, documents .jsonl, or token file .bin; or as DataSource's paths
-  std::string validation;  // a file of the same kind; empty: the end of each training file
-  // The token behind each document of a .jsonl file, by its name; empty: none.
+  std::string train;  // text file, documents (JSON), or token file .bin; or as DataSource's paths
+  std::string
+      validation;  // tokens beside tokens, else a text or documents; empty: the end of each training file
+  // The token behind each document that has "text", by its name; empty: none.
   std::string document_end;
   double validation_share = 0.1;  // share of each file that is cut off then; 0: none
   TokenizerConfig tokenizer;

@@ -4,11 +4,12 @@
 #include <string>
 
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
 
-// A file of uint16 or uint32 tokens, mapped into memory. Pages are given back after each read, so that the
-// process's resident memory does not grow with the file. The file holds raw tokens (as nanoGPT's and
+// A file of uint16 or uint32 tokens, of which each read takes what it needs: the process's memory does not
+// grow with the file, and a drive's error is an Error. The file holds raw tokens (as nanoGPT's and
 // Megatron's .bin), or begins with llm.c's header, which is recognised and skipped: 256 int32, the first
 // three of them {20240520, 1, tokens} before uint16 and {20240801, 7, tokens} before uint32.
 class TokenFile {
@@ -16,20 +17,18 @@ class TokenFile {
   // `dtype` is kU16, or kI32 for uint32. Throws Error(kUsage) for a file that is missing or empty, whose size
   // is no whole number of tokens, or whose header contradicts the rest.
   TokenFile(const std::string& path, DType dtype);
-  ~TokenFile();
-  TokenFile(const TokenFile&) = delete;
-  TokenFile& operator=(const TokenFile&) = delete;
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
   DType dtype() const { return dtype_; }
   std::int64_t size() const { return count_; }
-  // Writes tokens [first, first + n) to out [n]. A uint32 above 2^31 - 1 comes out negative.
+  bool has_header() const { return header_bytes_ > 0; }
+  // Writes tokens [first, first + n) to out [n]. A uint32 above 2^31 - 1 comes out negative. Throws
+  // Error(kIo) for a drive's error, and for a file that has become shorter.
   void read(std::int64_t first, std::int64_t n, std::int32_t* out) const;
 
  private:
-  std::string path_;
+  InputFile file_;
   DType dtype_;
-  void* data_ = nullptr;
-  std::int64_t bytes_ = 0, header_bytes_ = 0, count_ = 0;
+  std::int64_t header_bytes_ = 0, count_ = 0;
 };
 
 }  // namespace zg

@@ -1,0 +1,32 @@
+// Token files of the user, which may be of any program: opened as what lies beside them says, and checked for
+// signs that they are read in the wrong way.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "data/token_description.hpp"
+#include "ziggurat/data/token_file.hpp"
+
+namespace zg {
+
+struct Tokens {
+  std::shared_ptr<const TokenFile> file;
+  std::shared_ptr<const MaskFile> mask;  // null: all are targets
+};
+
+// `dtype` counts where nothing beside the file says its type; none: uint16, or uint32 by the signs of it.
+// Throws Error(kUsage) for files of other programs, and for ids that are wider than the type.
+Tokens open_raw_tokens(const std::string& path, std::optional<DType> dtype);
+
+// Throws Error(kUsage) for the first id that is negative or not below `limit` (above 0), the size of `whose`
+// vocabulary ("model's"). ids[0] is the file's token `first`.
+void check_token_ids(const Tokens& tokens, std::int64_t first, std::span<const std::int32_t> ids,
+                     std::int64_t limit, const char* whose);
+// Throws Error(kUsage) for one that is known to be beyond `vocabulary`.
+[[noreturn]] void throw_bad_token(const std::string& path, std::int64_t position, std::int32_t id,
+                                  const std::string& vocabulary, const std::string& hint);
+
+}  // namespace zg

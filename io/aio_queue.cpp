@@ -84,7 +84,15 @@ AioQueue::AioQueue(int fd, int depth, AioCalls calls)
     throw Error(Errc::kIo, "libaio", "io_submit does not work: " + errno_text(-result),
                 "take the back end \"io_uring\" or \"threads\"");
   }
-  io_getevents(context_, 1, 1, events_.data(), nullptr);
+  int n = 0;
+  do {
+    n = io_getevents(context_, 1, 1, events_.data(), nullptr);
+  } while (n == -EINTR);
+  if (n != 1) {
+    io_destroy(context_);
+    throw Error(Errc::kIo, "libaio", "io_getevents does not work: " + errno_text(-n),
+                "take the back end \"io_uring\" or \"threads\"");
+  }
 }
 
 AioQueue::~AioQueue() {

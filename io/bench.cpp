@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 
 #include "io/bench_lane.hpp"
@@ -18,7 +19,10 @@ constexpr auto kFirstReport = std::chrono::milliseconds(50), kReportEvery = std:
 
 double cpu_seconds_now() {
   rusage usage{};
-  ZG_ASSERT(getrusage(RUSAGE_SELF, &usage) == 0, "getrusage");
+  if (getrusage(RUSAGE_SELF, &usage) != 0) {
+    throw Error(Errc::kIo, "getrusage", "does not tell the time of the processor: " + errno_text(errno),
+                "run with a seccomp profile that allows it");
+  }
   const auto seconds = [](const timeval& t) {
     return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
   };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/depth.hpp"
@@ -58,8 +59,9 @@ EngineCore::EngineCore(Backend backend, const EngineOptions& options, std::vecto
   } catch (const std::exception& e) {  // no memory, or no more threads
     for (const auto& lane : lanes_) lane->await_start();
     stop();
-    throw Error(Errc::kIo, "I/O threads", fmt::format("{} of them, and no more: {}", lanes_.size(), e.what()),
-                "ask for fewer queues, or raise the limit of threads (ulimit -u, the cgroup's pids.max)");
+    const Error error = error_from(e);
+    throw Error(error.code(), error.where(),
+                fmt::format("{} I/O threads, and no more: {}", lanes_.size(), error.message()), error.hint());
   }
   start();
 }

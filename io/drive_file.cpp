@@ -45,7 +45,8 @@ OwnedFd open_existing(const std::string& path) {
   if (stat(path.c_str(), &info) != 0) throw refused("name an existing file");
   OwnedFd fd;
   if (S_ISREG(info.st_mode)) {
-    fd = OwnedFd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    // Without waiting: it may be a pipe by now.
+    fd = OwnedFd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
     if (!fd || fstat(fd.get(), &info) != 0) throw refused("name a file that this user may read and write");
   }
   if (!S_ISREG(info.st_mode)) {
@@ -189,8 +190,9 @@ void DriveFile::preallocate() {
   do {
     error = fallocate(fd_.get(), 0, 0, bytes_) == 0 ? 0 : errno;
   } while (error == EINTR);
-  if (error == EOPNOTSUPP || error == ENOSYS) {
-    sparse_because_ = fmt::format("{} cannot reserve space", mount_of(path_).filesystem);
+  if (error == EOPNOTSUPP || error == ENOSYS || error == EPERM) {  // EPERM: a sandbox forbids it
+    sparse_because_ =
+        fmt::format("{} cannot reserve space: {}", mount_of(path_).filesystem, errno_text(error));
     error = ftruncate(fd_.get(), bytes_) == 0 ? 0 : errno;
   }
   if (error == ENOSPC || error == EDQUOT) {
@@ -202,7 +204,11 @@ void DriveFile::preallocate() {
   }
   if (error != 0) {
     throw Error(Errc::kIo, path_,
-                fmt::format("cannot hold a file of {}: {}", format_bytes(bytes_), errno_text(error)));
+                fmt::format("cannot hold a file of {}: {}", format_bytes(bytes_), errno_text(error)),
+                error == EFBIG
+                    ? "raise the limit on the size of files (ulimit -f), name a path on a file system "
+                      "with larger ones, or give the tier fewer bytes"
+                    : "name another path");
   }
 }
 

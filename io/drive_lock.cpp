@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -18,8 +18,11 @@
 #include <sstream>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -42,10 +45,7 @@ bool is_tier_name(std::string_view name) {
 }
 
 std::string random_tier_name() {
-  std::uint64_t number = 0;
-  if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-    throw Error(Errc::kIo, "getrandom", errno_text(errno));
-  return fmt::format("{}{:016x}{}", kPrefix, number, kSuffix);
+  return fmt::format("{}{}{}", kPrefix, random_digits(), kSuffix);
 }
 
 std::string host_name() {
@@ -213,6 +213,7 @@ std::unique_ptr<DriveLock> DriveLock::take(const std::string& directory,
   // it until the leftovers are removed.
   const bool written = lock->try_write_owner();
   lock->remove_leftovers(previous);
+  lock->remove_at_sudden_end();
   if (!written && !lock->try_write_owner())
     throw Error(Errc::kIo, lock->path_of(kLockName), "cannot be written: " + errno_text(errno));
   return lock;
@@ -224,6 +225,7 @@ DriveLock::DriveLock(const std::string& directory)
 // Each name is removed while its lock is held, so that no other run takes the file for a leftover. The lock
 // file goes last, so that the next run finds the space free.
 DriveLock::~DriveLock() {
+  forget_sudden_end();
   if (getpid() != process_) return;
   if (data_ && !kept_ && is_at(file_, data_)) unlinkat(dir_.get(), file_.c_str(), 0);
   data_ = OwnedFd();
@@ -337,16 +339,19 @@ void DriveLock::remove_leftovers(const Owner& previous) const {
   const std::vector<Leftover> leftovers = find_leftovers();
   if (leftovers.empty()) return;
   std::int64_t bytes = 0;
+  std::size_t removed = 0;
   bool of_previous = true;
   for (const Leftover& leftover : leftovers) {
-    remove(leftover);
+    if (!remove(leftover)) continue;
+    ++removed;
     bytes += leftover.bytes;
     of_previous = of_previous && previous.pid != 0 && leftover.name == previous.file;
   }
+  if (removed == 0) return;
   log::info("reclaimed {} in {}, left by {} that did not end properly", format_bytes(bytes), directory_,
-            of_previous             ? fmt::format("pid {} ({})", previous.pid, previous.command)
-            : leftovers.size() == 1 ? std::string("a run")
-                                    : fmt::format("{} runs", leftovers.size()));
+            of_previous    ? fmt::format("pid {} ({})", previous.pid, previous.command)
+            : removed == 1 ? std::string("a run")
+                           : fmt::format("{} runs", removed));
 }
 
 std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
@@ -369,12 +374,22 @@ std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
     OwnedFd fd(openat(dir_.get(), name.c_str(), O_RDWR | kFlags));
     if (!fd && errno == EACCES) fd = OwnedFd(openat(dir_.get(), name.c_str(), O_RDONLY | kFlags));
     if (!fd && (errno == ENOENT || errno == ELOOP)) continue;  // removed or replaced meanwhile
+    // Nobody stops the runs of others by files of such a name.
+    const bool foreign = info.st_uid != geteuid();
+    if (!fd && foreign && is_permission_error(errno)) {
+      log::warning("{} belongs to user {} and cannot be opened: it stays", path_of(name), info.st_uid);
+      continue;
+    }
     if (!fd) {
       throw Error(is_permission_error(errno) ? Errc::kUsage : Errc::kIo, path_of(name),
                   "was left by a killed run and cannot be opened: " + errno_text(errno),
                   "remove it, or name another directory");
     }
     if (const int error = lock_now(fd.get()); error == EWOULDBLOCK) {
+      if (foreign) {
+        log::warning("{} belongs to user {}, who has locked it: it stays", path_of(name), info.st_uid);
+        continue;
+      }
       throw Error(Errc::kUsage, path_of(name),
                   "is in use by a run that lives, though its ziggurat.lock was removed",
                   "wait for it to end, end it, or name another directory");
@@ -382,14 +397,19 @@ std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
       throw lock_error(path_of(name), error);
     }
     const std::int64_t bytes = info.st_nlink == 1 ? std::int64_t{info.st_blocks} * 512 : 0;
-    if (is_at(name, fd)) leftovers.push_back({name, std::move(fd), bytes});
+    if (is_at(name, fd)) leftovers.push_back({name, std::move(fd), bytes, foreign});
   }
   if (errno != 0) throw Error(Errc::kIo, directory_, "cannot be listed: " + errno_text(errno));
   return leftovers;
 }
 
-void DriveLock::remove(const Leftover& leftover) const {
+// False: it belongs to another user, and stays.
+bool DriveLock::remove(const Leftover& leftover) const {
   if (unlinkat(dir_.get(), leftover.name.c_str(), 0) != 0) {
+    if (leftover.foreign && is_permission_error(errno)) {
+      log::warning("{} belongs to another user and cannot be removed: it stays", path_of(leftover.name));
+      return false;
+    }
     throw Error(is_permission_error(errno) ? Errc::kUsage : Errc::kIo, path_of(leftover.name),
                 "was left by a killed run and cannot be removed: " + errno_text(errno),
                 "remove it, or name another directory");
@@ -399,6 +419,65 @@ void DriveLock::remove(const Leftover& leftover) const {
   struct stat info {};
   if (fstat(leftover.fd.get(), &info) == 0 && info.st_nlink == 0 && ftruncate(leftover.fd.get(), 0) != 0)
     log::debug("{}: {}", path_of(leftover.name), errno_text(errno));
+  return true;
+}
+
+// ---- ends without destructors
+
+namespace {
+
+// What is removed when the process ends at once. A signal handler reads the places, so that they have a fixed
+// size and are never freed.
+struct Doomed {
+  std::atomic<bool> taken{false}, valid{false};
+  int directory = -1;
+  pid_t process = 0;
+  std::array<char, 64> file{};  // "": nothing but the lock file
+};
+std::array<Doomed, 64> doomed;
+
+// The lock file goes last, as in the destructor. Nothing here looks whether a name was given to another file
+// meanwhile: the lock has kept other runs away.
+void remove_doomed() {
+  for (const Doomed& d : doomed) {
+    if (!d.valid.load() || d.process != getpid()) continue;
+    if (d.file[0] != '\0') (void)unlinkat(d.directory, d.file.data(), 0);
+    (void)unlinkat(d.directory, kLockName, 0);
+  }
+}
+
+}  // namespace
+
+// Where more drives are open than there are places, the next run removes what the others leave.
+void DriveLock::remove_at_sudden_end() {
+  static const bool registered = (at_sudden_end(&remove_doomed), true);
+  (void)registered;
+  if (place_ < 0) {
+    for (std::size_t i = 0; i < doomed.size() && place_ < 0; ++i) {
+      if (!doomed[i].taken.exchange(true)) place_ = static_cast<int>(i);
+    }
+    if (place_ < 0) return;
+  }
+  Doomed& d = doomed[static_cast<std::size_t>(place_)];
+  d.valid = false;
+  d.directory = dir_.get();
+  d.process = process_;
+  const std::string name = data_ && !kept_ ? file_ : "";
+  d.file.fill('\0');
+  std::copy_n(name.begin(), std::min(name.size(), d.file.size() - 1), d.file.begin());
+  d.valid = true;
+}
+
+void DriveLock::forget_sudden_end() {
+  if (place_ < 0) return;
+  Doomed& d = doomed[static_cast<std::size_t>(std::exchange(place_, -1))];
+  d.valid = false;
+  d.taken = false;
+}
+
+void DriveLock::renamed(const std::string& name, bool kept) {
+  file_ = name, kept_ = kept;
+  if (lock_) remove_at_sudden_end();
 }
 
 OwnedFd DriveLock::make_file() {
@@ -406,6 +485,7 @@ OwnedFd DriveLock::make_file() {
   ZG_ASSERT(!data_, "a second data file in {}", directory_);
   data_ = OwnedFd(openat(dir_.get(), file_.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
   if (!data_) throw creation_error(directory_, errno);
+  remove_at_sudden_end();
   if (const int error = lock_now(data_.get()); error != 0) throw lock_error(path_of(file_), error);
   OwnedFd fd(openat(dir_.get(), file_.c_str(), kFlags));
   if (!fd || !is_at(file_, data_))
@@ -414,12 +494,18 @@ OwnedFd DriveLock::make_file() {
 }
 
 OwnedFd DriveLock::open_file(const std::string& name) {
-  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   ZG_ASSERT(!data_, "a second data file in {}", directory_);
   data_ = OwnedFd(openat(dir_.get(), name.c_str(), kFlags));
   if (!data_) {
     throw Error(Errc::kUsage, path_of(name), "cannot be opened: " + errno_text(errno),
                 "the checkpoint that names it is damaged: resume from another one");
+  }
+  struct stat info {};
+  if (fstat(data_.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    data_ = OwnedFd();
+    throw Error(Errc::kUsage, path_of(name), "is no regular file",
+                "somebody has put it in the place of the checkpoint's: resume from another checkpoint");
   }
   renamed(name, true);
   if (const int error = lock_now(data_.get()); error == EWOULDBLOCK) {

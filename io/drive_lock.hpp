@@ -67,13 +67,14 @@ class DriveLock {
   OwnedFd open_file(const std::string& name);
   const std::string& file() const { return file_; }  // name of the data file
   // Somebody has given the data file this name. `kept`: it is not removed at the end.
-  void renamed(const std::string& name, bool kept) { file_ = name, kept_ = kept; }
+  void renamed(const std::string& name, bool kept);
 
  private:
   struct Leftover {
     std::string name;
     OwnedFd fd;
     std::int64_t bytes = 0;  // freed by its removal
+    bool foreign = false;    // another user's
   };
 
   explicit DriveLock(const std::string& directory);
@@ -85,13 +86,16 @@ class DriveLock {
   void refuse_leftovers_of_other_hosts(const Owner& previous, std::optional<std::int64_t> file_system_type);
   void remove_leftovers(const Owner& previous) const;
   std::vector<Leftover> find_leftovers() const;
-  void remove(const Leftover& leftover) const;
+  bool remove(const Leftover& leftover) const;
+  void remove_at_sudden_end();
+  void forget_sudden_end();
   bool is_at(const std::string& name, const OwnedFd& fd) const;
   std::string path_of(const std::string& name) const;
 
   const std::string directory_;
   std::string file_;  // name of the data file
   bool kept_ = false;
+  int place_ = -1;  // among what is removed when the process ends without destructors
   const pid_t process_;
   OwnedFd dir_;   // all names are opened relative to it, so the path may be renamed meanwhile
   OwnedFd lock_;  // set once it is locked

@@ -8,6 +8,7 @@
 #include "io/clock.hpp"
 #include "io/lane.hpp"
 #include "ziggurat/base/cores.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 
 namespace zg::io {
@@ -56,7 +57,8 @@ bool Lane::make_queue() {
   } catch (const Error& e) {
     failed = std::make_unique<Error>(e.code(), e.where(), e.message(), e.hint());
   } catch (const std::exception& e) {
-    failed = std::make_unique<Error>(Errc::kIo, options_.name, e.what());
+    const Error error = error_from(e);
+    failed = std::make_unique<Error>(error.code(), options_.name, error.message(), error.hint());
   }
   std::lock_guard lock(mutex_);
   queue_ = std::move(queue);

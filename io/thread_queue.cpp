@@ -9,6 +9,7 @@
 
 #include "io/queue.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/thread.hpp"
 
@@ -43,9 +44,10 @@ class ThreadQueue final : public Queue {
         workers_.emplace_back(fmt::format("{}.{}", thread_name, i), [this] { work(); });
     } catch (const std::exception& e) {
       stop();
-      throw Error(Errc::kIo, "threads",
-                  fmt::format("{} of {}, and no more: {}", workers_.size(), threads, e.what()),
-                  "ask for fewer, or raise the limit of threads (ulimit -u, the cgroup's pids.max)");
+      const Error error = error_from(e);
+      throw Error(error.code(), error.where(),
+                  fmt::format("{} of {}, and no more: {}", workers_.size(), threads, error.message()),
+                  error.hint());
     }
   }
 

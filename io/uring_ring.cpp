@@ -5,7 +5,9 @@
 #include <sys/sysmacros.h>
 
 #include <cerrno>
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "ziggurat/base/error.hpp"
 
@@ -37,7 +39,9 @@ std::string first_word_of(const std::string& path) {
     }
     throw Error(
         Errc::kIo, "io_uring", "forbidden, by a seccomp filter it seems: " + errno_text(error),
-        fmt::format("run the container with a seccomp profile that allows io_uring_setup, {}", other));
+        fmt::format(
+            "run the container with a seccomp profile that allows io_uring_setup and io_uring_enter, {}",
+            other));
   }
   if (error == ENOMEM) {
     throw Error(Errc::kIo, "io_uring", "the kernel has no memory for a ring: " + errno_text(error),
@@ -86,6 +90,7 @@ UringRing::UringRing(int fd, unsigned entries, const UringOptions& options, cons
   if (const int error = make(0); error != 0) throw_unavailable(error);
   if ((ring_->features & IORING_FEAT_EXT_ARG) == 0 || (ring_->features & IORING_FEAT_NODROP) == 0)
     throw_unavailable(ENOSYS);
+  if (const int error = try_enter(); error != 0) throw_unavailable(error);
   if (options.sqpoll) try_mode(IORING_SETUP_SQPOLL, "", fd, options.require);
   if (options.iopoll)
     try_mode(IORING_SETUP_IOPOLL, fd >= 0 ? unpolled_because(fd, sysfs) : "", fd, options.require);
@@ -110,6 +115,22 @@ int UringRing::make(unsigned modes) {
     if (result != -EINVAL) break;
   }
   return -result;
+}
+
+// Enters the kernel once, since a sandbox may allow to make a ring and forbid to use it. Returns 0 or an
+// errno.
+int UringRing::try_enter() const {
+  io_uring_prep_nop(io_uring_get_sqe(get()));
+  io_uring_cqe* cqe = nullptr;
+  for (int tries = 0; io_uring_peek_cqe(get(), &cqe) != 0; ++tries) {
+    constexpr int kTries = 100;  // while the kernel has no memory
+    const int result = io_uring_submit_and_wait(get(), 1);
+    if (result >= 0 || result == -EINTR) continue;
+    if ((result != -EAGAIN && result != -EBUSY && result != -ENOMEM) || tries >= kTries) return -result;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  io_uring_cqe_seen(get(), cqe);
+  return 0;
 }
 
 // Adds a mode to the ring, unless `why_not` says beforehand that it cannot work.

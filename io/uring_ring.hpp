@@ -34,6 +34,7 @@ class UringRing {
   using Handle = std::unique_ptr<io_uring, Exit>;
 
   int make(unsigned modes);
+  int try_enter() const;
   void try_mode(unsigned mode, std::string why_not, int fd, bool require);
   std::string cannot_poll(int fd) const;
 

@@ -1,6 +1,9 @@
 // Matrix products on the host. oneDNN primitives run single-threaded inside our own parallel loop over a
 // fixed grid of tiles of C, so that neither the bits nor the number of threads depend on OpenMP.
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -123,7 +126,26 @@ dnnl::matmul::primitive_desc describe(const Problem& problem) {
 #endif
 }
 
+// oneDNN generates code for a product, and some of its versions follow a null pointer where they get no
+// memory for it. Where address space runs out, or code may not be made at all, this says so before they try.
+void expect_memory_for_code() {
+  constexpr std::size_t kBytes = 16 << 20;  // of code, and of what generates it
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(Errc::kMemory, "matrix products", "there is no memory for their code: " + errno_text(errno),
+                "raise the limit on address space (ulimit -v), lower the budgets, or free memory");
+  }
+  const int error = mprotect(memory, 4096, PROT_READ | PROT_EXEC) == 0 ? 0 : errno;
+  (void)munmap(memory, kBytes);
+  if (error == 0) return;
+  throw Error(Errc::kUsage, "matrix products", "their code may not be made executable: " + errno_text(error),
+              "oneDNN makes it while the program runs: allow that (MemoryDenyWriteExecute=no of a service, "
+              "SELinux's execmem)");
+}
+
 std::unique_ptr<Entry> make_entry(const Problem& problem) {
+  expect_memory_for_code();
   auto entry = std::make_unique<Entry>();
   entry->problem = problem;
   const dnnl::matmul::primitive_desc pd = describe(problem);

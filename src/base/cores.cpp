@@ -223,7 +223,11 @@ std::string format_cpu_list(const std::vector<int>& cpus) {
 std::vector<int> usable_cores() {
   CpuMask mask;
   std::vector<int> cpus;
-  if (mask.read() != 0) return cpus;
+  // A sandbox may refuse to say which. Then all that are online count; one where the system hides those, too.
+  if (mask.read() != 0) {
+    cpus = parse_cpu_list(first_line("/sys/devices/system/cpu/online"));
+    return cpus.empty() ? std::vector<int>{0} : cpus;
+  }
   for (int cpu = 0; cpu < static_cast<int>(CpuMask::kMaxCpus); ++cpu) {
     if (mask.has(cpu)) cpus.push_back(cpu);
   }

@@ -59,6 +59,23 @@ void remove_leftovers(const std::string& path) {
   }
 }
 
+// From the kernel, or from its device where a sandbox refuses the call. So few bytes come whole.
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  ssize_t n = 0;
+  do {
+    n = ::getrandom(&number, sizeof number, 0);
+  } while (n < 0 && errno == EINTR);
+  if (n == sizeof number) return number;
+  const int error = errno;
+  const int fd = ::open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+  if (fd >= 0) n = ::read(fd, &number, sizeof number);
+  if (fd >= 0) (void)::close(fd);
+  if (n == sizeof number) return number;
+  throw Error(Errc::kIo, "getrandom", "gives no random bytes: " + errno_text(error),
+              "allow the call, or reading /dev/urandom");
+}
+
 // A new, locked file of this name; -1 with errno, where that cannot be.
 int create_locked(const std::string& part) {
   const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
@@ -156,6 +173,13 @@ std::string read_text_file(const std::string& path, const std::string& what, std
 }
 
 OutputFile::OutputFile(std::string path, std::int64_t bytes) : path_(std::move(path)) {
+  // The new file would take the place of a device or a pipe, as of /dev/null.
+  if (struct stat there{};
+      ::stat(path_.c_str(), &there) == 0 && !S_ISREG(there.st_mode) && !S_ISDIR(there.st_mode)) {
+    throw Error(Errc::kUsage, path_,
+                fmt::format("a file is to be written here, this is {}", kind_of(there.st_mode)),
+                "name a regular file, or one that is not there");
+  }
   remove_leftovers(path_);
   // Another process may take the new file for a leftover before it is locked, or the digits may be taken:
   // once more.
@@ -249,14 +273,7 @@ void sync_directory(const std::string& path) {
 }
 
 std::string random_digits() {
-  std::uint64_t number = 0;
-  for (std::size_t done = 0; done < sizeof number;) {
-    const ssize_t n = ::getrandom(reinterpret_cast<char*>(&number) + done, sizeof number - done, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw Error(Errc::kIo, "getrandom", "gives no random bytes: " + errno_text(errno));
-    done += static_cast<std::size_t>(n);
-  }
-  return fmt::format("{:016x}", number);
+  return fmt::format("{:016x}", random_number());
 }
 
 bool is_temporary_name(std::string_view name, std::string_view base) {

@@ -126,12 +126,13 @@ void read_cgroups(const std::string& root, MemoryLimits& limits) {
 
 void read_nodes(const std::string& root, MemoryLimits& limits) {
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(root + "/sys/devices/system/node", error)) {
-    const std::string name = entry.path().filename();
+  for (fs::directory_iterator it(root + "/sys/devices/system/node", error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
     if (name.compare(0, 4, "node") != 0 || name.size() == 4 ||
         name.find_first_not_of("0123456789", 4) != std::string::npos)
       continue;
-    const std::string file = entry.path() / "meminfo";
+    const std::string file = it->path() / "meminfo";
     const std::int64_t free = number_behind(file, "MemFree:");
     if (free < 0) continue;
     const std::int64_t cache = std::max<std::int64_t>(0, number_behind(file, "Inactive(file):"));

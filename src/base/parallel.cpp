@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "base/cpu_mask.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/thread.hpp"
 
 // oneTBB's library is not instrumented, so ThreadSanitizer cannot see that a loop's start happens before its
 // chunks, and these before its end. These macros tell it.
@@ -371,11 +373,33 @@ void use_pool(std::unique_ptr<Pool> next) {
   pool_owner = std::move(next);
 }
 
+// All threads of a loop over `threads` items are there at once, if they come soon.
+void meet(int threads) {
+  std::atomic<int> there{0};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  run_chunks(threads, 1, [&](std::int64_t, std::int64_t) {
+    there.fetch_add(1);
+    while (there.load() < threads && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  });
+}
+
+// oneTBB starts its threads with the first loops, and ends the process where the system refuses one. So it
+// starts them here, right after it was found out that the system gives as many. It keeps them.
+void start_workers(int threads) {
+  static int started = 1;  // guarded by setting_mutex; the caller of a loop is one
+  if (threads <= started) return;
+  try_threads("zg-compute", threads - started);
+  started = threads;
+  const Pool* const p = pool.load();
+  if (p == nullptr) return meet(threads);
+  for (const auto& team : p->teams) team->arena.execute([&] { meet(team->threads); });
+}
+
 // Why the system refuses to bind threads to these cores; empty if it does not. Tried on a thread of its own,
 // whose binding ends with it.
 std::string why_not_bound(const CoreAssignment& cores) {
   std::string why;
-  std::thread([&] {
+  NamedThread("zg-bind", [&] {
     for (const NodeCores& node : cores.nodes) {
       const int error = node.threads > 0 ? bind_this_thread(node.compute) : 0;
       if (error != 0 && why.empty())
@@ -436,6 +460,7 @@ std::string set_parallelism(const CoreAssignment& cores) {
   } else {
     control.emplace(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(cores.threads()));
   }
+  start_workers(cores.threads());
   return why_not;
 }
 

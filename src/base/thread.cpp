@@ -5,6 +5,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <system_error>
+#include <vector>
+
+#include "ziggurat/base/failure.hpp"
+
 namespace zg {
 
 void name_this_thread(const std::string& name) {
@@ -19,10 +25,28 @@ void lower_priority_of_this_thread() {
   (void)::syscall(SYS_ioprio_set, kOneThread, 0, kLastBestEffort);
 }
 
-NamedThread::NamedThread(std::string name, std::function<void()> body)
-    : thread_([thread_name = std::move(name), run = std::move(body)] {
-        name_this_thread(thread_name);
-        run();
-      }) {}
+NamedThread::NamedThread(std::string name, std::function<void()> body) {
+  try {
+    thread_ = std::thread([name, run = std::move(body)] {
+      name_this_thread(name);
+      run();
+    });
+  } catch (const std::system_error& e) {
+    throw thread_error(name, e.code().value());
+  }
+}
+
+void try_threads(const std::string& name, int count) {
+  std::atomic<bool> may_end{false};
+  std::vector<NamedThread> threads;
+  struct Release {  // before the threads are joined, where one cannot be started, too
+    std::atomic<bool>& flag;
+    ~Release() {
+      flag = true;
+      flag.notify_all();
+    }
+  } const release{may_end};
+  for (int i = 0; i < count; ++i) threads.emplace_back(name, [&] { may_end.wait(false); });
+}
 
 }  // namespace zg

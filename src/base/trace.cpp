@@ -1,12 +1,43 @@
 #include "ziggurat/base/trace.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <memory>
+#include <iterator>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
+namespace {
+
+// A trace has millions of lines: they go to the file in pieces of this size.
+class TraceWriter {
+ public:
+  explicit TraceWriter(const std::string& path) : file_(path, 0) { text_.reserve(2 * kPiece); }
+  template <class... Args>
+  void line(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
+    if (text_.size() >= kPiece) write();
+  }
+  void commit() {
+    write();
+    file_.commit();
+  }
+
+ private:
+  static constexpr std::size_t kPiece = 1 << 20;
+  void write() {
+    const auto bytes = static_cast<std::int64_t>(text_.size());
+    file_.write_at(written_, text_.data(), bytes);
+    written_ += bytes;
+    text_.clear();
+  }
+  OutputFile file_;
+  std::string text_;
+  std::int64_t written_ = 0;
+};
+
+}  // namespace
 
 void Trace::start() {
   if (whole_ != this) return whole_->start();
@@ -40,12 +71,9 @@ void Trace::add(int lane, std::string name, Clock::time_point begin, Clock::time
 void Trace::save(const std::string& path) const {
   if (whole_ != this) return whole_->save(path);
   std::lock_guard lock(mutex_);
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "w"), &std::fclose);
-  if (!file) throw Error(Errc::kIo, path, "the trace cannot be written: " + errno_text(errno));
-  std::FILE* f = file.get();
-  std::fprintf(f,
-               "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"dropped_events\":\"%zu\"},\"traceEvents\":[\n",
-               dropped_);
+  TraceWriter out(path);
+  out.line("{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"dropped_events\":\"{}\"}},\"traceEvents\":[\n",
+           dropped_);
   // A group is what the format calls a process; the first one is for lanes without a group.
   std::vector<std::string> groups{""};
   std::vector<std::size_t> process_of;  // by lane
@@ -55,30 +83,27 @@ void Trace::save(const std::string& path) const {
     if (it == groups.end()) groups.push_back(lane.group);
   }
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    std::fprintf(
-        f,
-        "{\"ph\":\"M\",\"pid\":%zu,\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n"
-        "{\"ph\":\"M\",\"pid\":%zu,\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_"
-        "index\":%zu}},\n",
-        process_of[i], i, lanes_[i].name.c_str(), process_of[i], i, i);
+    out.line(
+        "{{\"ph\":\"M\",\"pid\":{0},\"tid\":{1},\"name\":\"thread_name\",\"args\":{{\"name\":\"{2}\"}}}},\n"
+        "{{\"ph\":\"M\",\"pid\":{0},\"tid\":{1},\"name\":\"thread_sort_index\",\"args\":{{\"sort_"
+        "index\":{1}}}}},\n",
+        process_of[i], i, lanes_[i].name);
   }
   for (std::size_t g = 1; g < groups.size(); ++g) {
-    std::fprintf(
-        f,
-        "{\"ph\":\"M\",\"pid\":%zu,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}},\n"
-        "{\"ph\":\"M\",\"pid\":%zu,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%zu}},\n",
-        g + 1, groups[g].c_str(), g + 1, g + 1);
+    out.line(
+        "{{\"ph\":\"M\",\"pid\":{0},\"name\":\"process_name\",\"args\":{{\"name\":\"{1}\"}}}},\n"
+        "{{\"ph\":\"M\",\"pid\":{0},\"name\":\"process_sort_index\",\"args\":{{\"sort_index\":{0}}}}},\n",
+        g + 1, groups[g]);
   }
   for (const Event& e : events_) {
-    std::fprintf(f, "{\"ph\":\"X\",\"pid\":%zu,\"tid\":%d,\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f",
-                 process_of[static_cast<std::size_t>(e.lane)], e.lane, e.name.c_str(),
-                 seconds_between(origin_, e.begin) * 1e6, seconds_between(e.begin, e.end) * 1e6);
-    if (e.bytes > 0) std::fprintf(f, ",\"args\":{\"bytes\":%lld}", static_cast<long long>(e.bytes));
-    std::fputs("},\n", f);
+    out.line("{{\"ph\":\"X\",\"pid\":{},\"tid\":{},\"name\":\"{}\",\"ts\":{:.3f},\"dur\":{:.3f}",
+             process_of[static_cast<std::size_t>(e.lane)], e.lane, e.name,
+             seconds_between(origin_, e.begin) * 1e6, seconds_between(e.begin, e.end) * 1e6);
+    if (e.bytes > 0) out.line(",\"args\":{{\"bytes\":{}}}", e.bytes);
+    out.line("}},\n");
   }
-  std::fputs("{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"ziggurat\"}}\n]}\n", f);
-  if (std::fflush(f) != 0 || std::ferror(f) != 0)
-    throw Error(Errc::kIo, path, "writing the trace failed: " + errno_text(errno));
+  out.line("{{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{{\"name\":\"ziggurat\"}}}}\n]}}\n");
+  out.commit();
 }
 
 }  // namespace zg

@@ -131,7 +131,11 @@ Watchdog::Watchdog(Options options)
   ZG_ASSERT(options_.stall_seconds >= 0 && options_.answer_seconds > 0, "{} {}", options_.stall_seconds,
             options_.answer_seconds);
   descriptor_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (descriptor_ < 0) throw Error(Errc::kIo, "eventfd", errno_text(errno), "raise the limit of open files");
+  if (descriptor_ < 0) {
+    throw Error(
+        Errc::kIo, "eventfd", "the watchdog cannot have one: " + errno_text(errno),
+        "raise the limit of open files (ulimit -n), or run with a seccomp profile that allows eventfd2");
+  }
   thread_ = NamedThread("zg-watchdog", [this] { run(); });
 }
 
@@ -163,8 +167,12 @@ void Watchdog::dump_on_signal(int signal) {
   action.sa_handler = on_dump_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  const int result = ::sigaction(signal, &action, &before_);
-  ZG_ASSERT(result == 0, "signal {}: {}", signal, errno_text(errno));
+  if (::sigaction(signal, &action, &before_) != 0) {
+    const int error = errno;
+    signal_target.descriptor.store(-1);
+    log::warning("signal {} does not make this process tell its state: {}", signal, errno_text(error));
+    return;
+  }
   signal_ = signal;
 }
 
@@ -358,7 +366,10 @@ void Watchdog::run() {
     }
     pollfd descriptor{descriptor_, POLLIN, 0};
     const int ready = ::poll(&descriptor, 1, timeout_ms);
-    ZG_ASSERT(ready >= 0 || errno == EINTR, "poll: {}", errno_text(errno));
+    if (ready < 0 && errno != EINTR) {
+      log::warning("stalls are not looked for: poll: {}", errno_text(errno));
+      return;
+    }
     if (ready > 0) {
       std::uint64_t requests = 0;
       const ssize_t n = ::read(descriptor_, &requests, sizeof requests);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.hpp"
+#include "cli/output.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
@@ -221,10 +222,11 @@ int verify(const Flags& flags) {
     std::printf("%s  %s\n", path.c_str(),
                 problem.empty() ? fmt::format("valid: {} read, all hashes agree", format_bytes(bytes)).c_str()
                                 : ("damaged: " + problem).c_str());
+    flush_output();
   }
   if (flags.json) print({{"checkpoints", results}});
   if (damaged == 0) return 0;
-  std::fflush(stdout);
+  flush_output();
   throw Error(Errc::kUsage, flags.path,
               fmt::format("{} of {} checkpoint{} {} damaged", damaged, all.size(), all.size() == 1 ? "" : "s",
                           damaged == 1 ? "is" : "are"),

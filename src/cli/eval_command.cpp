@@ -7,6 +7,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/model_flags.hpp"
+#include "cli/output.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/data/documents.hpp"
@@ -87,6 +88,7 @@ class Evaluation {
       std::printf("%-40s %10lld %10.6f %12.4f\n", name.c_str(), static_cast<long long>(loss.tokens),
                   loss.mean(), std::exp(loss.mean()));
     }
+    flush_output();
     log::progress(fmt::format("{} documents, {} tokens, loss {:.4f}", count_, total_.tokens, total_.mean()));
   }
   static nlohmann::ordered_json record(const std::string& name, const Generator::Loss& loss) {

@@ -13,6 +13,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/model_flags.hpp"
+#include "cli/output.hpp"
 #include "cli/text_stream.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
@@ -50,7 +51,7 @@ void print_ids(Generator& generator, const std::vector<std::int32_t>& prompt,
   bool first = true;
   generator.generate(prompt, options, [&](std::int32_t id) {
     std::printf(std::exchange(first, false) ? "%d" : ",%d", id);
-    std::fflush(stdout);
+    flush_output();
     return !interrupted();
   });
 }
@@ -60,7 +61,7 @@ std::vector<std::int32_t> print_text(Generator& generator, const std::vector<std
                                      const GenerateOptions& options, std::int32_t end = -1) {
   const auto show = [](std::string_view piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
+    flush_output();
   };
   std::optional<TextStream> text;  // once the prompt has turned out to be one
   const std::vector<std::int32_t>& ends = generator.end_ids();
@@ -106,7 +107,7 @@ void talk(const Flags& f, Generator& generator, bool one_answer) {
   const auto answer = [&](const std::string& said) {
     chat.answered(print_text(generator, chat.ask(said), f.options, chat.end_id()), generator.end_ids());
     std::fputc('\n', stdout);
-    std::fflush(stdout);
+    flush_output();
   };
   if (one_answer) return answer(f.prompt);
   const bool person = isatty(STDIN_FILENO) == 1;

@@ -102,9 +102,9 @@ std::vector<TunePlace> places_of(const Flags& f) {
 TuneSettings settings_of(const std::vector<TunePlace>& places, std::int64_t size, const std::string& goal) {
   const MachineProbe machine = probe_machine();
   utsname system{};
-  ZG_ASSERT(uname(&system) == 0, "uname");
+  const bool known = uname(&system) == 0;
   TuneSettings s{.machine = fmt::format("{}, {} cores", machine.cpu, machine.cores),
-                 .kernel = system.release,
+                 .kernel = known ? system.release : "unknown",
                  .paths = {},
                  .size = size,
                  .goal = goal};

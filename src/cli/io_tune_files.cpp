@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <random>
 #include <utility>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/engine.hpp"
 
@@ -28,8 +28,7 @@ std::int64_t reserve_of(const TunePlace& place) {
 }
 
 std::string new_name() {
-  std::random_device random;
-  return fmt::format("{}{:08x}{:08x}{}", kPrefix, random(), random(), kSuffix);
+  return fmt::format("{}{}{}", kPrefix, random_digits(), kSuffix);
 }
 
 // Whether the path still names the open file.
@@ -54,23 +53,28 @@ void preallocate(int fd, const std::string& directory, std::int64_t bytes) {
   do {
     error = fallocate(fd, 0, 0, bytes) == 0 ? 0 : errno;
   } while (error == EINTR);
-  if (error == EOPNOTSUPP || error == ENOSYS) error = ftruncate(fd, bytes) == 0 ? 0 : errno;
+  // EPERM: a sandbox forbids it.
+  if (error == EOPNOTSUPP || error == ENOSYS || error == EPERM) error = ftruncate(fd, bytes) == 0 ? 0 : errno;
   if (error == 0) return;
   throw Error(Errc::kIo, directory,
               fmt::format("cannot hold a file of {}: {}", format_bytes(bytes), errno_text(error)),
-              "free some space, or measure on less with --size");
+              error == EFBIG
+                  ? "raise the limit on the size of files (ulimit -f), or measure on less with --size"
+                  : "free some space, or measure on less with --size");
 }
 
 }  // namespace
 
 TunePlace look_at(const std::string& path) {
   const io::PathProbe probe = io::probe_path(path, 0);
-  TunePlace place{.path = std::filesystem::canonical(path).string(),
+  std::error_code unknown;
+  TunePlace place{.path = std::filesystem::canonical(path, unknown).string(),
                   .filesystem = probe.filesystem,
                   .device = probe.device,
                   .free_bytes = probe.free_bytes,
                   .direct = probe.direct,
                   .direct_reason = probe.direct_reason};
+  if (unknown) throw Error(Errc::kUsage, path, unknown.message(), "name a directory");
   struct stat info {};
   struct statvfs volume {};
   if (stat(path.c_str(), &info) != 0 || statvfs(path.c_str(), &volume) != 0)
@@ -116,9 +120,10 @@ TuneFile::TuneFile(const std::string& directory, std::int64_t bytes) {
   // Then this tries another name.
   for (int attempt = 0; fd_ < 0; ++attempt) {
     path_ = directory + "/" + new_name();
-    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd_ < 0 && (errno != EEXIST || attempt > 100))
-      throw Error(Errc::kIo, directory, "no file can be made there: " + errno_text(errno));
+      throw Error(Errc::kIo, directory, "no file can be made there: " + errno_text(errno),
+                  "name a directory that this user may write to");
     if (fd_ >= 0 && (!lock_now(fd_) || !is_still(path_, fd_))) {
       const int error = errno;
       close(std::exchange(fd_, -1));
@@ -152,9 +157,10 @@ bool is_tune_file_name(const std::string& name) {
 std::vector<std::string> remove_tune_leftovers(const std::string& directory) {
   std::vector<std::string> removed;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (!is_tune_file_name(entry.path().filename().string())) continue;
-    const std::string path = entry.path().string();
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string path = it->path().string();
+    if (!is_tune_file_name(it->path().filename().string())) continue;
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) continue;  // it belongs to another user, is gone, or is no file
     struct stat info {};

@@ -1,9 +1,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <new>
 
 #include "cli/commands.hpp"
+#include "cli/output.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 
@@ -25,10 +26,8 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   return 2;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  zg::install_interrupt_handler();
+// Returns the exit code. All that is thrown is caught in main.
+int run(int argc, char** argv) {
   CLI::App app{
       "Ziggurat trains models that are larger than the memory of the machine: weights, "
       "gradients, optimizer state and\n"
@@ -51,34 +50,41 @@ int main(int argc, char** argv) {
       "  ziggurat checkpoint list runs/quickstart\n"
       "Exit codes: 0 done; 1 the machine or its I/O failed, or the loss is not a number; 2 a mistake in "
       "flags,\n"
-      "configuration or files, or budgets that are too small; 130 interrupted.");
+      "configuration or files, or budgets that are too small; 130 interrupted; 141 nobody reads stdout.");
   int exit_code = 0;
+  zg::cli::add_train(app, exit_code);
+  zg::cli::add_generate(app, exit_code);
+  zg::cli::add_eval(app, exit_code);
+  zg::cli::add_merge(app, exit_code);
+  zg::cli::add_probe(app, exit_code);
+  zg::cli::add_io_bench(app, exit_code);
+  zg::cli::add_io_tune(app, exit_code);
+  zg::cli::add_trace(app, exit_code);
+  zg::cli::add_config(app, exit_code);
+  zg::cli::add_checkpoint(app, exit_code);
   try {
-    zg::cli::add_train(app, exit_code);
-    zg::cli::add_generate(app, exit_code);
-    zg::cli::add_eval(app, exit_code);
-    zg::cli::add_merge(app, exit_code);
-    zg::cli::add_probe(app, exit_code);
-    zg::cli::add_io_bench(app, exit_code);
-    zg::cli::add_io_tune(app, exit_code);
-    zg::cli::add_trace(app, exit_code);
-    zg::cli::add_config(app, exit_code);
-    zg::cli::add_checkpoint(app, exit_code);
     app.parse(argc, argv);
-    return exit_code;
   } catch (const CLI::ParseError& e) {
-    return parse_failed(app, e, argc > 1 ? argv[1] : "");
-  } catch (const zg::Error& e) {
-    zg::log::progress("");
-    std::fprintf(stderr, "ziggurat: %s\n", e.what());
-    return e.exit_code();
-  } catch (const std::bad_alloc&) {
-    std::fprintf(
-        stderr,
-        "ziggurat: out of memory\n  hint: lower the budgets (tiers.device, tiers.host) or free memory\n");
-    return 1;
+    exit_code = parse_failed(app, e, argc > 1 ? argv[1] : "");
+  }
+  zg::cli::flush_output();
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  zg::open_standard_streams();
+  zg::install_interrupt_handler();
+  zg::install_failure_handler();
+  try {
+    return run(argc, argv);
+  } catch (const zg::cli::OutputClosed&) {
+    return zg::cli::kOutputClosed;
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "ziggurat: %s\n", e.what());
-    return 1;
+    const zg::Error error = zg::error_from(e);
+    zg::log::progress("");
+    std::fprintf(stderr, "ziggurat: %s\n", error.what());
+    return error.exit_code();
   }
 }

@@ -10,7 +10,9 @@
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/output.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/log_name.hpp"
@@ -57,14 +59,14 @@ void make_output_directory(const std::string& directory) {
 // The trace is written when the run is over: that it can be is found out before. What the file holds stays
 // until then.
 void check_trace_file(const std::string& path) {
-  const int fresh = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  const int fd = fresh >= 0 || errno != EEXIST ? fresh : ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd < 0) {
-    throw Error(Errc::kUsage, "--trace " + path, "cannot be written: " + errno_text(errno),
-                "name a file that can be written");
+  const std::string where = "--trace " + path, hint = "name a file that can be written";
+  if (std::error_code unknown; std::filesystem::is_directory(path, unknown))
+    throw Error(Errc::kUsage, where, "cannot be written: " + errno_text(EISDIR), hint);
+  try {
+    const OutputFile tried(path, 0);  // which nothing commits
+  } catch (const Error& e) {
+    throw Error(Errc::kUsage, where, e.message(), hint);
   }
-  ::close(fd);
-  if (fresh >= 0) ::unlink(path.c_str());
 }
 
 void print_sample(const RunConfig& config) try {
@@ -145,11 +147,24 @@ void end_all(Processes& processes) {
   } catch (const Error& e) {
     text = e.what(), exit_code = e.exit_code();
   } catch (const std::exception& e) {
-    text = e.what();
+    const Error error = error_from(e);
+    text = error.what(), exit_code = error.exit_code();
   }
   log::progress("");
   if (processes.is_first_to_fail()) say_failure(processes, text.c_str());
   processes.abort(exit_code);
+}
+
+// The run is done and its model saved, whether somebody reads the report or not. Returns why it cannot be
+// written, where it is not that.
+std::optional<Error> flush_report() {
+  try {
+    flush_output();
+  } catch (const OutputClosed&) {
+  } catch (const Error& e) {
+    return e;
+  }
+  return std::nullopt;
 }
 
 // Returns the exit code.
@@ -191,6 +206,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
     end_all(processes);
     throw;
   }
+  std::optional<Error> unsaid;
   try {
     if (!trace_file.empty()) trace.save(trace_file);
     if (first) {
@@ -200,13 +216,14 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
         log::info("all {} steps were done before: only the model was saved", config.steps);
       }
       if (config.sample_tokens > 0 && !summary.stopped && !interrupted()) print_sample(config);
-      std::fflush(stdout);
+      unsaid = flush_report();
     }
     trainer.finish_exports();
   } catch (...) {
     end_all(processes);
     throw;
   }
+  if (unsaid) throw Error(*unsaid);
   return summary.stopped || interrupted() ? 130 : 0;
 }
 
@@ -248,7 +265,8 @@ Leaves in output.dir: log.jsonl (one object for each step), config.json (the mer
 tokenised text), model/ (Hugging Face's layout) or, with a section lora, adapter/ (PEFT's layout), and checkpoints/
 where the configuration asks for them (checkpoint.every=STEPS). From these --resume goes on as if the run had not
 stopped.
-Ctrl-C ends the run after the next step and saves the model; a second Ctrl-C ends it at once.
+Ctrl-C ends the run after the next step and saves the model; a second Ctrl-C ends it at once. SIGTERM does the same,
+and SIGHUP (a closed terminal), unless nohup has it ignored. A closed pipe behind stdout or stderr ends no run.
 SIGUSR1 (kill -USR1 PID) makes the run say what each of its parts holds, moves and waits for: on stderr, and in
 output.dir/state.txt, the newest last. The run goes on undisturbed.)";
 

@@ -9,10 +9,11 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 
 #include "comm/host_ranks.hpp"
+#include "comm/launcher.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/comm/processes.hpp"
 
@@ -50,6 +51,15 @@ void check(int status, const char* what) {
   int length = 0;
   MPI_Error_string(status, text, &length);
   throw Error(Errc::kComm, "MPI", fmt::format("{}: {}", what, text));
+}
+
+// Library and version: "Open MPI v4.1.4".
+std::string name_of_mpi() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  const std::string version = text;
+  return version.substr(0, version.find_first_of(",\n"));
 }
 
 // What the processes of a world tell each other of failures, on a communicator of its own. Any thread.
@@ -218,13 +228,7 @@ class MpiWire final : public Wire {
     MPI_Comm_free(&world_);
   }
   int process() const override { return mpi_->process; }
-  std::string describe() const override {
-    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    int length = 0;
-    MPI_Get_library_version(text, &length);
-    const std::string version = text;
-    return version.substr(0, version.find_first_of(",\n"));
-  }
+  std::string describe() const override { return name_of_mpi(); }
   // The number of ranks of each process.
   std::vector<int> gather(int ranks) const {
     std::vector<int> all(static_cast<std::size_t>(mpi_->processes));
@@ -316,12 +320,18 @@ struct Processes::State {
 };
 
 Processes Processes::join(std::chrono::duration<double> limit) {
-  if (!is_under_mpi()) return {};
+  if (!is_under_mpi()) {
+    comm::expect_no_others("", ::getenv);
+    return {};
+  }
   auto state = std::make_unique<State>(limit);
   state->mpi = comm::Mpi::get();
   comm::Mpi& mpi = *state->mpi;
   Processes p;
-  if (mpi.processes == 1) return p;
+  if (mpi.processes == 1) {
+    comm::expect_no_others(comm::name_of_mpi(), ::getenv);
+    return p;
+  }
   p.count_ = mpi.processes, p.number_ = mpi.process;
   mpi.is_managed = true;
   try {
@@ -396,13 +406,7 @@ std::unique_ptr<comm::Wire> comm::make_mpi_wire(int ranks, std::vector<int>& ran
 struct Processes::State {};
 
 Processes Processes::join(std::chrono::duration<double>) {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-    const char* const size = std::getenv(name);
-    if (is_under_mpi() && size != nullptr && std::strcmp(size, "1") != 0) {
-      throw Error(Errc::kUsage, "MPI", fmt::format("is not in this build, and {} is {}", name, size),
-                  "install libopenmpi-dev and build again, or start one process");
-    }
-  }
+  comm::expect_no_others("", ::getenv);
   return {};
 }
 Processes::~Processes() = default;
@@ -467,7 +471,7 @@ void Processes::together(const std::function<void()>& work) {
   } catch (const Error& e) {
     mine.emplace(e);
   } catch (const std::exception& e) {
-    mine.emplace(Errc::kIo, "", e.what());
+    mine.emplace(error_from(e));
   }
   Word word;
   if (mine) word.failure = 1 + static_cast<double>(mine->code());

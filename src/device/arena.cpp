@@ -332,7 +332,8 @@ class PagedMemory final : public HostMemory {
         throw Error(
             Errc::kMemory, name_,
             fmt::format("the system refused {}{}: {}", format_bytes(part.bytes), what, errno_text(error)),
-            pinned_ ? "raise the memlock limit (ulimit -l), lower this tier's budget, or free memory"
+            pinned_ ? "raise the memlock limit (ulimit -l) or allow mlock in the sandbox, lower this tier's "
+                      "budget, or free memory"
                     : "lower this tier's budget, or free memory");
       }
       if (!huge_) continue;

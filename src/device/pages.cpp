@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -33,14 +35,19 @@ std::size_t size(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes);
 }
 
+// By a sandbox, and not for want of memory.
+bool is_forbidden(int error) {
+  return error == EPERM || error == EACCES || error == ENOSYS;
+}
+
 // What one thread takes at a time: it clears this in milliseconds, and a thread wakes in microseconds.
 constexpr std::int64_t kTurn = 8 * kUnit;
 
 int take_alone(std::int64_t begin, std::int64_t bytes) {
   while (madvise(pointer(begin), size(bytes), MADV_POPULATE_WRITE) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno != EINVAL) return errno;
-    // Linux before 5.14 does not know the advice: touch the pages one by one.
+    if (errno != EINVAL && !is_forbidden(errno)) return errno;
+    // Linux before 5.14 does not know the advice, and a sandbox may forbid it: touch the pages one by one.
     for (std::int64_t at = begin; at < begin + bytes; at += kPage)
       *static_cast<volatile char*>(pointer(at)) = 0;
     break;
@@ -78,6 +85,13 @@ int move_halves(std::int64_t from, std::int64_t to, std::int64_t bytes) {
   const std::int64_t half = round_up(bytes / 2, kPage);
   const int refusal = move_halves(from, to, half);
   return refusal != 0 ? refusal : move_halves(from + half, to + half, bytes - half);
+}
+
+// The pages count as given back, and destructors do it: nothing can be thrown here.
+[[noreturn]] void end_without_pages(int error) {
+  log::error("pages of host memory cannot be given back: madvise: {}, mmap: {}", errno_text(error),
+             errno_text(errno));
+  end_at_once(1);
 }
 
 }  // namespace
@@ -129,8 +143,13 @@ int take(std::int64_t begin, std::int64_t bytes) {
 
 void give_back(std::int64_t begin, std::int64_t bytes, bool locked) {
   if (locked) munlock(pointer(begin), size(bytes));
-  const int result = madvise(pointer(begin), size(bytes), MADV_DONTNEED);
-  ZG_ASSERT(result == 0, "madvise: {}", errno_text(errno));
+  if (madvise(pointer(begin), size(bytes), MADV_DONTNEED) == 0) return;
+  // A sandbox may forbid the advice. New pages in their place cost the mapping its node and its huge pages.
+  const int error = errno;
+  ZG_ASSERT(is_forbidden(error), "madvise: {}", errno_text(error));
+  if (mmap(pointer(begin), size(bytes), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    end_without_pages(error);
 }
 
 int move(std::int64_t from, std::int64_t to, std::int64_t bytes, bool locked) {

@@ -35,11 +35,20 @@ ReadAhead::ReadAhead(std::vector<FileRange> ranges, std::int64_t chunk) : ranges
     }
   }
   for (std::size_t i = 0; i < std::min(kBuffers, jobs_.size()); ++i) buffers_.emplace_back(most + 2 * kPage);
-  for (int i = 0; i < kThreads && !jobs_.empty(); ++i)
-    threads_.emplace_back("zg-file-read", [this] { read_jobs(); });
+  try {
+    for (int i = 0; i < kThreads && !jobs_.empty(); ++i)
+      threads_.emplace_back("zg-file-read", [this] { read_jobs(); });
+  } catch (...) {
+    stop();  // those that were started wait for work
+    throw;
+  }
 }
 
 ReadAhead::~ReadAhead() {
+  stop();
+}
+
+void ReadAhead::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

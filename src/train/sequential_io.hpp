@@ -53,6 +53,7 @@ class ReadAhead {
     int error = 0;
     bool done = false;
   };
+  void stop();
   void read_jobs();
   void read(Job& job, Buffer& buffer) const;
 

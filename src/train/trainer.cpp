@@ -17,7 +17,9 @@
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
 #include "train/run_checks.hpp"
+#include "train/same_config.hpp"
 #include "train/watch.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/thread.hpp"
@@ -289,6 +291,7 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     if (config.dtype == DType::kF16) state.scaler.emplace(config.loss_scale);
   }
   processes_.together([&] {
+    expect_same_config(processes_, config.resolved_json);
     if (processes_.count_here() > 1 && config.device.kind != DeviceConfig::Kind::kHost) {
       throw Error(Errc::kUsage, "devices",
                   "is a GPU, and a machine's GPUs are those of one process, not of several",
@@ -324,17 +327,13 @@ void Trainer::read_data(const RunConfig& config, ModelConfig& model) {
     });
   }
   if (model.vocab_size == 0) model.vocab_size = data_->vocab_size();
-  const std::size_t hash = std::hash<std::string>()(config.resolved_json);
-  const double mine[] = {static_cast<double>(hash >> 32), static_cast<double>(hash & 0xffffffff),
-                         static_cast<double>(data_->train_tokens()),
+  const double mine[] = {static_cast<double>(data_->train_tokens()),
                          static_cast<double>(data_->validation_tokens())};
   const std::vector<double> theirs = processes_.all_gather(mine).front();
   if (std::equal(theirs.begin(), theirs.end(), mine)) return;
-  const bool same_config = theirs[0] == mine[0] && theirs[1] == mine[1];
-  throw Error(Errc::kUsage, same_config ? "data.train" : "the configuration",
-              same_config ? fmt::format("has {} and {} tokens for process {}, {} and {} for process 0",
-                                        mine[2], mine[3], processes_.number(), theirs[2], theirs[3])
-                          : fmt::format("of process {} differs from that of process 0", processes_.number()),
+  throw Error(Errc::kUsage, "data.train",
+              fmt::format("has {} and {} tokens for process {}, {} and {} for process 0", mine[0], mine[1],
+                          processes_.number(), theirs[0], theirs[1]),
               "start all processes with the same files and flags");
 }
 
@@ -490,27 +489,29 @@ void Trainer::start(const std::vector<double>& drive_shares) {
 void Trainer::on_ranks(const std::function<void(int)>& work) {
   std::mutex mutex;
   Failures failures(local_ranks());
+  // The others must not wait for a rank that fails: they hear of it before anything else is waited for. They
+  // fail, too, and their errors are dropped.
+  const auto fail = [&](int r, const Error& error) {
+    bool first = false;
+    {
+      std::lock_guard lock(mutex);
+      first = failures.add(r);
+    }
+    if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);
+    checkpoints_->end(r, error, first && rank_told_of(error) < 0);
+  };
+  const auto attempt = [&](int r, const auto& what) {
+    try {
+      what();
+    } catch (const std::exception& e) {
+      fail(r, error_from(e));
+    }
+  };
   std::vector<NamedThread> threads;
   for (int r = 0; r < local_ranks(); ++r) {
-    threads.emplace_back(fmt::format("zg-rank{}", plans_[static_cast<std::size_t>(r)].rank), [&, r] {
-      // The others must not wait for this rank: they hear of it before anything else is waited for. They
-      // fail, too, and their errors are dropped.
-      const auto fail = [&](const Error& error) {
-        bool first = false;
-        {
-          std::lock_guard lock(mutex);
-          first = failures.add(r);
-        }
-        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);
-        checkpoints_->end(r, error, first && rank_told_of(error) < 0);
-      };
-      try {
-        work(r);
-      } catch (const Error& e) {
-        fail(e);
-      } catch (const std::exception& e) {
-        fail(Error(Errc::kComm, "", e.what()));
-      }
+    attempt(r, [&] {
+      threads.emplace_back(fmt::format("zg-rank{}", plans_[static_cast<std::size_t>(r)].rank),
+                           [&, r] { attempt(r, [&] { work(r); }); });
     });
   }
   threads.clear();  // joins them

@@ -1,19 +1,25 @@
-#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/system.hpp"
+#include "ziggurat/base/file.hpp"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <new>
+#include <stdexcept>
+#include <system_error>
 #include <vector>
 
 #include "support/errors.hpp"
 #include "support/files.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
@@ -100,6 +106,70 @@ TEST(InterruptDeathTest, FirstSignalSetsAFlagSecondEnds) {
         std::_Exit(3);
       },
       testing::ExitedWithCode(130), "");
+}
+
+[[noreturn]] void hang_up_often() {
+  install_interrupt_handler();
+  raise(SIGPIPE);
+  raise(SIGXFSZ);
+  if (interrupted()) std::_Exit(1);
+  for (int i = 0; i < 3; ++i) {
+    raise(SIGHUP);
+    raise(SIGXCPU);
+  }
+  if (!interrupted()) std::_Exit(2);
+  raise(SIGTERM);  // the first demand
+  std::_Exit(3);
+}
+
+TEST(InterruptDeathTest, HangUpsSetTheFlagAndEndNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(hang_up_often(), testing::ExitedWithCode(3), "");
+}
+
+// Programs that are started get the handlers of the system, as the launcher of an MPI does.
+TEST(InterruptDeathTest, StartedProgramsHaveNoneOfTheHandlers) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        install_interrupt_handler();
+        execl("/bin/sh", "sh", "-c", "kill -PIPE $$; exit 3", nullptr);
+      },
+      testing::KilledBySignal(SIGPIPE), "");
+}
+
+TEST(FailureDeathTest, WhatNobodyCatchesIsOneSentence) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto thrown = [](const auto& what) {
+    install_failure_handler();
+    at_sudden_end([] { (void)!write(STDERR_FILENO, "cleaned\n", 8); });
+    NamedThread thread("zg-test", [&] { throw what; });
+    thread.join();
+  };
+  EXPECT_EXIT(thrown(std::bad_alloc()), testing::ExitedWithCode(2),
+              "ziggurat: out of memory\n  hint: .*\ncleaned");
+  EXPECT_EXIT(thrown(Error(Errc::kIo, "a", "is b", "do c")), testing::ExitedWithCode(1),
+              "ziggurat: a: is b\n  hint: do c\ncleaned");
+}
+
+TEST(Failure, ExceptionsOfTheLibraryGetPlaceCauseAndHint) {
+  const Error memory = error_from(std::bad_alloc());
+  EXPECT_EQ(memory.exit_code(), 2);
+  EXPECT_HAS(memory.hint(), "lower the budgets");
+  EXPECT_EQ(error_from(std::length_error("vector")).exit_code(), 2);
+  const std::error_code loop(ELOOP, std::generic_category()), full(ENOSPC, std::generic_category());
+  const Error link = error_from(std::filesystem::filesystem_error("status", "some/path", loop));
+  EXPECT_EQ(link.where(), "some/path");
+  EXPECT_EQ(link.exit_code(), 2);
+  EXPECT_HAS(link.message(), "symbolic links");
+  EXPECT_EQ(error_from(std::filesystem::filesystem_error("copy", "some/path", full)).exit_code(), 1);
+  const Error threads = error_from(std::system_error(EAGAIN, std::generic_category()));
+  EXPECT_EQ(threads.exit_code(), 2);
+  EXPECT_HAS(threads.message(), "cannot be started beside the ");
+  EXPECT_HAS(threads.hint(), "raise what limits threads (");
+  const Error same = error_from(Error(Errc::kInterrupted, "a", "b", "c"));
+  EXPECT_EQ(same.exit_code(), 130);
+  EXPECT_EQ(same.hint(), "c");
 }
 
 TEST(Log, LinesCarryTheirLevelAndTheThreshold) {

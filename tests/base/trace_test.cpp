@@ -1,8 +1,12 @@
 #include "ziggurat/base/trace.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -60,6 +64,41 @@ TEST(Trace, WritesWhatPerfettoReads) {
   EXPECT_EQ(lanes.at(early), "compute");
   EXPECT_EQ(lanes.at(read), "nvme read");
   EXPECT_EQ(json.at("otherData").at("dropped_events"), "0");
+}
+
+// As on a full disk: the limit stands for it.
+void save_beyond_the_limit(const std::string& path) {
+  const rlimit small{.rlim_cur = 256 << 10, .rlim_max = 256 << 10};
+  std::signal(SIGXFSZ, SIG_IGN);
+  if (setrlimit(RLIMIT_FSIZE, &small) != 0) std::_Exit(1);
+  Trace trace;
+  trace.start();
+  const int lane = trace.lane("compute");
+  for (int i = 0; i < 20'000; ++i) trace.add(lane, "a span", Clock::now(), Clock::now());
+  try {
+    trace.save(path);
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    std::_Exit(0);
+  }
+  std::_Exit(2);
+}
+
+TEST(TraceDeathTest, IsWrittenWholeOrNotAtAll) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const test::TempDir directory;
+  const std::string path = directory / "trace.json";
+  test::write_file(path, "the old one");
+  EXPECT_EXIT(save_beyond_the_limit(path), testing::ExitedWithCode(0), "trace.json: .*File too large");
+  EXPECT_EQ(test::read_file(path), "the old one");
+  EXPECT_EQ(directory.names().size(), 1u);
+}
+
+TEST(Trace, TakesNoDevicesPlace) {
+  const Error e = test::error_of([] { Trace().save("/dev/full"); });
+  EXPECT_EQ(e.code(), Errc::kUsage);
+  EXPECT_HAS(e.message(), "this is a device");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }
 
 TEST(Trace, AGroupHasLanesOfItsOwn) {

@@ -179,6 +179,18 @@ TEST_F(CliTest, AModelThatFindsNoSpaceIsNotHalfSaved) {
   EXPECT_EQ(log("disk/out/log.jsonl").size(), 5u);  // the run itself is on record
 }
 
+TEST_F(CliTest, ATimelineThatFindsNoSpaceLeavesTheOldOne) {
+  const auto disk = SmallDisk::in_memory(path("disk"), "16k");
+  if (!disk) GTEST_SKIP() << "nothing can be mounted here: " << std::strerror(errno);
+  write("disk/t.json", "the old one");
+  const Outcome o = run(with({"tiers.nvme.0.path=."}) + Strings{"--trace", "disk/t.json"});
+  EXPECT_EQ(o.code, 1) << o.err;
+  EXPECT_HAS(message_of(o), "disk/t.json: cannot be written: No space left on device");
+  EXPECT_EQ(read("disk/t.json"), "the old one");
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("disk")), fs::directory_iterator()), 1);
+  EXPECT_TRUE(fs::exists(path("out/model/model.safetensors")));
+}
+
 TEST_F(CliTest, TokensThatFindNoSpaceAreNotHalfWritten) {
   const auto disk = SmallDisk::in_memory(path("disk"), "16k");
   if (!disk) GTEST_SKIP() << "nothing can be mounted here: " << std::strerror(errno);

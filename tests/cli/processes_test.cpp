@@ -208,7 +208,25 @@ TEST_F(ProcessesTest, ProcessesWithOtherFlagsAreRefused) {
       mpirun(1), words + Strings{":", "-n", "1", ZG_BINARY} + train_words("host:2", "out", {"seed=2"}));
   EXPECT_EQ(two.code, 2);
   EXPECT_EQ(count(two.err, "ziggurat: "), 1u) << two.err;
-  EXPECT_HAS(two.err, "differs from that of process 0");
+  EXPECT_HAS(two.err, "seed: is 2 for process 1, ");
+  EXPECT_HAS(two.err, " for process 0");
+}
+
+// As under another MPI's mpirun, torchrun, or in a build without MPI.
+TEST_F(CliTest, ALauncherOfSeveralIsNotTakenForOne) {
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    SCOPED_TRACE(name);
+    const Outcome o =
+        run(Launch{.arguments = {"train", "config.json"}, .in_child = [&] { setenv(name, "2", 1); }});
+    EXPECT_EQ(o.code, 2) << o.err;
+    EXPECT_HAS(message_of(o), fmt::format("MPI: {} is 2", name));
+    EXPECT_HAS(o.err, fmt::format("unset {}", name));
+    EXPECT_FALSE(fs::exists(path("out")));
+    const Outcome one = run(
+        Launch{.arguments = {"train", "config.json", "--plan"}, .in_child = [&] { setenv(name, "1", 1); }});
+    EXPECT_EQ(one.code, 0) << one.err;
+  }
 }
 
 // Where the first process fails alone, and where all ranks fail in one step.

@@ -229,7 +229,7 @@ TEST(Registration, RefusedByMemlockLimit) {
     } catch (const Error& e) {
       fprintf(stderr, "%s\n", e.what());
       errors +=
-          e.code() == Errc::kIo && std::string(e.what()).find("and no more") != std::string::npos ? 1 : 0;
+          e.code() == Errc::kMemory && std::string(e.what()).find("and no more") != std::string::npos ? 1 : 0;
     }
   }
   std::filesystem::remove(directory);

@@ -290,6 +290,23 @@ class Drives(InFolder):
         self.assertIn(self.folder, str(caught.exception))
 
 
+class Signals(InFolder):
+    def test_the_program_keeps_its_handlers(self):
+        """No handler is set and no signal ignored by the import of the package, a store or an error."""
+        code = (
+            "def masks(): return [l for l in open('/proc/self/status') if l[:6] in ('SigIgn', 'SigCgt')]\n"
+            "before = masks()\n"
+            "import sys, ziggurat as zg\n"
+            "with zg.Store(host_bytes='1MiB', drives={sys.argv[1]: '4MiB'}) as s:\n"
+            "    s.add('t', 'u8', 4096).write(bytes(4096))\n"
+            "    try: s.add('t', 'u8', 4096)\n"
+            "    except zg.Error: pass\n"
+            "    print(len(before), masks() == before)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code, self.folder], capture_output=True, text=True)
+        self.assertEqual(done.stdout, "2 True\n", done.stderr)
+
+
 def _work_of_child(drive, queue):
     with zg.Store(host_bytes="1MiB", drives={drive: "4MiB"}) as store:
         t = store.add("t", "u8", 4096)

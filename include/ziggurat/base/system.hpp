@@ -1,4 +1,4 @@
-// This process and its machine: memory, interruption, small files. Any thread may call these functions.
+// This process and its machine: memory, interruption, standard streams. Any thread may call these functions.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,8 +12,16 @@ std::int64_t peak_resident_bytes();
 // Bytes this process may still take: the smaller of free memory and what its cgroup leaves.
 std::int64_t available_memory();
 
-// From now on SIGINT and SIGTERM set the flag that interrupted() reads; a second signal ends the process at
-// once, with exit code 130. Call once, from main.
+// Opens /dev/null in place of each of stdin, stdout and stderr that is closed, so that no file of the run
+// gets its number and the text meant for it. What is written to a stdout that was closed fails. Call first in
+// main.
+void open_standard_streams();
+
+// From now on SIGINT and SIGTERM set the flag that interrupted() reads; a second one ends the process at
+// once, with exit code 130. SIGHUP (the terminal is gone), unless it is ignored as under nohup, and SIGXCPU
+// (the limit on processor time) set the flag, however often they come. SIGPIPE and SIGXFSZ do nothing: the
+// write that caused them fails. Programs that this one starts get the system's own handlers. Call once, from
+// main.
 void install_interrupt_handler();
 bool interrupted();
 void request_interrupt();  // sets the flag as the first signal does; for tests

@@ -14,9 +14,14 @@ void name_this_thread(const std::string& name);
 // ever.
 void lower_priority_of_this_thread();
 
+// Finds out whether the system gives this process so many more threads at once. Throws as NamedThread does
+// where it does not: for libraries that end the process where they cannot start one.
+void try_threads(const std::string& name, int count);
+
 class NamedThread {
  public:
   NamedThread() = default;
+  // Throws Error(kMemory), with the limits on threads, where the system starts no more.
   NamedThread(std::string name, std::function<void()> body);
   NamedThread(NamedThread&&) = default;
   NamedThread& operator=(NamedThread&& other) {

@@ -26,7 +26,8 @@ class Processes {
   // The processes of the launcher, or this one alone where there is no launcher: MPI is initialised only
   // under one, and is finalised when all processes have destroyed this object and their ranks. Once. Where
   // not all processes have come within the limit, this one says so on stderr and ends with exit code 1.
-  // Throws Error(kUsage) in a build without MPI under a launcher of several processes.
+  // Throws Error(kUsage) where a launcher says that it has started several processes and MPI knows of one: in
+  // a build without MPI, under the launcher of another MPI, and under one that does not use MPI.
   static Processes join(std::chrono::duration<double> limit);
   Processes(Processes&&) noexcept;
   Processes& operator=(Processes&&) = delete;

@@ -298,7 +298,8 @@ class CacheMaker {
       cache_.dtype = dtype_of_tokens();
       if (found != results()) return "the stamp does not match the tokenizer";
       open_tokens();
-      for (const auto& [file, sum] : checksums().items()) {
+      const nlohmann::json now = checksums();
+      for (const auto& [file, sum] : now.items()) {
         const auto expected = sums.is_object() ? sums.value(file, nlohmann::json()) : nlohmann::json();
         if (sum != expected)
           return fmt::format("{} has the XXH3 {}, {} is expected", file, sum.dump(), expected.dump());

@@ -9,6 +9,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
 
 namespace zg {
 namespace {
@@ -22,6 +23,8 @@ constexpr std::int64_t kMostRuns = 1 << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
 constexpr std::int64_t kPage = 4096, kMostGranule = 1 << 30;
 constexpr std::size_t kMostPriorities = 255;
+constexpr std::int64_t kMostValues = 128'000'000;
+constexpr const char* kDamaged = "the file is damaged or incomplete: copy or record it again";
 constexpr std::int64_t kMostTime = std::int64_t{1} << 40;
 
 constexpr Role kRoles[] = {Role::kWeight, Role::kGradient, Role::kOptimizerState, Role::kActivation,
@@ -44,11 +47,16 @@ class Reader {
 
   AccessTrace read() {
     const std::string text = read_text_file(path_, "a trace");
+    // Long traces have many numbers.
+    const std::string problem = json_out_of_bounds(text, {.depth = 16, .values = kMostValues});
+    if (!problem.empty()) throw Error(Errc::kUsage, path_, problem, kDamaged);
     Json root;
     try {
       root = Json::parse(text);
     } catch (const Json::parse_error& e) {
       fail_to_parse(text, e.byte);
+    } catch (const Json::exception& e) {  // a number that no double holds
+      throw Error(Errc::kUsage, path_, json_problem(text, -1, e.what(), 1), kDamaged);
     }
     if (!root.is_object() || !root.contains("format") || root["format"] != kFormat) {
       throw Error(Errc::kUsage, path_,
@@ -92,8 +100,7 @@ class Reader {
     const std::size_t column = at - (last == std::string::npos || at == 0 ? 0 : last + 1) + 1;
     const bool ended = at >= text.size();
     throw Error(Errc::kUsage, fmt::format("{}:{}:{}", path_, line, column),
-                ended ? "the file ends in the middle of the trace" : "is no JSON from here on",
-                "the file is damaged or incomplete: copy or record it again");
+                ended ? "the file ends in the middle of the trace" : "is no JSON from here on", kDamaged);
   }
 
   // A value as text, short enough for a message.

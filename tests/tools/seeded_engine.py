@@ -507,10 +507,10 @@ BUGS = (
     Bug("a run that fails leaves the checkpoint that it had begun",
         ((SAVER, "    if (!pending_) return leave(why);\n", "    return leave(why);\n"),), BESIDE),
     Bug("the others hear of a failure when the commit under way has ended",
-        ((TRAINER, "        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);\n"
-          "        checkpoints_->end(r, error, first && rank_told_of(error) < 0);\n",
-          "        checkpoints_->end(r, error, first && rank_told_of(error) < 0);\n"
-          "        if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);\n"),), BESIDE),
+        ((TRAINER, "    if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);\n"
+          "    checkpoints_->end(r, error, first && rank_told_of(error) < 0);\n",
+          "    checkpoints_->end(r, error, first && rank_told_of(error) < 0);\n"
+          "    if (!comm_.empty()) comm_[static_cast<std::size_t>(r)]->fail(error);\n"),), BESIDE),
     Bug("a failure of the training ends the commit under way",
         (("src/train/run_checkpoints.cpp", "  CommRank* const world = world_.empty() ? comm : world_[local].get();",
           "  CommRank* const world = comm;"),), BESIDE),

@@ -183,8 +183,8 @@ class CacheMaker {
   }
 
   // XXH3 of each file of the cache, by its name.
-  nlohmann::json checksums() const {
-    nlohmann::json sums = nlohmann::json::object();
+  std::map<std::string, std::string> checksums() const {
+    std::map<std::string, std::string> sums;
     const auto add = [&](const std::string& file) {
       sums[std::filesystem::path(file).filename().string()] = checksum_of(file);
     };
@@ -298,11 +298,10 @@ class CacheMaker {
       cache_.dtype = dtype_of_tokens();
       if (found != results()) return "the stamp does not match the tokenizer";
       open_tokens();
-      const nlohmann::json now = checksums();
-      for (const auto& [file, sum] : now.items()) {
+      for (const auto& [file, sum] : checksums()) {
         const auto expected = sums.is_object() ? sums.value(file, nlohmann::json()) : nlohmann::json();
         if (sum != expected)
-          return fmt::format("{} has the XXH3 {}, {} is expected", file, sum.dump(), expected.dump());
+          return fmt::format("{} has the XXH3 {}, {} is expected", file, sum, expected.dump());
       }
     } catch (const Error& e) {
       if (e.code() == Errc::kInterrupted) throw;

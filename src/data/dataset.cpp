@@ -307,7 +307,10 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
          {std::tuple(&source.train, &s.train_tokens, &s.train_targets),
           std::tuple(&source.validation, &s.validation_tokens, &s.validation_targets)}) {
       for (const Split& split : *splits) {
-        *tokens += split.count, *targets += targets_of(split, s.packs);
+        const std::int64_t can_be_learnt = targets_of(split, s.packs);
+        *tokens += split.count, *targets += can_be_learnt;
+        if (split.count > 1 && can_be_learnt == 0)
+          log::warning("data: none of {} tokens of {} is a target", split.count, split.file->path());
         const bool cannot_be_above =
             split.count > 0 && split.file->dtype() == DType::kU16 && (s.id_limit == 0 || s.id_limit > 65535);
         if (!known_below && !cannot_be_above) to_check.push_back(split);

@@ -9,6 +9,7 @@
 #include "data/tokens.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
 
 namespace zg {
 namespace {
@@ -176,7 +177,9 @@ void visit_tokens(const std::string& path, const TextTokenizer& tokenizer, const
 
 void for_each_document(const std::string& path, const Tokenizer& tokenizer, const Visit& visit) {
   const auto& encoder = dynamic_cast<const TextTokenizer&>(tokenizer);
-  if (kind_of_data(path) == DataKind::kTokens) return visit_tokens(path, encoder, visit);
+  const DataKind kind = kind_of_data(path);
+  if (!named_so(path, kind)) log::info("data: {} is taken as {}", path, name_of(kind));
+  if (kind == DataKind::kTokens) return visit_tokens(path, encoder, visit);
   const TextFile file(path);
   if (file.documents()) return visit_records(file, encoder, visit);
   Document document;

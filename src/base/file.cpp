@@ -144,6 +144,35 @@ void InputFile::read(void* out, std::int64_t bytes, std::int64_t offset) const {
       "another program has cut it: restore the file");
 }
 
+LineReader::LineReader(const InputFile& file, std::int64_t longest) : file_(file), longest_(longest) {}
+
+bool LineReader::next(std::string& line) {
+  constexpr std::int64_t kBytes = 1 << 20;  // read at a time
+  std::size_t searched = begin_;
+  for (;;) {
+    const std::size_t newline = buffer_.find('\n', searched);
+    if (newline != buffer_.npos || (ended_ && begin_ < buffer_.size())) {
+      const std::size_t end = std::min(newline, buffer_.size());
+      line.assign(buffer_, begin_, end - begin_);
+      begin_ = std::min(end + 1, buffer_.size());
+      ++number_;
+      return true;
+    }
+    if (ended_) return false;
+    if (static_cast<std::int64_t>(buffer_.size() - begin_) > longest_) {
+      throw Error(Errc::kUsage, fmt::format("{}:{}", file_.path(), number_ + 1),
+                  fmt::format("has more than {} bytes in a line", longest_), "is this a file of lines?");
+    }
+    buffer_.erase(0, std::exchange(begin_, 0));
+    searched = buffer_.size();
+    buffer_.resize(searched + kBytes);
+    const std::int64_t n = file_.read_some(buffer_.data() + searched, kBytes, read_);
+    buffer_.resize(searched + static_cast<std::size_t>(n));
+    read_ += n;
+    ended_ = n < kBytes;
+  }
+}
+
 std::string read_text_file(const std::string& path, const std::string& what, std::int64_t largest) {
   const InputFile file(path, what);
   const auto check = [&](std::int64_t bytes) {

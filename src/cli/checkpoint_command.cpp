@@ -13,6 +13,7 @@
 #include "cli/output.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/base/printable.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 
@@ -132,9 +133,8 @@ int list(const Flags& flags) {
   if (flags.json) {
     print({{"directory", directory}, {"checkpoints", all}, {"unfinished", unfinished}});
   } else {
-    std::fputs(
-        text.empty() ? fmt::format("there are no checkpoints in {}\n", directory).c_str() : text.c_str(),
-        stdout);
+    if (text.empty()) text = fmt::format("there are no checkpoints in {}\n", directory);
+    std::fputs(printable(text).c_str(), stdout);
   }
   return 0;
 }
@@ -190,7 +190,7 @@ int show(const Flags& flags) {
       text += fmt::format("    {} {} {} in {}\n", p.tensor, p.dtype, text_of(p.box),
                           fs::path(p.file).filename().string());
   }
-  std::fputs(text.c_str(), stdout);
+  std::fputs(printable(text).c_str(), stdout);
   return 0;
 }
 
@@ -219,9 +219,10 @@ int verify(const Flags& flags) {
     if (!problem.empty()) j["problem"] = problem;
     results.push_back(std::move(j));
     if (flags.json) continue;
-    std::printf("%s  %s\n", path.c_str(),
-                problem.empty() ? fmt::format("valid: {} read, all hashes agree", format_bytes(bytes)).c_str()
-                                : ("damaged: " + problem).c_str());
+    const std::string verdict = problem.empty()
+                                    ? fmt::format("valid: {} read, all hashes agree", format_bytes(bytes))
+                                    : "damaged: " + problem;
+    std::printf("%s  %s\n", printable(path).c_str(), printable(verdict).c_str());
     flush_output();
   }
   if (flags.json) print({{"checkpoints", results}});

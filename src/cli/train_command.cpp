@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 
 #include "cli/commands.hpp"
@@ -24,6 +23,7 @@
 #include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/observers.hpp"
+#include "ziggurat/train/output_directory.hpp"
 
 namespace zg::cli {
 namespace {
@@ -38,23 +38,6 @@ struct Flags {
   std::optional<std::string> resume;  // as Trainer::Options has it
   std::string trace_file;             // Chrome trace of the whole run; empty: none
 };
-
-void make_output_directory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be created: " + error.message(),
-                "choose a directory that can be written");
-  }
-  std::string name = directory + "/.ziggurat-XXXXXX";
-  const int fd = mkostemp(name.data(), O_CLOEXEC);
-  if (fd < 0) {
-    throw Error(Errc::kUsage, "output.dir " + directory, "cannot be written to: " + errno_text(errno),
-                "choose a directory that can be written");
-  }
-  ::close(fd);
-  ::unlink(name.c_str());
-}
 
 // The trace is written when the run is over: that it can be is found out before. What the file holds stays
 // until then.
@@ -93,36 +76,23 @@ void print_sample(const RunConfig& config) try {
   log::warning("sample: {}", e.what());
 }
 
-// The records of the steps that the checkpoint has, as a run would have left them that did not stop there.
-void go_on_with_log(const Trainer& trainer, const std::string& path) {
-  const std::int64_t done = trainer.first_step();
-  const RunConfig& config = trainer.plan().config;
-  const bool evaluated = done == config.steps || (config.eval_every > 0 && done % config.eval_every == 0);
-  const std::int64_t records = cut_log(path, done, evaluated);
-  if (records < done)
-    log::warning("{} has the records of {} steps, not of the {} that the checkpoint has", path, records,
-                 done);
-}
-
 // All steps of a run that is prepared; the first process leaves log.jsonl, config.json (as resolved) and
-// model/, or adapter/, in the output directory.
-RunSummary run(Trainer& trainer) {
+// model/, or adapter/, in the output directory; `saved`: where the latter is in fact.
+RunSummary run(Trainer& trainer, OutputDirectory* output, std::string& saved) {
   const RunConfig& config = trainer.plan().config;
-  std::optional<StepLog> log;
+  std::unique_ptr<StepLog> log;
   std::optional<ProgressLine> progress;
   std::vector<TrainObserver*> observers;
   trainer.processes().together([&] {
     if (trainer.processes().number() > 0) return;
-    write_file_atomically(config.output_dir + "/config.json", config.resolved_json);
     log::info("ready\n{}", trainer.describe());
-    const std::string log_file = config.output_dir + "/log.jsonl";
-    if (trainer.first_step() > 0) go_on_with_log(trainer, log_file);
-    observers = {&log.emplace(log_file, trainer.first_step()), &progress.emplace(trainer)};
+    log = output->begin(trainer);
+    observers = {log.get(), &progress.emplace(trainer)};
   });
   const RunSummary summary = trainer.run(observers);
   progress.reset();
   log::info("saving the {} to {}", config.lora.on() ? "adapters" : "model", config.model_dir());
-  trainer.save_model(config.model_dir());
+  saved = trainer.save_model();
   return summary;
 }
 
@@ -171,18 +141,19 @@ std::optional<Error> flush_report() {
 int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Processes& processes) {
   const bool first = processes.number() == 0;
   const std::string trace_file = flags.trace_file.empty() ? "" : own_file(flags.trace_file, processes);
+  std::optional<OutputDirectory> output;
   processes.together([&] {
     for (const std::string& warning : config.warnings) {
       if (first) log::warning("{}", warning);
     }
     if (first && flags.resume && !flags.resume->empty())
       check_resume(*flags.resume);  // before anything is made
-    make_output_directory(config.output_dir);
+    if (first && !flags.plan) output.emplace(config);
     if (!trace_file.empty()) check_trace_file(trace_file);
   });
   Trace trace;
   if (!trace_file.empty()) trace.start();
-  watchdog.set_file(own_file(config.output_dir + "/state.txt", processes));
+  if (!flags.plan) watchdog.set_file(own_file(config.output_dir + "/state.txt", processes));
   Trainer trainer(config, {.trace = &trace,
                            .watchdog = &watchdog,
                            .stop = interrupted,
@@ -194,8 +165,9 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
   }
   trainer.prepare();  // where it is refused, the last run's timeline stays
   RunSummary summary;
+  std::string saved;
   try {
-    summary = run(trainer);
+    summary = run(trainer, output ? &*output : nullptr, saved);
   } catch (...) {
     // The timeline up to the failure may tell why; that it cannot be saved must not hide what failed.
     try {
@@ -215,13 +187,18 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
       } else {
         log::info("all {} steps were done before: only the model was saved", config.steps);
       }
-      if (config.sample_tokens > 0 && !summary.stopped && !interrupted()) print_sample(config);
+      if (config.sample_tokens > 0 && saved == config.model_dir() && !summary.stopped && !interrupted())
+        print_sample(config);
       unsaid = flush_report();
     }
     trainer.finish_exports();
   } catch (...) {
     end_all(processes);
     throw;
+  }
+  if (saved != config.model_dir()) {
+    throw Error(Errc::kIo, config.model_dir(), "could not be written; the model is whole in " + saved,
+                fmt::format("make room and move it: mv {} {}", saved, config.model_dir()));
   }
   if (unsaid) throw Error(*unsaid);
   return summary.stopped || interrupted() ? 130 : 0;

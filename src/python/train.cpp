@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "python/errors.hpp"
-#include "ziggurat/base/file.hpp"
+#include "ziggurat/base/error.hpp"
 #include "ziggurat/train/machine.hpp"
-#include "ziggurat/train/observers.hpp"
+#include "ziggurat/train/output_directory.hpp"
 
 namespace zg::python {
 namespace {
@@ -55,19 +55,17 @@ nb::dict dict_of(const RunSummary& s) {
 RunSummary run(const ConfigSource& source, const std::optional<std::string>& resume, TrainObserver& callback,
                const std::atomic<bool>& stop) {
   const RunConfig config = load_config(source, this_machine());
+  OutputDirectory output(config);
   Trainer trainer(config, {.stop = [&] { return stop.load(); }, .resume = resume});
   trainer.prepare();
-  const std::string& out = config.output_dir;
-  write_file_atomically(out + "/config.json", config.resolved_json);
-  const std::string log_file = out + "/log.jsonl";
-  if (const std::int64_t done = trainer.first_step(); done > 0) {
-    const bool evaluated = done == config.steps || (config.eval_every > 0 && done % config.eval_every == 0);
-    cut_log(log_file, done, evaluated);
-  }
-  StepLog log(log_file, trainer.first_step());
-  const RunSummary summary = trainer.run({&log, &callback});
-  trainer.save_model(config.model_dir());
+  const std::unique_ptr<StepLog> log = output.begin(trainer);
+  const RunSummary summary = trainer.run({log.get(), &callback});
+  const std::string saved = trainer.save_model();
   trainer.finish_exports();
+  if (saved != config.model_dir()) {
+    throw Error(Errc::kIo, config.model_dir(), "could not be written; the model is whole in " + saved,
+                "make room and move it there");
+  }
   return summary;
 }
 

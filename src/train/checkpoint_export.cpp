@@ -9,6 +9,7 @@
 #include "train/checkpoint_bits.hpp"
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
+#include "train/directory_lock.hpp"
 #include "train/sequential_io.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
@@ -83,7 +84,7 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
   const std::string name = checkpoint.path() + "/" + kManifestName;
   if (parse_manifest(read_text_file(name, "the manifest of a checkpoint"), name).text() != m.text())
     throw Error(Errc::kUsage, name, "was changed while it was read", "export again");
-  (void)remove_directory(files, unfinished);  // of an export that was killed
+  (void)remove_checkpoint_files(files, unfinished);  // of an export that was killed
   if (const int failed = files.make_directory(unfinished); failed != 0)
     throw_io(unfinished, "cannot be created", failed);
   try {
@@ -97,7 +98,7 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
     copy.index = write_index(files, unfinished, copy.files);
     commit_checkpoint(files, unfinished, path, copy.text());
   } catch (...) {
-    (void)remove_directory(files, unfinished);
+    (void)remove_checkpoint_files(files, unfinished);
     throw;
   }
   return path;
@@ -105,6 +106,7 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
 
 std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& directory,
                               const std::function<void(std::int64_t)>& progress) {
+  const DirectoryLock lock("the directory of copies", directory);
   return export_checkpoint(system_files(), checkpoint, directory, progress);
 }
 

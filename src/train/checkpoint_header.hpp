@@ -1,7 +1,17 @@
 // What the writer and the reader of checkpoints agree on. Private to src/train.
 #pragma once
+#include <cstdint>
+#include <string_view>
 
 namespace zg {
+
+// The largest number of a checkpoint, of steps, and of what else a manifest counts: adding some to it is no
+// overflow.
+inline constexpr std::int64_t kMostNumber = 1'000'000'000'000'000;
+
+// Whether a file of a checkpoint's directory has a name that this program gives: manifest.json, index.json,
+// rank-00000.safetensors, rank-00000.pins, state-00001-of-00003.safetensors. Others are the user's.
+bool is_of_checkpoint(std::string_view name);
 
 // In the name of a directory that is no checkpoint yet, or no longer.
 inline constexpr const char* kUnfinished = ".part-";

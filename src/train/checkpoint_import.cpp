@@ -6,6 +6,7 @@
 
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
+#include "train/directory_lock.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/model/hf.hpp"
 
@@ -62,6 +63,7 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
                               std::int64_t step, const std::function<void(double)>& progress) {
   const SafeTensors from(file);
   const std::vector<const SafeTensors::Entry*> entries = find_all(like, from);
+  const DirectoryLock lock("the directory of checkpoints", directory);
   const std::vector<CheckpointEntry> there = list_checkpoints(directory);
   CheckpointManifest m = like.manifest();
   m.format = 1;
@@ -104,7 +106,7 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
   const std::string unfinished = path + kUnfinished + m.run;
   Files& files = system_files();
   make_directories(files, directory);
-  (void)remove_directory(files, unfinished);
+  (void)remove_checkpoint_files(files, unfinished);
   if (const int failed = files.make_directory(unfinished); failed != 0)
     throw_io(unfinished, "cannot be created", failed);
   try {
@@ -119,7 +121,7 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
     out.sync_and_close();
     commit_checkpoint(files, unfinished, path, m.text());
   } catch (...) {
-    (void)remove_directory(files, unfinished);
+    (void)remove_checkpoint_files(files, unfinished);
     throw;
   }
   return path;

@@ -1,8 +1,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 
+#include "train/checkpoint_header.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/json.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 
@@ -17,6 +20,9 @@ constexpr std::size_t kDigits = kTail.find('0');
 constexpr const char* kKind = "ziggurat checkpoint";
 constexpr const char* kHeaderHash = "header_xxh3";  // of a file of tensors
 constexpr const char* kHash = "xxh3";               // of all of a file
+// More than any checkpoint has, and so little that sums of them are numbers, too.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+constexpr std::int64_t kMostRanks = 1 << 24;
 
 std::string tail_of(std::string_view before) {
   std::string tail(kTail);
@@ -39,21 +45,28 @@ class Reader {
       fail(fmt::format("has a \"{}\" of another type", key));
     }
   }
-  std::int64_t count(const char* key) const {
+  // A whole number in [0, most].
+  std::int64_t count(const char* key, std::int64_t most = kMostNumber) const { return number(key, 0, most); }
+  std::int64_t number(const char* key, std::int64_t least, std::int64_t most) const {
     const auto it = object_.find(key);
-    if (it == object_.end() || !it->is_number_integer() || it->get<std::int64_t>() < 0)
-      fail(fmt::format("has no whole number \"{}\"", key));
+    if (it == object_.end() || !it->is_number_integer()) fail(fmt::format("has no whole number \"{}\"", key));
+    const bool above =
+        it->is_number_unsigned() && it->get<std::uint64_t>() > static_cast<std::uint64_t>(most);
+    if (above || it->get<std::int64_t>() < least || it->get<std::int64_t>() > most)
+      fail(fmt::format("has {} as \"{}\", {} to {} expected", it->dump(), key, least, most));
     return it->get<std::int64_t>();
   }
+  int small(const char* key) const { return static_cast<int>(count(key, kMostRanks)); }
   double number_or_nan(const char* key) const {
     return json(key).is_null() ? std::nan("") : get<double>(key);
   }
-  std::uint64_t hash(const char* key) const {
-    const auto text = get<std::string>(key);
+  std::string digits(const char* key, const char* what) const {
+    auto text = get<std::string>(key);
     if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
-      fail(fmt::format("has a \"{}\" that is no hash", key));
-    return std::stoull(text, nullptr, 16);
+      fail(fmt::format("has a \"{}\" that is no {}: 16 digits, 0-9 and a-f, are expected", key, what));
+    return text;
   }
+  std::uint64_t hash(const char* key) const { return std::stoull(digits(key, "hash"), nullptr, 16); }
   const Json& json(const char* key) const {
     const auto it = object_.find(key);
     if (it == object_.end()) fail(fmt::format("lacks the key \"{}\"", key));
@@ -78,13 +91,45 @@ Json json_of(const CheckpointFile& file, const char* hash) {
 
 CheckpointFile read_file(const Json& json, const std::string& where, const char* hash) {
   const Reader file(json, where);
-  CheckpointFile f{file.get<std::string>("name"), file.count("bytes"), file.hash(hash)};
+  CheckpointFile f{file.get<std::string>("name"), file.count("bytes", kMostBytes), file.hash(hash)};
   if (f.name.empty() || f.name[0] == '.' || f.name.find('/') != std::string::npos)
     file.fail("names a file outside of its directory");
+  if (!is_of_checkpoint(f.name) || f.name == kManifestName)
+    file.fail(fmt::format("names a file {}, which no checkpoint has", f.name));
   return f;
 }
 
+// All names differ, and their bytes can be added up.
+void check_files(const std::vector<CheckpointFile>& files, const Reader& r) {
+  std::set<std::string> names;
+  std::int64_t bytes = 0;
+  for (const CheckpointFile& file : files) {
+    if (!names.insert(file.name).second) r.fail(fmt::format("names {} twice", file.name));
+    if (file.bytes > kMostBytes - bytes) r.fail(fmt::format("has files of more than {} bytes", kMostBytes));
+    bytes += file.bytes;
+  }
+}
+
 }  // namespace
+
+bool is_of_checkpoint(std::string_view name) {
+  // '#' stands for five digits or more.
+  const auto fits = [&](std::string_view form) {
+    std::size_t at = 0;
+    for (const char c : form) {
+      if (c != '#') {
+        if (at >= name.size() || name[at++] != c) return false;
+        continue;
+      }
+      const std::size_t end = std::min(name.find_first_not_of("0123456789", at), name.size());
+      if (end - at < 5 || end - at > 8) return false;
+      at = end;
+    }
+    return at == name.size();
+  };
+  return name == kManifestName || name == "index.json" || fits("rank-#.safetensors") || fits("rank-#.pins") ||
+         fits("state-#-of-#.safetensors");
+}
 
 bool CheckpointFile::is_pins() const {
   constexpr std::string_view kEnd = ".pins";
@@ -143,8 +188,7 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
     damaged(fmt::format("has XXH3 {} at its end, but {} in fact: it was changed", tail.substr(kDigits, 16),
                         wanted.substr(kDigits, 16)));
   }
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) damaged("is no JSON");
+  const auto json = parse_json<Json>(text, where, "the checkpoint is damaged: resume from another one");
   const Reader r(json, where);
   if (r.get<std::string>("kind") != kKind) r.fail("is no manifest of a checkpoint");
   CheckpointManifest m;
@@ -157,7 +201,7 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
   }
   m.version = r.get<std::string>("version");
   m.time = r.get<std::string>("time");
-  m.run = r.get<std::string>("run");
+  m.run = r.digits("run", "name of a run");
   m.number = r.count("number");
   m.step = r.count("step");
   m.updates = r.count("updates");
@@ -173,14 +217,16 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
     const Reader s(r.json("loss_scaler"), where);
     m.scaler = LossScaler::State{.scale = s.get<double>("scale"),
                                  .steps = s.count("steps"),
-                                 .last_overflow = s.get<std::int64_t>("last_overflow"),
-                                 .hysteresis = static_cast<int>(s.count("hysteresis"))};
+                                 .last_overflow = s.number("last_overflow", -kMostNumber, kMostNumber),
+                                 .hysteresis = s.small("hysteresis")};
+    if (!(std::isfinite(m.scaler->scale) && m.scaler->scale > 0))
+      s.fail(fmt::format("has {} as \"scale\", a number above 0 expected", m.scaler->scale));
   }
   const Reader t(r.json("topology"), where);
-  m.ranks = static_cast<int>(t.count("ranks"));
-  m.processes = static_cast<int>(t.count("processes"));
-  m.shards = static_cast<int>(t.count("shards"));
-  m.stage = static_cast<int>(t.count("zero_stage"));
+  m.ranks = t.small("ranks");
+  m.processes = t.small("processes");
+  m.shards = t.small("shards");
+  m.stage = t.small("zero_stage");
   const Reader bits(r.json("bits"), where);
   for (const auto& [key, value] : r.json("bits").items())
     m.bits.emplace_back(key, bits.get<std::string>(key.c_str()));
@@ -188,8 +234,9 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
   const Json& files = r.json("files");
   if (!files.is_array()) r.fail("has \"files\" that are no list");
   for (const Json& file : files) m.files.push_back(read_file(file, where, kHeaderHash));
+  check_files(m.files, r);
   if (json.contains("index")) m.index = read_file(r.json("index"), where, kHash);
-  if (json.contains("pinned_bytes")) m.pinned = r.count("pinned_bytes");
+  if (json.contains("pinned_bytes")) m.pinned = r.count("pinned_bytes", kMostBytes);
   return m;
 }
 

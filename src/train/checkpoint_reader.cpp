@@ -30,31 +30,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::uint64_t kMostHeader = 1'000'000'000;  // bytes
+
 // The text before the tensors' bytes, with its length.
 std::string header_of(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), kDamagedHint);
-  const auto read = [&](char* to, std::size_t bytes, off_t at) {
-    while (bytes > 0) {
-      const ssize_t n = ::pread(fd, to, bytes, at);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      to += n, bytes -= static_cast<std::size_t>(n), at += n;
-    }
-    return true;
-  };
+  const InputFile file(path, "a file of a checkpoint");
   std::uint64_t length = 0;
-  std::string header(sizeof length, '\0');
-  struct stat st {};
-  bool good = ::fstat(fd, &st) == 0 && read(header.data(), sizeof length, 0);
-  std::memcpy(&length, header.data(), sizeof length);
-  good = good && length <= static_cast<std::uint64_t>(st.st_size);
-  if (good) {
-    header.resize(sizeof length + length);
-    good = read(header.data() + sizeof length, length, sizeof length);
-  }
-  ::close(fd);
-  if (!good) damaged(path, "is truncated: its header cannot be read");
+  constexpr std::int64_t kWidth = sizeof length;
+  if (file.bytes() < kWidth) damaged(path, fmt::format("is truncated: it has {} bytes", file.bytes()));
+  file.read(&length, kWidth, 0);
+  if (length > kMostHeader || length > static_cast<std::uint64_t>(file.bytes() - kWidth))
+    damaged(path, fmt::format("has a header of {} bytes, in a file of {}", length, file.bytes()));
+  std::string header(kWidth + length, '\0');
+  file.read(header.data(), static_cast<std::int64_t>(header.size()), 0);
   return header;
 }
 
@@ -65,7 +53,7 @@ std::optional<CheckpointEntry> entry_of(const fs::path& path) {
   long long number = -1, step = -1;
   int end = 0;
   if (std::sscanf(name.c_str(), "%lld-step-%lld%n", &number, &step, &end) != 2 || number < 0 || step < 0 ||
-      checkpoint_name(number, step) != name)
+      number > kMostNumber || step > kMostNumber || checkpoint_name(number, step) != name)
     return std::nullopt;
   entry.number = number, entry.step = step;
   return entry;
@@ -198,11 +186,8 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
 }
 
 void Checkpoint::State::add_pins(const std::string& path, const CheckpointFile& wanted) {
-  const std::string text = read_text_file(path, "what a checkpoint pins");
-  if (io::hash_of(text) != wanted.header_hash)
-    damaged(path, "has another XXH3 than its manifest says: it was changed");
   files.push_back(std::make_unique<Source>());
-  files.back()->pins = std::make_unique<PinnedReader>(parse_pinned(text, path), path);
+  files.back()->pins = std::make_unique<PinnedReader>(read_pinned(path, wanted), path);
   PinnedReader& pins = *files.back()->pins;
   for (const PinnedPiece& p : pins.state().pieces) {
     const std::int64_t count = p.box.count(), blocks = (p.phase + count + kQuantBlock - 1) / kQuantBlock;

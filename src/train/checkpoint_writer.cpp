@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/checkpoint_header.hpp"
+#include "train/directory_lock.hpp"
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
@@ -262,8 +263,10 @@ void discard_checkpoint(const std::string& path) {
     throw Error(Errc::kUsage, path, "is no checkpoint",
                 "name a checkpoint's directory, e.g. runs/quickstart/checkpoints/0001-step-100");
   }
+  const DirectoryLock lock("the directory of checkpoints", directory);
   Files& files = system_files();
-  const std::string failed = unfinished ? remove_directory(files, path) : discard_checkpoint(files, path);
+  const std::string failed =
+      unfinished ? remove_checkpoint_files(files, path) : discard_checkpoint(files, path);
   if (!failed.empty()) throw Error(Errc::kIo, path, "cannot be removed: " + failed);
 }
 
@@ -283,7 +286,7 @@ std::string discard_checkpoint(Files& files, const std::string& path) {
     const std::string problem = release_kept(files, file);
     if (!problem.empty()) log::warning("{}", problem);
   }
-  return remove_directory(files, gone);
+  return remove_checkpoint_files(files, gone);
 }
 
 void remove_old_checkpoints(Files& files, const std::string& directory, std::int64_t newest,

@@ -1,5 +1,6 @@
 #include "train/checkpointer.hpp"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -66,7 +67,7 @@ std::string Checkpointer::name_unfinished() {
   if (!lasts_ || !fs::exists(all, error)) make_directories(*o_.files, all);
   lasts_ = true;
   const std::string name = all + "/" + checkpoint_name(o_.number, step_) + kUnfinished + o_.run;
-  (void)remove_directory(*o_.files, name);  // of a run that has ended
+  (void)remove_checkpoint_files(*o_.files, name);  // of a run that has ended
   if (const int failed = o_.files->make_directory(name); failed != 0)
     throw_io(name, "cannot be created", failed);
   return name;
@@ -354,7 +355,7 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
   }
   if (leads()) {
     if (good) good = finish(state, files, pinned, unfinished, path);
-    if (!good) (void)remove_directory(*o_.files, unfinished);
+    if (!good) (void)remove_checkpoint_files(*o_.files, unfinished);
     if (!good && pins) withdraw(path);
   }
   return all_are(good || !leads()) && good;
@@ -411,20 +412,63 @@ bool Checkpointer::finish(const CheckpointManifest& state, const std::vector<Che
   return true;
 }
 
-void check_room(const std::vector<CheckpointPlace>& places) {
+namespace {
+
+struct FileSystem {
+  ::dev_t device = 0;
+  std::int64_t free = 0;  // bytes
+};
+
+// The file system that a path is on, or will be on.
+FileSystem file_system_of(fs::path at) {
+  struct statvfs fs_stat {};
+  while (::statvfs(at.c_str(), &fs_stat) != 0 && at != "/" && at != ".") {
+    at = fs::path(at).parent_path();
+    if (at.empty()) at = fs::path(".");
+  }
+  struct stat info {};
+  (void)::stat(at.c_str(), &info);
+  return {info.st_dev,
+          static_cast<std::int64_t>(fs_stat.f_bavail) * static_cast<std::int64_t>(fs_stat.f_frsize)};
+}
+
+void check_results(const ResultRoom& results, const FileSystem& at) {
+  const std::string where = "output.dir " + results.path;
+  if (results.bytes > at.free) {
+    throw Error(Errc::kUsage, where,
+                fmt::format("has {} free; the model and the log take {} when the run ends",
+                            format_bytes(at.free), format_bytes(results.bytes)),
+                "make room, or name another output.dir");
+  }
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      static_cast<std::uint64_t>(results.largest_file) > limit.rlim_cur) {
+    throw Error(
+        Errc::kUsage, where,
+        fmt::format("gets a file of {} when the run ends, and this process may write files of {} at most",
+                    format_bytes(results.largest_file),
+                    format_bytes(static_cast<std::int64_t>(limit.rlim_cur))),
+        "raise the limit (ulimit -f unlimited)");
+  }
+}
+
+}  // namespace
+
+std::int64_t free_bytes_at(const std::string& path) {
+  return file_system_of(path).free;
+}
+
+void check_room(const std::vector<CheckpointPlace>& places, const ResultRoom& results) {
   std::map<::dev_t, std::int64_t> others;  // what the places before take of a file system
+  if (!results.path.empty()) {
+    const FileSystem at = file_system_of(results.path);
+    check_results(results, at);
+    others[at.device] += results.bytes;
+  }
   for (const CheckpointPlace& place : places) {
-    fs::path at = place.path;
-    struct statvfs fs_stat {};
-    while (::statvfs(at.c_str(), &fs_stat) != 0 && at != "/" && at != ".") {
-      at = fs::path(at).parent_path();
-      if (at.empty()) at = fs::path(".");
-    }
-    struct stat info {};
-    (void)::stat(at.c_str(), &info);
-    std::int64_t& taken = others[info.st_dev];
-    const std::int64_t free =
-        static_cast<std::int64_t>(fs_stat.f_bavail) * static_cast<std::int64_t>(fs_stat.f_frsize) - taken;
+    const FileSystem at = file_system_of(place.path);
+    std::int64_t& taken = others[at.device];
+    const std::int64_t free = at.free - taken;
     std::int64_t there = 0;  // they will make room
     for (const CheckpointEntry& entry : list_checkpoints(place.path)) {
       std::error_code error;
@@ -443,8 +487,10 @@ void check_room(const std::vector<CheckpointPlace>& places) {
         fmt::format("has {} free{}; checkpoints take {} each, and {} of them, with the one that is being "
                     "written, {} more",
                     format_bytes(std::max<std::int64_t>(0, free)),
-                    taken > needed ? " beside the checkpoints themselves" : "", format_bytes(place.bytes),
-                    place.most + 1, format_bytes(needed)),
+                    taken <= needed     ? ""
+                    : places.size() > 1 ? " beside the checkpoints themselves"
+                                        : " beside the model",
+                    format_bytes(place.bytes), place.most + 1, format_bytes(needed)),
         fmt::format("make room, name another path, or keep fewer ({}.keep)",
                     place.key.substr(0, place.key.rfind('.'))));
   }

@@ -137,8 +137,17 @@ struct CheckpointPlace {
   std::string key, path;  // of the configuration
   std::int64_t most = 0, bytes = 0;
 };
-// Throws Error(kUsage) where there is no room for all of them at the same time.
-void check_room(const std::vector<CheckpointPlace>& places);
+// What a run leaves in its output directory when it ends: bytes in all, of its model alone, and of the
+// largest file.
+struct ResultRoom {
+  std::string path;
+  std::int64_t bytes = 0, weights = 0, largest_file = 0;
+};
+// Throws Error(kUsage) where there is no room for all of them at the same time, or the process may not write
+// files so large (ulimit -f).
+void check_room(const std::vector<CheckpointPlace>& places, const ResultRoom& results = {});
+// Bytes that this user may still write to the file system of `path`, which need not be there yet.
+std::int64_t free_bytes_at(const std::string& path);
 // "a kill would lose ...": for the lines of a run that starts. `pinned`: bytes of state that checkpoints pin
 // in the drives' files; 0: they copy it.
 std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes, std::int64_t pinned);

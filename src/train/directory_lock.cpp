@@ -34,7 +34,7 @@ bool is_at(int fd, const std::string& path) {
 
 }  // namespace
 
-DirectoryLock::DirectoryLock(const std::string& key, const std::string& path) {
+DirectoryLock::DirectoryLock(const std::string& key, const std::string& path, const std::string& use) {
   const std::string where = key + " " + path;
   // A run that has made the directory and puts nothing there removes it when it ends, maybe between the
   // opening and the locking here.
@@ -51,7 +51,7 @@ DirectoryLock::DirectoryLock(const std::string& key, const std::string& path) {
     const int failed = fd_ < 0 ? errno : lock(fd_);
     if (failed == EWOULDBLOCK) {
       (void)::close(fd_);
-      throw Error(Errc::kUsage, where, "is in use by another run, which writes its checkpoints there",
+      throw Error(Errc::kUsage, where, "is in use by another run, " + use,
                   "wait for it to end, end it, or name another directory");
     }
     if (failed != 0) {

@@ -10,11 +10,12 @@ namespace zg {
 
 class DirectoryLock {
  public:
-  // Makes the directory where it is not there. `key`: the configuration's, which the error names. Throws
-  // Error(kUsage) where another run has the directory, of this process or another, or where it cannot be
-  // made. Where the file system has no locks (some network file systems), it is not locked, and a line says
-  // so.
-  DirectoryLock(const std::string& key, const std::string& path);
+  // Makes the directory where it is not there. `key`: the configuration's, which the error names; `use`: what
+  // the other run does there, "which writes its checkpoints there". Throws Error(kUsage) where another run
+  // has the directory, of this process or another, or where it cannot be made. Where the file system has no
+  // locks (some network file systems), it is not locked, and a line says so.
+  DirectoryLock(const std::string& key, const std::string& path,
+                const std::string& use = "which writes its checkpoints there");
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
   // Removes the directory if this one has made it and it is empty: a run that was refused leaves nothing.

@@ -1,6 +1,8 @@
 #include "train/files.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,10 +10,15 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "train/checkpoint_header.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
 
 namespace zg {
 namespace {
@@ -132,17 +139,86 @@ void NewFile::sync_and_close() {
 
 namespace {
 
-// Weights of an earlier model would be loaded with those of the new one.
+// Weights of an earlier model, which would be loaded with those of the new one: the names that save_hf()
+// gives.
 bool is_of_a_model(const std::string& name) {
-  return name.rfind("model", 0) == 0 && name.find(".safetensors") != name.npos;
+  constexpr std::string_view kShard = "model-#####-of-#####.safetensors";
+  const bool shard = name.size() == kShard.size() &&
+                     std::equal(name.begin(), name.end(), kShard.begin(), [](char c, char form) {
+                       return form == '#' ? c >= '0' && c <= '9' : c == form;
+                     });
+  return shard || name == "model.safetensors" || name == "model.safetensors.index.json";
 }
+
+// The names in a directory. A link in its place is not followed: what it leads to is somebody else's.
+// Nothing, and errno set, where it cannot be listed.
+std::optional<std::vector<std::string>> names_in(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(::fdopendir(fd), &::closedir);
+  if (!list) {
+    (void)::close(fd);
+    return std::nullopt;
+  }
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(list.get())) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  if (errno != 0) return std::nullopt;
+  return names;
+}
+
+// A directory that is being filled, under a temporary name beside its own. It is locked, so that the next
+// save tells it from what a killed one has left. What is still there at the end is removed.
+class TemporaryDirectory {
+ public:
+  explicit TemporaryDirectory(const fs::path& target) : path_(temporary_name(target.string())) {
+    if (::mkdir(path_.c_str(), 0777) != 0) throw_io(path_, "cannot be created", errno);
+    fd_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd_ >= 0) (void)::flock(fd_, LOCK_EX | LOCK_NB);
+  }
+  ~TemporaryDirectory() {
+    remove(path_);
+    if (fd_ >= 0) (void)::close(fd_);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+  // Removes what killed saves into `target` have left.
+  static void remove_leftovers(const fs::path& target) {
+    const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
+    for (const std::string& name : names_in(parent.string()).value_or(std::vector<std::string>{})) {
+      if (!is_temporary_name(name, target.filename().string())) continue;
+      const std::string path = parent / name;
+      const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+      if (fd < 0) continue;
+      if (::flock(fd, LOCK_EX | LOCK_NB) == 0) remove(path);
+      (void)::close(fd);
+    }
+  }
+
+ private:
+  static void remove(const std::string& path) {
+    for (const std::string& name : names_in(path).value_or(std::vector<std::string>{}))
+      (void)::unlink((path + "/" + name).c_str());
+    (void)::rmdir(path.c_str());
+  }
+
+  const std::string path_;
+  int fd_ = -1;
+};
 
 // Calls f(path) for each entry of `from` whose name `other` lacks.
 template <class F>
 void each_missing(const fs::path& from, const fs::path& other, const F& f) {
   std::vector<fs::path> all;
   for (const fs::directory_entry& entry : fs::directory_iterator(from)) {
-    if (!fs::exists(other / entry.path().filename())) all.push_back(entry.path());
+    std::error_code unknown;
+    if (fs::symlink_status(other / entry.path().filename(), unknown).type() == fs::file_type::not_found)
+      all.push_back(entry.path());
   }
   std::for_each(all.begin(), all.end(), f);
 }
@@ -157,13 +233,22 @@ void sync_file(const fs::path& path) {
 // The new directory and the one that is there change places. What else is there the new one has before, as
 // another name of the same file, so that nothing is lost at any moment.
 void put_in_place(const fs::path& fresh, const fs::path& target) {
+  std::error_code unknown;
+  const fs::perms mode = fs::status(target, unknown).permissions();
+  if (!unknown) fs::permissions(fresh, mode, unknown);
   bool whole = true;
   each_missing(target, fresh, [&](const fs::path& path) {
     std::error_code error;
     if (!is_of_a_model(path.filename())) fs::create_hard_link(path, fresh / path.filename(), error);
     whole = whole && !error;
   });
-  if (whole && ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (whole && ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    // What came while they changed places.
+    each_missing(fresh, target, [&](const fs::path& path) {
+      if (!is_of_a_model(path.filename())) fs::rename(path, target / path.filename());
+    });
+    return;
+  }
   each_missing(target, fresh, [](const fs::path& path) {
     if (is_of_a_model(path.filename())) fs::remove(path);
   });
@@ -180,25 +265,22 @@ void replace_directory(const std::string& path, const std::function<void(const s
   if (fs::is_symlink(target, error)) target = fs::canonical(target, error);  // where the link leads
   if (target.empty()) return write(path);                                    // nowhere, which is told
   if (!target.has_filename()) target = target.parent_path();
-  const std::string part = target.string() + ".part";
-  fs::remove_all(part, error);  // of a run that was killed
   const auto sync = [](const fs::path& directory) {
     if (const int failed = system_files().sync_directory(directory); failed != 0)
       throw_io(directory, "cannot be brought to the drive", failed);
   };
+  if (target.has_parent_path()) fs::create_directories(target.parent_path(), error);
+  if (error) throw_io(target.parent_path(), "cannot be created", error.value());
+  TemporaryDirectory::remove_leftovers(target);
+  const TemporaryDirectory part(target);
   try {
-    write(part);
-    for (const fs::directory_entry& entry : fs::directory_iterator(part)) sync_file(entry.path());
-    sync(part);
-    fs::exists(target) ? put_in_place(part, target) : fs::rename(part, target);
+    write(part.path());
+    for (const fs::directory_entry& entry : fs::directory_iterator(part.path())) sync_file(entry.path());
+    sync(part.path());
+    fs::exists(target) ? put_in_place(part.path(), target) : fs::rename(part.path(), target);
     sync(target), sync(target.has_parent_path() ? target.parent_path() : ".");
-    fs::remove_all(part, error);
   } catch (const fs::filesystem_error& failure) {
-    fs::remove_all(part, error);
     throw_io(failure.path1(), "cannot be put in place", failure.code().value());
-  } catch (...) {
-    fs::remove_all(part, error);
-    throw;
   }
 }
 
@@ -217,15 +299,23 @@ void make_directories(Files& files, const std::string& path) {
   }
 }
 
-std::string remove_directory(Files& files, const std::string& path) {
+std::string remove_checkpoint_files(Files& files, const std::string& path) {
   std::string failed;
   const auto remove = [&](const std::string& one) {
     const int error = files.remove(one);
     if (error != 0 && error != ENOENT && failed.empty()) failed = one + ": " + errno_text(error);
   };
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(path, error), end; !error && at != end; at.increment(error))
-    remove(at->path());
+  const auto names = names_in(path);
+  if (!names) return errno == ENOENT ? "" : path + ": " + errno_text(errno);
+  std::string others;
+  for (const std::string& name : *names) {
+    if (is_of_checkpoint(name)) {
+      remove(path + "/" + name);
+    } else if (others.empty()) {
+      others = path + "/" + name;
+    }
+  }
+  if (!others.empty()) return others + " is no file of a checkpoint, and stays: move it elsewhere";
   remove(path);
   return failed;
 }

@@ -54,12 +54,15 @@ class NewFile {
 // Makes a directory, and those above it that are missing, and has all their names last: without that, a loss
 // of power may take the directory with all that was brought to the drive in it. Throws Error(kIo).
 void make_directories(Files& files, const std::string& path);
-// Removes the directory with the files in it. Returns what could not be removed, and why; empty: all is gone.
-std::string remove_directory(Files& files, const std::string& path);
+// Removes the directory of a checkpoint, or the remains of one: the files that this program has written (see
+// is_of_checkpoint), and the directory if nothing else is in it. A link in its place is not followed. Returns
+// what could not be removed, and why; empty: all is gone.
+std::string remove_checkpoint_files(Files& files, const std::string& path);
 // Lets `write` fill a new directory, which then takes the place of `path` at once: whoever opens it, after a
-// crash too, finds what was there or what is new, never some of both. Other files than a model's that lie
-// there move along. Where directories cannot change places (a mount point, folders in it) the files do, one
-// after the other. If `write` throws, all is left as it was. Throws Error(kIo).
+// crash too, finds what was there or what is new, never some of both. Other files than a model's weights
+// (model.safetensors, its shards and their index) that lie there move along. Where directories cannot change
+// places (a mount point, folders in it) the files do, one after the other. If `write` throws, all is left as
+// it was. The new directory has a temporary name (base/file.hpp) until then. Throws Error(kIo).
 void replace_directory(const std::string& path,
                        const std::function<void(const std::string& directory)>& write);
 [[noreturn]] void throw_io(const std::string& path, const std::string& what, int error);

@@ -12,8 +12,8 @@
 
 #include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kForEnd = "-for";
+constexpr std::int64_t kLongestPath = 4096 + 1;  // with a newline
 
 std::string absolute(const std::string& path) {
   std::error_code error;
@@ -36,7 +37,7 @@ bool ends_in(const std::string& text, std::string_view end) {
 // The directory of checkpoints that a kept file is for; empty: that is not known.
 std::string purpose_of(const KeptFile& file) {
   try {
-    std::string text = read_text_file(file.path() + kForEnd, "what a drive's file is kept for");
+    std::string text = read_text_file(file.path() + kForEnd, "what a drive's file is kept for", kLongestPath);
     while (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
   } catch (const Error&) {
@@ -63,7 +64,7 @@ std::int64_t size_of_file(const std::string& path) {
 
 // Whether a run that lives has the file open as its tier.
 bool is_in_use(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno != ENOENT;
   const bool locked = ::flock(fd, LOCK_SH | LOCK_NB) != 0;
   (void)::close(fd);
@@ -76,7 +77,9 @@ std::vector<std::string> directories_of(const std::string& drive) {
   std::error_code error;
   for (fs::directory_iterator at(drive, error), end; !error && at != end; at.increment(error)) {
     std::error_code unknown;
-    if (at->path().filename().string().rfind(kProcessDirectory, 0) == 0 && at->is_directory(unknown))
+    // A link that another user has put there leads to files that are not this drive's.
+    if (at->path().filename().string().rfind(kProcessDirectory, 0) == 0 &&
+        at->symlink_status(unknown).type() == fs::file_type::directory)
       all.push_back(at->path());
   }
   return all;
@@ -187,13 +190,13 @@ void free_unpinned(const std::vector<KeptFile>& files, const std::string& direct
     return;
   }
   for (const KeptFile& file : files) {
-    const int fd = ::open(file.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = ::open(file.path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat info {};
     std::int64_t end = 0;
     const auto punch = [&](std::int64_t to) {
       if (to > end) (void)::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, end, to - end);
     };
-    if (fd >= 0 && ::fstat(fd, &info) == 0 && pinned.count(file.name) > 0 &&
+    if (fd >= 0 && ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && pinned.count(file.name) > 0 &&
         is_known(file, directory_of_checkpoints)) {
       for (const auto& [offset, piece_end] : pinned[file.name]) {
         punch(offset);

@@ -29,7 +29,9 @@ PinnedReader::PinnedReader(PinnedState state, std::string path)
   };
   for (std::size_t i = 0; i < state_.files.size(); ++i) {
     const std::string file = state_.files[i].path();
-    fds_.push_back(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+    // O_NONBLOCK: a pipe of that name must not wait for its writer. Whatever the path names is read, and no
+    // more.
+    fds_.push_back(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
     struct stat info {};
     if (fds_.back() < 0 || ::fstat(fds_.back(), &info) != 0) {
       const int error = errno;
@@ -39,6 +41,7 @@ PinnedReader::PinnedReader(PinnedState state, std::string path)
       }
       refuse(file, "cannot be opened: " + errno_text(error), kHint);
     }
+    if (!S_ISREG(info.st_mode)) refuse(file, "is no regular file, and so no drive's file", kHint);
     std::int64_t end = 0;
     for (const PinnedSegment& segment : state_.segments) {
       for (const io::StoredPiece& p : segment.stored.pieces) {

@@ -1,12 +1,14 @@
 #include "train/pinned_state.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
 #include "ziggurat/engine/tile_elements.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -25,11 +27,12 @@ class Fields {
   Fields(const Json& list, const std::string& where) : list_(list), where_(where) {
     if (!list.is_array()) fail();
   }
-  std::int64_t number(std::int64_t least = 0) {
+  // A whole number in [least, most].
+  std::int64_t number(std::int64_t least = 0, std::int64_t most = kMost) {
     const Json& value = next();
     if (!value.is_number_integer()) fail();
-    const auto n = value.get<std::int64_t>();
-    if (n < least || n > kMost) fail();
+    const auto n = value.get<std::int64_t>();  // one above 2^63 becomes negative
+    if (n < least || n > most) fail();
     return n;
   }
   double rate() {
@@ -94,12 +97,14 @@ PinnedSegment segment_of(const Json& json, std::size_t files, const std::string&
   PinnedSegment segment{f.text(), f.number(1), {}};
   segment.stored.version = f.number(1);
   std::int64_t bytes = 0;
-  for (const Json& one : f.next()) {
+  const Json& places = f.next();
+  if (!places.is_array()) f.fail();
+  for (const Json& one : places) {
     Fields p(one, where);
-    io::StoredPiece piece{static_cast<int>(p.number()), p.number(), p.number(1), p.hash()};
+    const auto drive = static_cast<int>(p.number(0, static_cast<std::int64_t>(files) - 1));
+    io::StoredPiece piece{drive, p.number(), p.number(1), p.hash()};
     p.finish();
-    if (piece.drive >= static_cast<int>(files) || piece.offset % 4096 != 0 || piece.bytes % 4096 != 0)
-      p.fail();
+    if (piece.offset % 4096 != 0 || piece.bytes % 4096 != 0 || piece.bytes > segment.bytes - bytes) p.fail();
     bytes += piece.bytes;
     segment.stored.pieces.push_back(piece);
   }
@@ -192,7 +197,7 @@ std::string pins_name(int rank) {
 }
 
 PinnedState parse_pinned(const std::string& text, const std::string& where) {
-  const Json json = Json::parse(text, nullptr, false);
+  const auto json = parse_json<Json>(text, where, "the checkpoint is damaged: resume from another one");
   if (!json.is_object() || json.value("kind", Json()) != kKind) {
     throw Error(Errc::kUsage, where, "does not say where state is pinned",
                 "the checkpoint is damaged: resume from another one");
@@ -325,12 +330,21 @@ std::vector<PinnedState> pins_in(const std::string& checkpoint) {
   const CheckpointManifest m = parse_manifest(read_text_file(name, "the manifest of a checkpoint"), name);
   for (const CheckpointFile& file : m.files) {
     if (!file.is_pins()) continue;
-    const std::string path = checkpoint + "/" + file.name;
-    all.push_back(parse_pinned(read_text_file(path, "what a checkpoint pins"), path));
-    int& rank = all.back().rank;
-    while (rank < m.ranks && pins_name(rank) != file.name) ++rank;
+    all.push_back(read_pinned(checkpoint + "/" + file.name, file));
+    int rank = m.ranks;  // of a file that no rank has written
+    (void)std::sscanf(file.name.c_str(), "rank-%8d.pins", &rank);
+    all.back().rank = std::min(rank, m.ranks);
   }
   return all;
+}
+
+PinnedState read_pinned(const std::string& path, const CheckpointFile& wanted) {
+  const std::string text = read_text_file(path, "what a checkpoint pins");
+  if (static_cast<std::int64_t>(text.size()) != wanted.bytes || io::hash_of(text) != wanted.header_hash) {
+    throw Error(Errc::kUsage, path, "has another size or XXH3 than its manifest says: it was changed",
+                "the checkpoint is damaged: resume from another one");
+  }
+  return parse_pinned(text, path);
 }
 
 }  // namespace zg

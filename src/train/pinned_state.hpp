@@ -69,11 +69,14 @@ struct PinnedState {
 };
 std::string pins_name(int rank);  // of the rank's file
 PinnedState parse_pinned(const std::string& text, const std::string& where);
+// Reads such a file, which must be the one that the manifest knows.
+PinnedState read_pinned(const std::string& path, const CheckpointFile& wanted);
 
 // The segments and pieces of this rank, as pinned_segments() lists them; nothing is stored yet.
 PinnedState pinned_form(const Layout& layout);
 
-// The pins of all ranks of a checkpoint, as far as its files can be read; for who looks what it keeps.
+// The pins of all ranks of a checkpoint; for who looks what it keeps. Throws Error(kUsage) where one of its
+// files is not as it was written: then nobody knows what it keeps.
 std::vector<PinnedState> pins_in(const std::string& checkpoint);
 // The files of drives that checkpoints in this directory pin.
 std::vector<KeptFile> kept_by(const std::string& directory_of_checkpoints);

@@ -8,8 +8,8 @@
 
 #include "train/checkpoint_header.hpp"
 #include "train/checkpoint_writer.hpp"
-#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
 
@@ -65,6 +65,7 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
                                const std::optional<std::string>& resume, Files* files,
                                std::optional<Opened> opened)
     : config_(plans.front().config.checkpoint),
+      output_dir_(plans.front().config.output_dir),
       processes_(processes),
       files_(files != nullptr ? *files : system_files()),
       copies_because_(plans.front().copies_because) {
@@ -209,9 +210,17 @@ void RunCheckpoints::compare(const RunPlan& plan) {
   }
 }
 
-void RunCheckpoints::prepare() {
-  if (processes_.number() > 0 || !config_.asked()) return;
-  locks_.push_back(std::make_unique<DirectoryLock>("checkpoint.path", config_.path));
+// The output directory has its lock already (OutputDirectory).
+void RunCheckpoints::lock(const std::string& key, const std::string& path) {
+  std::error_code unknown;
+  if (std::filesystem::equivalent(path, output_dir_, unknown)) return;
+  locks_.push_back(std::make_unique<DirectoryLock>(key, path));
+}
+
+void RunCheckpoints::prepare(const ResultRoom& results) {
+  if (processes_.number() > 0) return;
+  if (!config_.asked()) return check_room({}, results);
+  lock("checkpoint.path", config_.path);
   if (const auto there = list_checkpoints(config_.path); !there.empty() && !from_) {
     throw Error(Errc::kUsage, config_.path,
                 fmt::format("has a checkpoint of step {}, which a new run would replace", there.front().step),
@@ -219,7 +228,7 @@ void RunCheckpoints::prepare() {
                 "output.dir leaves it");
   }
   for (const std::string& path : unfinished_checkpoints(config_.path)) {
-    const std::string failed = remove_directory(files_, path);
+    const std::string failed = remove_checkpoint_files(files_, path);
     failed.empty() ? log::info("removed {}, which was not completed", path)
                    : log::warning("{} was not completed and cannot be removed: {}", path, failed);
   }
@@ -229,7 +238,7 @@ void RunCheckpoints::prepare() {
     places.push_back(
         {"checkpoint.export.path", config_.exports.path, config_.exports.keep, bytes_ + pinned_});
   }
-  check_room(places);
+  check_room(places, results);
   if (adoption_) take_over();
 }
 
@@ -237,7 +246,7 @@ void RunCheckpoints::prepare() {
 // there.
 void RunCheckpoints::prepare_exports() {
   const std::string& path = config_.exports.path;
-  locks_.push_back(std::make_unique<DirectoryLock>("checkpoint.export.path", path));
+  lock("checkpoint.export.path", path);
   for (const CheckpointEntry& entry : copies_in(config_)) {
     const std::string run = run_of(entry);  // a damaged one is in nobody's way, and goes when it is old
     if (run.empty() || run == run_) continue;
@@ -248,7 +257,7 @@ void RunCheckpoints::prepare_exports() {
   }
   for (const std::string& left : unfinished_checkpoints(path)) {
     if (!left.ends_with(kUnfinished + run_) && !left.ends_with(kRemoved)) continue;
-    const std::string failed = remove_directory(files_, left);
+    const std::string failed = remove_checkpoint_files(files_, left);
     if (!failed.empty()) log::warning("{} was not completed and cannot be removed: {}", left, failed);
   }
 }

@@ -35,7 +35,8 @@ class RunCheckpoints {
   // Before anything is trained, once the drives are open: takes the directories, in which nobody else's
   // checkpoints may be in the way, and finds out whether there is room. Removes what killed runs have left.
   // In the first process alone.
-  void prepare();
+  // `results`: what the run will write besides. Throws Error(kUsage).
+  void prepare(const ResultRoom& results);
   // Before the ranks are added, in all processes: the world in which they agree where they commit beside the
   // training.
   void open_world(const std::vector<RunPlan>& plans, const CommOptions& options);
@@ -72,8 +73,10 @@ class RunCheckpoints {
   void prepare_exports();
   void compare(const RunPlan& plan);
   void take_over() const;
+  void lock(const std::string& key, const std::string& path);
 
   const CheckpointConfig& config_;
+  const std::string output_dir_;
   Processes& processes_;
   Files& files_;
   BitKeys bits_;

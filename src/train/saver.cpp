@@ -4,8 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "train/checkpointer.hpp"
 #include "train/files.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/units.hpp"
 
 namespace zg {
 
@@ -38,6 +41,60 @@ void Trainer::save_model(const std::string& directory) {
         write_file_atomically(fresh + "/" + name, read_text_file(from, std::string("the model's ") + name));
     }
   });
+}
+
+namespace {
+
+// Directories that the run was told of, where its model may go if its own directory has no room.
+std::vector<std::string> other_places(const RunConfig& config) {
+  std::vector<std::string> places;
+  if (config.checkpoint.asked()) places.push_back(config.checkpoint.path);
+  if (!config.checkpoint.exports.path.empty()) places.push_back(config.checkpoint.exports.path);
+  if (config.aio.backend != io::Backend::kRam) {
+    for (const io::DriveOptions& drive : config.tiers.nvme) places.push_back(drive.path);
+  }
+  places.emplace_back(".");
+  std::vector<std::string> names;
+  for (const std::string& place : places) {
+    // A name that is not there yet: nothing of the user's is replaced.
+    names.push_back(place + "/ziggurat-" + std::filesystem::path(config.model_dir()).filename().string() +
+                    "-" + random_digits());
+  }
+  return names;
+}
+
+}  // namespace
+
+// Ranks that have begun to send cannot begin anew, so that room is asked for first. What is known to be too
+// little is not tried, since a part of a model is of no use.
+std::string Trainer::save_model() {
+  const RunConfig& config = plan().config;
+  const std::string wanted = config.model_dir();
+  if (processes_.number() > 0) return save_model(wanted), wanted;
+  const std::int64_t bytes = results().weights;
+  const auto try_at = [&](const std::string& place) -> std::optional<Error> {
+    if (const std::int64_t free = free_bytes_at(place); free < bytes) {
+      return Error(Errc::kIo, place,
+                   fmt::format("has {} free, the model takes {}", format_bytes(free), format_bytes(bytes)),
+                   "make room there");
+    }
+    try {
+      save_model(place);
+      return std::nullopt;
+    } catch (const Error& error) {
+      if (error.code() != Errc::kIo || !comm_.empty()) throw;
+      return error;
+    }
+  };
+  const std::optional<Error> failed = try_at(wanted);
+  if (!failed) return wanted;
+  log::warning("the model cannot be saved to {}: {}: {}", wanted, failed->where(), failed->message());
+  for (const std::string& place : other_places(config)) {
+    const std::optional<Error> also = try_at(place);
+    if (!also) return place;
+    log::warning("nor to {}: {}", place, also->message());
+  }
+  throw Error(*failed);
 }
 
 }  // namespace zg

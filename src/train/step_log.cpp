@@ -1,32 +1,58 @@
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
+#include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/train/observers.hpp"
 
 namespace zg {
 
 std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated) {
-  std::ifstream in(path);
   std::string kept;
   std::int64_t records = 0;
-  for (std::string line; records < step && std::getline(in, line);) {
-    auto record = nlohmann::ordered_json::parse(line, nullptr, false);
-    const auto number = record.is_object() ? record.find("step") : record.end();
-    if (number == record.end() || !number->is_number_integer() || *number != records + 1) break;
-    if (++records == step && !evaluated && record.erase("val_loss") > 0) line = record.dump();
-    kept += line + '\n';
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0 || errno != ENOENT) {
+    const InputFile file(path, "the log of a run");
+    LineReader lines(file);
+    for (std::string line; records < step && lines.next(line);) {
+      auto record = nlohmann::ordered_json::parse(line, nullptr, false);
+      const auto number = record.is_object() ? record.find("step") : record.end();
+      if (number == record.end() || !number->is_number_integer() || *number != records + 1) break;
+      if (++records == step && !evaluated && record.erase("val_loss") > 0) line = record.dump();
+      kept += line + '\n';
+    }
   }
   write_file_atomically(path, kept);
   return records;
 }
 
-StepLog::StepLog(const std::string& path, std::int64_t steps_done)
-    : path_(path), file_(std::fopen(path.c_str(), steps_done > 0 ? "a" : "w"), &std::fclose) {
-  if (!file_)
-    throw Error(Errc::kIo, path, "cannot be written: " + errno_text(errno), "choose another output.dir");
+StepLog::StepLog(const std::string& path, std::int64_t steps_done) : path_(path) {
+  const int how = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | (steps_done > 0 ? 0 : O_TRUNC);
+  fd_ = ::open(path.c_str(), how, 0644);
+  struct stat st {};
+  const int error = fd_ < 0 || ::fstat(fd_, &st) != 0 ? errno : 0;
+  if (error == 0 && S_ISREG(st.st_mode)) {
+    end_ = st.st_size;
+    return;
+  }
+  if (fd_ >= 0) (void)::close(fd_);
+  throw Error(
+      Errc::kIo, path,
+      error != 0 ? "cannot be written: " + errno_text(error) : "is no regular file, so that it can be no log",
+      "choose another output.dir");
+}
+
+StepLog::~StepLog() {
+  if (!waiting_.empty()) (void)write_waiting();
+  if (dropped_ > 0) log::warning("{} lacks {} records: there was no room for them", path_, dropped_);
+  if (since_ > 0)
+    log::warning("{} lacks the records from step {} on: there was no room for them", path_, since_);
+  if (fd_ >= 0) (void)::close(fd_);
 }
 
 std::string step_json(const StepRecord& r) {
@@ -93,14 +119,53 @@ std::string step_json(const StepRecord& r) {
 
 void StepLog::on_step(const StepRecord& r) {
   const std::string line = step_json(r) + "\n";
-  if (std::fputs(line.c_str(), file_.get()) < 0 || std::fflush(file_.get()) != 0) {
-    throw Error(Errc::kIo, path_, "cannot be written: " + errno_text(errno), "free space on its file system");
+  if (waiting_.size() + line.size() > kMostWaiting) {
+    ++dropped_;
+  } else {
+    waiting_ += line;
   }
+  const std::int64_t since = since_ > 0 ? since_ : r.step;
+  const int error = write_waiting();
+  if (error == 0 && since_ > 0) {
+    log::info("{} has all records again, of steps {} to {}, too", path_, since_, r.step);
+    since_ = 0;
+  } else if (error != 0 && since_ == 0) {
+    log::warning(
+        "{} cannot be written: {}; records wait in memory from step {} on, and the training goes on: make "
+        "room "
+        "there",
+        path_, errno_text(error), since);
+    since_ = since;
+  }
+}
+
+// A line that was written in part is taken back, so that programs which read the file find whole ones.
+int StepLog::write_waiting() {
+  const auto bytes = static_cast<std::int64_t>(waiting_.size());
+  std::int64_t done = 0;
+  int error = 0;
+  while (done < bytes && error == 0) {
+    const ssize_t n = ::write(fd_, waiting_.data() + done, static_cast<std::size_t>(bytes - done));
+    if (n > 0) {
+      done += n;
+    } else if (n == 0 || errno != EINTR) {
+      error = n == 0 ? EIO : errno;
+    }
+  }
+  if (done < bytes) {
+    const std::size_t newline =
+        done > 0 ? waiting_.rfind('\n', static_cast<std::size_t>(done - 1)) : waiting_.npos;
+    done = newline == waiting_.npos ? 0 : static_cast<std::int64_t>(newline) + 1;
+    (void)::ftruncate(fd_, end_ + done);
+  }
+  end_ += done;
+  waiting_.erase(0, static_cast<std::size_t>(done));
+  return error;
 }
 
 void StepLog::on_checkpoint(std::int64_t) {
   // Where it fails, a loss of power may cost lines of the log, and a resumed run says so.
-  (void)::fdatasync(fileno(file_.get()));
+  (void)::fdatasync(fd_);
 }
 
 }  // namespace zg

@@ -390,7 +390,24 @@ void Trainer::open_node() {
       node_ = std::make_unique<Node>(plans_, gpus_, options_.trace, options_.watchdog, processes_, kept);
     });
   });
-  processes_.together([&] { checkpoints_->prepare(); });
+  processes_.together([&] { checkpoints_->prepare(results()); });
+}
+
+// A record of the log has some 1.4 KB.
+ResultRoom Trainer::results() const {
+  constexpr std::int64_t kRecord = 1500, kShard = std::int64_t{5} << 30, kRest = 1 << 20;
+  const bool adapters = plan().config.lora.on();
+  std::int64_t weights = 0;
+  for (const Unit& unit : plan().model->units()) {
+    for (const Param& param : unit.params) {
+      if (param.adapter || !adapters) weights += 4 * param.whole_count();
+    }
+  }
+  const std::int64_t steps = std::max<std::int64_t>(0, plan().config.steps - first_step());
+  return {.path = plan().config.output_dir,
+          .bytes = weights + kRest + kRecord * steps,
+          .weights = weights,
+          .largest_file = adapters ? weights : std::min(weights, kShard)};
 }
 
 // All processes measure at the same time, so that each finds its share of the machine.

@@ -36,6 +36,25 @@ class InputFile {
   std::int64_t bytes_ = 0, mtime_ns_ = 0;
 };
 
+// The lines of a file, one after the other, without their ends. For one thread.
+class LineReader {
+ public:
+  // `longest`: the most bytes that a line may have. `file` outlives this.
+  explicit LineReader(const InputFile& file, std::int64_t longest = std::int64_t{1} << 30);
+  // False: there is no more. Throws Error(kIo) for an error while the file is read, and Error(kUsage) for a
+  // longer line.
+  bool next(std::string& line);
+  std::int64_t number() const { return number_; }  // of the last line, from 1
+
+ private:
+  const InputFile& file_;
+  const std::int64_t longest_;
+  std::string buffer_;
+  std::size_t begin_ = 0;  // of what was not taken of the buffer
+  std::int64_t read_ = 0, number_ = 0;
+  bool ended_ = false;
+};
+
 // What a file that is read whole may have at most, unless its reader asks for less or more.
 inline constexpr std::int64_t kLargestTextFile = std::int64_t{256} << 20;
 

@@ -1,6 +1,6 @@
 // The outputs of a run for people and programs: log, progress line, report.
 #pragma once
-#include <cstdio>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -16,18 +16,29 @@ std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated)
 // A step as an object of JSON, as log.jsonl has it.
 std::string step_json(const StepRecord& record);
 
-// Writes log.jsonl, one JSON object for each step; docs/training.md has the schema. Each line is flushed, so
-// a run that is killed keeps its log; before a checkpoint all lines are brought to the drive.
+// Writes log.jsonl, one JSON object for each step; docs/training.md has the schema. Each line is written at
+// once, so a run that is killed keeps its log; before a checkpoint all lines are brought to the drive. A full
+// disk does not end the training: records wait in memory, are written with the next one that can be, and a
+// warning says so. The file has whole lines alone.
 class StepLog final : public TrainObserver {
  public:
   // Replaces the file, or goes on behind the records of the steps that were done. Throws Error(kIo).
   explicit StepLog(const std::string& path, std::int64_t steps_done = 0);
+  ~StepLog() override;  // says which records are lost, if any
+  StepLog(const StepLog&) = delete;
+  StepLog& operator=(const StepLog&) = delete;
   void on_step(const StepRecord& record) override;
   void on_checkpoint(std::int64_t step) override;
 
  private:
-  std::string path_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  int write_waiting();                                                // 0, or an errno
+  static constexpr std::size_t kMostWaiting = std::size_t{64} << 20;  // bytes
+  const std::string path_;
+  int fd_ = -1;
+  std::int64_t end_ = 0;      // of the whole lines in the file
+  std::string waiting_;       // lines that could not be written yet
+  std::int64_t since_ = 0;    // step of the first of them; 0: there is none
+  std::int64_t dropped_ = 0;  // records that did not fit into memory either
 };
 
 // The log's progress line: after each step, and about once a second while a step takes long.

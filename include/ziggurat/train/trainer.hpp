@@ -31,6 +31,7 @@ namespace zg {
 class Checkpoint;
 struct Validation;
 class Files;
+struct ResultRoom;
 class RunCheckpoints;
 class Trainer;
 
@@ -142,6 +143,11 @@ class Trainer {
   // Writes a Hugging Face directory: fp32 master weights and tokenizer. Only after a step with Then::kPause.
   // The first process writes, and takes from the others what they hold.
   void save_model(const std::string& directory);
+  // The same to the output directory (RunConfig::model_dir). Where that has no room any more, or cannot be
+  // written to, the model goes to another directory that the run was told of and that has room:
+  // checkpoint.path, checkpoint.export.path, a drive's, or the working directory. Returns where it is. Throws
+  // Error(kIo) where it is nowhere.
+  std::string save_model();
 
   // Waits for copies of checkpoints that are still made (checkpoint.export), and makes that of the last one,
   // with a line of progress. Options::stop ends this. Last of all, since nothing else goes on meanwhile;
@@ -196,6 +202,7 @@ class Trainer {
   void save_checkpoint(int rank, const StepRecord& last, const std::optional<Validation>& validation);
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);
+  ResultRoom results() const;  // what the run leaves in output.dir
   Trace* trace_of(int rank);
 
   const Options options_;

@@ -46,13 +46,18 @@ def range_of(head):
     return ""
 
 
+# Members that return by value in every type that has them.
+BY_VALUE = ("value_or", "substr")
+
+
 def is_of_temporary(expression):
     """Whether it calls a member of what a call, or a list in braces, has made: `f(x).g()`, `T{x}.g()`."""
     match = re.match(r"(?:\w|::)+(?:<[^()]*>)?\s*(?=[({])", expression)
     if not match:
         return False
     end = closing(expression, match.end())
-    return end >= 0 and re.match(r"\s*\.\s*\w+\s*\(", expression[end + 1:]) is not None
+    member = re.match(r"\s*\.\s*(\w+)\s*\(", expression[end + 1:]) if end >= 0 else None
+    return member is not None and member.group(1) not in BY_VALUE
 
 
 def mistakes_in(text):
@@ -70,7 +75,7 @@ def self_test():
                "for (int i = 0; auto x : make<int>(i).values()) {}", "for (auto x :\n     list_of(a)\n         .all()) {}"]
     sound = ["for (auto x : list.all()) {}", "for (auto x : make(a)) {}", "for (int i = f(); i < n(a).b(); ++i) {}",
              "for (auto x : {f(a).b(), 2}) {}", "for (auto x : f(a).member) {}", "// for (auto x : f(a).b()) {}",
-             "for (auto& [k, v] : json.items()) {}", 'for (auto x : names) g("for (a : f(b).c())");']
+             "for (auto& [k, v] : json.items()) {}", "for (auto x : f(a).value_or(std::vector<int>{})) {}", 'for (auto x : names) g("for (a : f(b).c())");']
     for text in planted:
         assert len(list(mistakes_in(text))) == 1, text
     for text in sound:

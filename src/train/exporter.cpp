@@ -4,7 +4,6 @@
 #include <chrono>
 #include <filesystem>
 #include <iterator>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -50,7 +49,7 @@ void Exporter::begin(const CheckpointEntry& checkpoint) {
   number_ = checkpoint.number;
   try {
     thread_ = NamedThread("zg-export", [this, checkpoint] { copy(checkpoint); });
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // no more threads
     number_ = 0;
     log::warning("{} is not copied: {}", checkpoint.path, error.what());
   }

@@ -217,5 +217,44 @@ INSTANTIATE_TEST_SUITE_P(Backends, Truncated,
                          testing::Values(Backend::kUring, Backend::kLibaio, Backend::kThreads),
                          [](const auto& c) { return std::string(name_of(c.param)); });
 
+// In a directory that all may write to, one user's files of such names stop no run of another.
+[[noreturn]] void take_beside_others(const std::string& directory) {
+  constexpr uid_t kUser = 61235;
+  if (setresgid(kUser, kUser, kUser) != 0 || setresuid(kUser, kUser, kUser) != 0) _exit(2);
+  try {
+    const DriveFile file({.path = directory, .bytes = 64 * kPage});
+  } catch (const Error& e) {
+    fprintf(stderr, "%s\n", e.what());
+    _exit(1);
+  }
+  _exit(0);
+}
+
+TEST_F(DriveFileTest, FilesOfOtherUsersStopNoRun) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  if (geteuid() != 0) GTEST_SKIP() << "needs to start as root to become another user";
+  ASSERT_EQ(chmod(path().c_str(), 01777), 0);
+  const std::string closed = in("ziggurat-00000000000000a0.tier"),
+                    open_one = in("ziggurat-00000000000000a1.tier"),
+                    used = in("ziggurat-00000000000000a2.tier"), pipe = in("ziggurat-00000000000000a3.tier"),
+                    link = in("ziggurat-00000000000000a4.tier");
+  for (const std::string& name : {closed, open_one, used}) write_file(name, "of another user");
+  ASSERT_EQ(chmod(closed.c_str(), 0), 0);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0666), 0);
+  ASSERT_EQ(symlink("/etc/passwd", link.c_str()), 0);
+  const OwnedFd lock = locked(used);
+  EXPECT_EXIT(take_beside_others(path()), testing::ExitedWithCode(0), "a0.tier belongs to user 0 .*it stays");
+  EXPECT_EQ(names().size(), 5u);
+}
+
+TEST_F(DriveFileTest, APipeInTheKeptFilesPlaceIsRefusedAtOnce) {
+  const std::string name = "ziggurat-0123456789abcdef.kept";
+  ASSERT_EQ(mkfifo(in(name).c_str(), 0600), 0);
+  const Error e = refusal_of({.path = path(), .bytes = 64 * kPage, .kept = name});
+  EXPECT_EQ(e.code(), Errc::kUsage);
+  EXPECT_HAS(e.what(), "is no regular file");
+  EXPECT_EQ(names(), std::vector<std::string>{name});
+}
+
 }  // namespace
 }  // namespace zg::io::test

@@ -181,7 +181,7 @@ TEST(Fuzz, JsonLines) {
                    {{"x.json", R"({"input_ids": [5, 6], "loss_mask": [0, 1]})"}}},
         .use = [&](const Case& input, const std::string&) {
           Document d;
-          reader.read(input.front().content, "x.jsonl:1", d);
+          reader.read({.text = input.front().content, .line = 1, .name = "x.jsonl:1"}, d);
           for (const std::int32_t id : d.ids) require(id >= 0 && id < 256, "a token beyond the vocabulary");
           require(d.mask.empty() || d.mask.size() == d.ids.size(), "a mask of another length");
         }});

@@ -220,7 +220,8 @@ std::vector<Format> formats() {
 std::vector<Case> op_cases(Device& device, const Options& options, DType dtype) {
   std::vector<Case> cases;
   for (const Shapes& m : shapes(options)) {
-    for (Case& c : OpCases(device.ops(), dtype, m).all()) cases.push_back(std::move(c));
+    OpCases made(device.ops(), dtype, m);
+    for (Case& c : made.all()) cases.push_back(std::move(c));
   }
   return cases;
 }

@@ -32,6 +32,7 @@ folder=build
 case "$preset ${options[*]}" in cuda\ *|*ZG_CUDA=ON*) tools/cudnn_headers.sh "$folder" ;; esac
 # The Python package, where nanobind can be had.
 if [ "$preset" = release ]; then
+  options+=(-DZG_CHECKED=ON)  # what reads files that nobody trusts, under sanitizers: tests/checked.cmake
   packages=$(tools/python_packages.sh "$top/$folder")
   if [ -n "$packages" ]; then
     options+=(-DZG_PYTHON=ON "-Dnanobind_DIR=$packages/nanobind/cmake" "-DPython_EXECUTABLE=$(python3 -c 'import sys; print(sys.executable)')")

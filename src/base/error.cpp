@@ -8,6 +8,18 @@
 
 namespace zg {
 namespace {
+// What a file says may stand in a message, and a file may say a megabyte. Nobody reads so much.
+constexpr std::size_t kLongest = 8000, kKeptEnd = 1000;
+
+std::string shortened(std::string text) {
+  if (text.size() <= kLongest) return text;
+  const auto begins = [&](std::size_t at) { return (static_cast<unsigned char>(text[at]) & 0xc0) != 0x80; };
+  std::size_t first = kLongest - kKeptEnd, last = text.size() - kKeptEnd;
+  for (int i = 0; i < 4 && !begins(first); ++i) --first;
+  for (int i = 0; i < 4 && !begins(last); ++i) ++last;
+  return fmt::format("{} [... {} bytes ...] {}", text.substr(0, first), last - first, text.substr(last));
+}
+
 std::string compose(const std::string& where, const std::string& what, const std::string& hint) {
   std::string text = where.empty() ? what : where + ": " + what;
   if (!hint.empty()) text += "\n  hint: " + hint;
@@ -16,11 +28,11 @@ std::string compose(const std::string& where, const std::string& what, const std
 }  // namespace
 
 Error::Error(Errc code, std::string where, std::string what, std::string hint)
-    : std::runtime_error(printable(compose(where, what, hint))),
+    : std::runtime_error(printable(compose(shortened(where), shortened(what), shortened(hint)))),
       code_(code),
       where_(std::move(where)),
-      message_(printable(what)),
-      hint_(printable(hint)) {}
+      message_(printable(shortened(std::move(what)))),
+      hint_(printable(shortened(std::move(hint)))) {}
 
 int Error::exit_code() const {
   if (code_ == Errc::kUsage || code_ == Errc::kMemory) return 2;

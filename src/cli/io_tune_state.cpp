@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::cli {
@@ -47,11 +49,19 @@ io::TuneSide side_in(const json& j) {
           .p99 = j.at("p99_seconds")};
 }
 
+// A whole number above 0 that an int holds.
+int size_in(const json& j, const char* key) {
+  const json& value = j.at(key);
+  const bool whole = value.is_number_integer() && value > 0 && value <= std::numeric_limits<int>::max();
+  if (!whole) throw std::runtime_error(key);
+  return value.get<int>();
+}
+
 io::TuneRecord record_in(const json& j) {
   const std::string name = j.at("backend");
   const auto backend = io::backend_named(name);
   if (!backend) throw std::runtime_error("backend " + name);
-  return {.point = {*backend, j.at("block_size"), j.at("queue_depth"), j.at("queues")},
+  return {.point = {*backend, size_in(j, "block_size"), size_in(j, "queue_depth"), size_in(j, "queues")},
           .round = j.at("round"),
           .sample = {.read = side_in(j.at("read")), .write = side_in(j.at("write"))}};
 }
@@ -160,7 +170,8 @@ void TuneState::load() {
       return;
     }
     try {
-      const json line = json::parse(text.substr(begin, end - begin));
+      const auto line = parse_json<json>(std::string_view(text).substr(begin, end - begin), path_, kFresh,
+                                         {.first_line = number});
       if (number > 1) {
         records_.push_back(record_in(line));
       } else if (line.at(kMark) == kVersion) {

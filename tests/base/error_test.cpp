@@ -45,6 +45,21 @@ TEST(AssertDeathTest, PrintsBothOperands) {
   EXPECT_DEATH(ZG_ASSERT(a > b), "a > b");
 }
 
+// What a file says may stand in a message.
+TEST(Error, LongTextsAreShortened) {
+  std::string text = "begins here";
+  while (text.size() < 100'000) text += "\xc3\xa9";
+  const Error e(Errc::kUsage, text, text + " ends here", text);
+  for (const std::string& shown : {std::string(e.what()), e.message(), e.hint()}) {
+    EXPECT_LT(shown.size(), 25'000u);
+    EXPECT_NE(shown.find("begins here"), shown.npos);
+    EXPECT_EQ(shown.find("\\x"), shown.npos) << "a character was cut";
+  }
+  EXPECT_NE(e.message().find(" bytes ...] "), e.message().npos);
+  EXPECT_TRUE(e.message().ends_with(" ends here"));
+  EXPECT_EQ(Error(Errc::kUsage, "a", std::string(8000, 'b')).message(), std::string(8000, 'b'));
+}
+
 TEST(View, RangesKeepTheLeadingDimension) {
   float data[20] = {};
   const View v(data, DType::kF32, 4, 3, 5);

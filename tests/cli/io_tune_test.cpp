@@ -201,6 +201,22 @@ TEST_F(IoTuneState, FilesOfOthersAreLeftAlone) {
       EXPECT_EQ(read("state.jsonl"), text);
     }
   }
+  {
+    fs::remove(file());
+    cli::TuneState state(file(), false);
+    state.match(settings());
+    state.append(record(4));
+  }
+  const std::string good = read("state.jsonl");
+  ASSERT_FALSE(open_error());
+  for (const char* depth : {"0", "-4", "4.5", "4294967300", "1e400", "[[4]]"}) {
+    std::string text = good;
+    const std::string known = "\"queue_depth\":4";
+    write("state.jsonl", text.replace(text.find(known), known.size(), known.substr(0, 14) + depth));
+    ASSERT_TRUE(open_error()) << depth;
+    EXPECT_EQ(open_error()->exit_code(), 2);
+    EXPECT_EQ(read("state.jsonl"), text);
+  }
   write("state.jsonl", "{\"ziggurat_io_tune\":99}\n");
   ASSERT_TRUE(open_error());
   EXPECT_HAS(open_error()->what(), "version 99");

@@ -188,6 +188,7 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"NameTwice", "\"b\", \"bf16\"", "\"a\", \"bf16\"", "tensors[1][0]",
                "found \"a\" a second time"},
         Damage{"NoName", "\"b\", \"bf16\"", "\"\", \"bf16\"", "tensors[1][0]", "is empty"},
+        Damage{"NumberOfNoType", "\"drives\": 1", "\"drives\": 1e400", "t.trace", "is no JSON"},
         Damage{"Deep", "\"drives\": 1", "\"drives\": [[[[[[[[[1]]]]]]]]]", "t.trace", "nests objects"},
         Damage{"NoBudget", "\"host\": 8192", "\"hots\": 8192", "budgets.host", "is missing"},
         Damage{"NegativeBudget", "\"device\": 4096", "\"device\": -1", "budgets.device",

@@ -15,8 +15,8 @@ TOOLS = {"cmake", "ctest", "ninja", "python", "python3", "mpirun", "kill", "cc",
          "venv/bin/python"}
 # Programs that documents beside them name without their folder.
 BESIDE = {"make_reference.py", "make_optimizers.py", "make_ranks.py", "make_parts.py", "make_families.py",
-          "load_family.py", "pytorch_gpt2.py", "pytorch_gpu.py", "check_layers.py", "documented_commands.py", "io_stream",
-          "store_stream", "store_c"}
+          "load_family.py", "pytorch_gpt2.py", "pytorch_gpu.py", "check_layers.py", "check_temporaries.py",
+          "documented_commands.py", "io_stream", "store_stream", "store_c"}
 # A block in one of these languages holds no commands.
 OTHER_LANGUAGES = {"cpp", "c", "json", "cmake", "python"}
 

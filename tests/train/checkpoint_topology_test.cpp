@@ -84,9 +84,11 @@ TEST_F(CheckpointTopology, TensorsAreTheSameBytesInEach) {
       path = saved_again(path, fmt::format("again{}", i++), batch() + model + topology.settings);
       expect_same(tensors, tensors_in(path));
       std::int64_t elements = 0;
-      for (const Checkpoint::Piece& p : Checkpoint(path).pieces()) elements += p.box.count();
+      const std::vector<Checkpoint::Piece> pieces = Checkpoint(path).pieces();
+      for (const Checkpoint::Piece& p : pieces) elements += p.box.count();
       std::int64_t once = 0;
-      for (const CheckpointTensor& tensor : Checkpoint(begin).tensors()) once += tensor.count;
+      const std::vector<CheckpointTensor> whole = Checkpoint(begin).tensors();
+      for (const CheckpointTensor& tensor : whole) once += tensor.count;
       EXPECT_EQ(elements, once) << "copies are written once";
     }
   }

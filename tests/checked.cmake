@@ -1,0 +1,50 @@
+# What reads files that nobody trusts, and its tests, under AddressSanitizer and UndefinedBehaviorSanitizer, as a part of
+# a release build: only these sources are compiled a second time, and all else is the release's. `tools/test.sh asan` has
+# all of it under them.
+# Compiling takes most of the time: at -O0 half of that at -O1.
+set(checked_options -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+# GCC reports false positives of these under a sanitizer's instrumentation.
+list(APPEND checked_options -Wno-maybe-uninitialized -Wno-stringop-overflow)
+
+set(patterns src/base/*.cpp src/data/*.cpp src/model/hf_*.cpp src/train/checkpoint_*.cpp
+  src/train/pinned_*.cpp src/train/*files.cpp src/store/replay*.cpp)
+foreach(pattern IN LISTS patterns)
+  file(GLOB found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${pattern})
+  list(APPEND checked_sources ${found})
+endforeach()
+foreach(name io/hash src/model/safetensors src/model/adapter_files src/model/adapters src/model/config src/model/units
+    src/store/access_trace src/store/program src/store/table src/train/run_checkpoints src/train/sequential_io
+    src/cli/chat_template src/cli/io_tune_state)
+  list(APPEND checked_sources ${PROJECT_SOURCE_DIR}/${name}.cpp)
+endforeach()
+
+# Objects, not an archive: so none of these is taken from the release's archives.
+add_library(zg_checked OBJECT ${checked_sources})
+target_include_directories(zg_checked PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(zg_checked PRIVATE zg_flags zg_train nlohmann_json::nlohmann_json spdlog::spdlog
+  PkgConfig::XXHASH)
+target_compile_options(zg_checked PRIVATE ${checked_options})
+
+# zg_checked(NAME SOURCES...): one program, which is one test.
+function(zg_checked name)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  add_executable(zg_checked_${name} ${ARGN} $<TARGET_OBJECTS:zg_checked>)
+  target_include_directories(zg_checked_${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src
+    ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(zg_checked_${name} PRIVATE zg_flags zg_train nlohmann_json::nlohmann_json spdlog::spdlog
+    PkgConfig::XXHASH GTest::gtest GTest::gtest_main)
+  target_compile_options(zg_checked_${name} PRIVATE ${checked_options})
+  target_link_options(zg_checked_${name} PRIVATE -fsanitize=address,undefined)
+  target_compile_definitions(zg_checked_${name} PRIVATE ZG_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+    ZG_BINARY="$<TARGET_FILE:ziggurat>")
+  add_test(NAME checked.${name} COMMAND zg_checked_${name} --gtest_brief=1)
+  set_tests_properties(checked.${name} PROPERTIES LABELS checked TIMEOUT 900
+    ENVIRONMENT "ZG_TEST_INPUTS=150;ASAN_OPTIONS=detect_leaks=1;LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/lsan.supp")
+endfunction()
+
+file(GLOB fuzz_tests CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*.cpp)
+zg_checked(fuzz ${fuzz_tests})
+file(GLOB data_tests CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/data/*_test.cpp)
+zg_checked(data ${data_tests})
+zg_checked(model model/safetensors_test.cpp model/hf_config_test.cpp model/hf_test.cpp model/lora_test.cpp
+  support/process.cpp)

@@ -195,6 +195,18 @@ void read_lion(Section& params, OptimizerConfig& out) {
   read_betas(params, out);
 }
 
+// In DeepSpeed all parameters decay. A file of its form goes after the one that has the model.
+void warn_of_decay(Section& params, const OptimizerConfig& optimizer) {
+  constexpr const char* kKey = "weight_decay";
+  const std::string source = params.tree().origin(params.path_of(kKey));
+  const bool theirs = source != params.tree().origin("model") && source != kOverrideOrigin;
+  if (optimizer.weight_decay == 0 || params.has("decay") || !theirs) return;
+  params.notice(kKey,
+                fmt::format("{} is for matrices alone, norms and biases do not decay; in DeepSpeed all do: "
+                            "\"decay\": \"all\" beside it does so here",
+                            optimizer.weight_decay));
+}
+
 void read_params(Section& params, const std::string& type, OptimizerConfig& out) {
   refuse_keys_of_others(params, type, out.kind);
   switch (out.kind) {
@@ -210,12 +222,7 @@ void read_params(Section& params, const std::string& type, OptimizerConfig& out)
   }
   out.lr = params.number("lr", out.lr);  // Lion has another default
   params.read_into(out, {"weight_decay", "decay"});
-  if (out.weight_decay > 0 && !params.has("decay"))
-    params.notice(
-        "weight_decay",
-        fmt::format("{} is for matrices alone, norms and biases do not decay: DeepSpeed lets all "
-                    "decay, as \"decay\": \"all\" does; \"decay\": \"matrices\" says so without this line",
-                    out.weight_decay));
+  warn_of_decay(params, out);
 }
 
 // Older files clip here.

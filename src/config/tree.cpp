@@ -16,7 +16,6 @@
 namespace zg::config {
 namespace {
 
-constexpr const char* kOverrideOrigin = "--set";
 constexpr std::int64_t kLargestText = 16 << 20;
 constexpr std::size_t kLongestKey = 200, kLongestValue = 1 << 16;
 constexpr std::array<const char*, 3> kBatchKeys = {"train_batch_size", "train_micro_batch_size_per_gpu",

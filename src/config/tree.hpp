@@ -11,6 +11,8 @@
 
 namespace zg::config {
 
+constexpr const char* kOverrideOrigin = "--set";  // of the values of overrides
+
 using Json = nlohmann::ordered_json;  // keeps the order of the keys, so that warnings have it too
 
 struct ConfigTree {

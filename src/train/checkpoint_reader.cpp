@@ -38,7 +38,8 @@ std::string header_of(const std::string& path) {
   const auto wide = static_cast<std::int64_t>(sizeof length);
   const bool begun = file.read_some(header.data(), wide, 0) == wide;
   std::memcpy(&length, header.data(), sizeof length);
-  if (!begun || length > static_cast<std::uint64_t>(file.bytes() - wide))
+  constexpr std::uint64_t kMost = 100'000'000;  // of the format
+  if (!begun || length > kMost || length > static_cast<std::uint64_t>(file.bytes() - wide))
     damaged(path, "is truncated: its header cannot be read");
   header.resize(sizeof length + length);
   file.read(header.data() + wide, static_cast<std::int64_t>(length), wide);

@@ -298,8 +298,12 @@ class CacheMaker {
       cache_.dtype = dtype_of_tokens();
       if (found != results()) return "the stamp does not match the tokenizer";
       open_tokens();
-      for (const auto& [file, sum] : checksums()) {
-        const auto expected = sums.is_object() ? sums.value(file, nlohmann::json()) : nlohmann::json();
+      const auto found_sums = checksums();
+      if (!sums.is_object() || sums.size() != found_sums.size()) {
+        return fmt::format("the stamp has the XXH3 of {} files, here are {}", sums.size(), found_sums.size());
+      }
+      for (const auto& [file, sum] : found_sums) {
+        const auto expected = sums.value(file, nlohmann::json());
         if (sum != expected)
           return fmt::format("{} has the XXH3 {}, {} is expected", file, sum, expected.dump());
       }

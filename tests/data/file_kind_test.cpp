@@ -118,7 +118,7 @@ TEST_F(FileKind, FilesOfOtherProgramsAreRefusedWithACommand) {
       {"a.TSV", "a\tb\n", "a table (.tsv)", "sep='\\t'"},
       {"a.txt", "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", "Git LFS",
        "git lfs pull"},
-      {"a.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", "Git LFS",
+      {"c.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n", "Git LFS",
        "git lfs pull"},
       {"b.bin", "\x93NUMPY\1\0"s, "NumPy (.npy)", "numpy.load"},
       {"b.bin", "PK\3\4" + zeros, "a zip archive, as PyTorch", "tofile"},

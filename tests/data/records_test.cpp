@@ -146,7 +146,7 @@ TEST_F(Records, AShareWithoutTokensSaysWhy) {
   EXPECT_HAS(found, "since data.validation is the share 0.1 of 7 tokens");
   EXPECT_HAS(found, "a file of its own as data.validation");
   config_.packing = Packing::kDocuments;
-  EXPECT_HAS(error("a.jsonl", "{\"text\": \"abcdefghijklmnopqrs\"}\n{\"text\": \"abc\"}\n"),
+  EXPECT_HAS(error("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"abcdefghijklmnopqrstuvw\"}\n"),
              "in whole documents");
 }
 

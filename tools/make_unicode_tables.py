@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes src/data/unicode_tables.inc: general categories, white space, combining classes and canonical decompositions.
+"""Writes src/data/unicode_tables.inc: general categories, white space, combining classes and canonical decompositions;
+and src/data/unicode_compat.inc: compatibility decompositions and small letters.
 
     venv/bin/pip install unicodedata2==16.0.0 tokenizers==0.23.3
     venv/bin/python tools/make_unicode_tables.py
@@ -14,7 +15,7 @@ import sys
 
 try:
     import unicodedata2 as unicodedata
-    from tokenizers.normalizers import NFC, NFD
+    from tokenizers.normalizers import NFC, NFD, NFKD, Lowercase
 except ImportError:  # --help must work all the same
     unicodedata = None
 
@@ -67,6 +68,14 @@ def table(type_name, name, cells):
     return "\n".join(lines + [line, "};"])
 
 
+def replacements(form, same):
+    """Code, count and codes of all characters that the form makes something else of than `same` does."""
+    for code in range(sys.maxunicode + 1):
+        text = normalised(form, chr(code))
+        if text != same(chr(code)):
+            yield from (code, len(text), *map(ord, text))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
@@ -87,6 +96,16 @@ def main():
         "// Canonical decompositions: a code point, its one or two parts, and whether the parts compose to it.",
         table("Decomposition", "kDecompositions",
               (f"{{0x{c:X}, 0x{a:X}, 0x{b:X}, {k}}}" for c, a, b, k in decompositions(compose, decompose))),
+        "// clang-format on",
+        "",
+    ]))
+    (out.parent / "unicode_compat.inc").write_text("\n".join([
+        "// Written by tools/make_unicode_tables.py; do not edit. As Hugging Face's tokenizers knows them.",
+        "// clang-format off",
+        "// Compatibility decompositions where they are not the canonical ones: a code point, how many it becomes, these.",
+        table("char32_t", "kCompatible", (f"0x{c:X}" for c in replacements(NFKD(), lambda c: normalised(decompose, c)))),
+        "// The small letters of others, in the same way.",
+        table("char32_t", "kSmall", (f"0x{c:X}" for c in replacements(Lowercase(), lambda c: c))),
         "// clang-format on",
         "",
     ]))

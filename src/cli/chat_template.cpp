@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <cctype>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
+#include "ziggurat/base/model_files.hpp"
 
 namespace zg::cli {
 namespace {
+
+// What no model's template or configuration comes near; the texts of a template take more room than it.
+constexpr std::int64_t kLargestTemplate = 1 << 20, kLargestConfig = 64 << 20;
 
 constexpr const char* kExpected = "expected a chat template, a text, or a list of them with names";
 
@@ -88,12 +92,21 @@ class Lexer {
 
 std::string read_chat_template(const std::string& directory) {
   const std::string own = directory + "/chat_template.jinja", config = directory + "/tokenizer_config.json";
-  if (std::filesystem::exists(own)) return read_text_file(own, "the model's chat template");
-  if (!std::filesystem::exists(config)) return "";
-  const std::string text = read_text_file(config, "the tokenizer's configuration");
-  const nlohmann::json root = nlohmann::json::parse(text, nullptr, false);
-  if (root.is_discarded()) throw Error(Errc::kUsage, config, "is not valid JSON", "fetch it anew");
-  return template_of(root, config);
+  const auto checked = [](std::string text, const std::string& path) {
+    refuse_lfs_pointer(text, path);
+    if (text.size() <= kLargestTemplate) return text;
+    throw Error(
+        Errc::kUsage, path,
+        fmt::format("has a chat template of {} bytes, {} at most expected", text.size(), kLargestTemplate),
+        "fetch the file anew");
+  };
+  if (file_exists(own))
+    return checked(read_text_file(own, "the model's chat template", kLargestTemplate), own);
+  if (!file_exists(config)) return "";
+  const std::string text = read_text_file(config, "the tokenizer's configuration", kLargestConfig);
+  refuse_lfs_pointer(text, config);
+  const auto root = parse_json(text, config, "fetch the file anew", {.depth = 64, .values = 4'000'000});
+  return checked(template_of(root, config), config);
 }
 
 TemplateTexts::TemplateTexts(std::string_view source) : source_(source) {

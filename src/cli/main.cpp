@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <sstream>
 
 #include "cli/commands.hpp"
 #include "cli/output.hpp"
@@ -12,7 +13,12 @@ namespace {
 
 // Usage errors of every kind end with 2; help with 0.
 int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::string& first) {
-  if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+  if (e.get_exit_code() == 0) {  // --help, --version
+    std::ostringstream text;
+    app.exit(e, text, text);
+    std::fputs(text.str().c_str(), stdout);
+    return 0;
+  }
   const bool known =
       !app.get_subcommands([&](const CLI::App* command) { return command->get_name() == first; }).empty();
   std::string what = e.what(), hint = known ? "see ziggurat " + first + " --help" : "see ziggurat --help";
@@ -75,6 +81,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   zg::open_standard_streams();
+  zg::cli::buffer_output();
   zg::install_interrupt_handler();
   zg::install_failure_handler();
   try {

@@ -20,6 +20,11 @@ bool nobody_reads() {
 
 }  // namespace
 
+void buffer_output() {
+  static char buffer[1 << 20];
+  if (::isatty(STDOUT_FILENO) == 0) (void)std::setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
+}
+
 void flush_output() {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;

@@ -8,6 +8,10 @@ namespace zg::cli {
 struct OutputClosed {};
 inline constexpr int kOutputClosed = 141;
 
+// Where stdout is no terminal it is written in large pieces from now on, so that flush_output() mostly knows
+// why a write has failed. Call first in main.
+void buffer_output();
+
 // Brings all that was printed to stdout. Throws OutputClosed, or Error(kIo) where it cannot be written, as to
 // a full disk; what is left of it is dropped then.
 void flush_output();

@@ -8,6 +8,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::int64_t kMost = 1'000'000'000;  // as the steps
+
 const Keys& export_keys() {
   using E = CheckpointConfig::Export;
   static const Keys keys({
@@ -16,10 +18,10 @@ const Keys& export_keys() {
        "They are made while the training goes on and need no drive of `tiers.nvme`; `train "
        "--resume` goes on from a copy that is newer than what `checkpoint.path` has.",
        "required"},
-      {"every", &E::every, IntSpec{.min = 1},
+      {"every", &E::every, IntSpec{.min = 1, .max = kMost},
        "Every n-th checkpoint is copied, and the last one of a run that has done all its "
        "steps. If another copy is still being made, the next checkpoint is copied instead."},
-      {"keep", &E::keep, IntSpec{.min = 1},
+      {"keep", &E::keep, IntSpec{.min = 1, .max = kMost},
        "Number of newest copies that are kept. Older ones are removed when a new one is complete."},
   });
   return keys;
@@ -31,11 +33,11 @@ const Keys& checkpoint_keys() {
   using C = CheckpointConfig;
   constexpr const char* kOneForm = "there is one form, which every number of ranks loads";
   static const Keys keys({
-      {"every", &C::every, IntSpec{}, "Steps between checkpoints; 0: none by steps."},
-      {"every_seconds", &C::every_seconds, NumberSpec{},
+      {"every", &C::every, IntSpec{.max = kMost}, "Steps between checkpoints; 0: none by steps."},
+      {"every_seconds", &C::every_seconds, NumberSpec{.range = kSeconds},
        "Seconds between checkpoints, counted from when the training went on after the last "
        "one; the next one follows the step that is then under way. 0: none by time."},
-      {"keep", &C::keep, IntSpec{.min = 1},
+      {"keep", &C::keep, IntSpec{.min = 1, .max = kMost},
        "Number of newest checkpoints that are kept. Older ones are removed when a new one is complete."},
       {"on_interrupt", BoolSpec{},
        "Whether a run that is interrupted (Ctrl-C) writes a checkpoint before it ends.",

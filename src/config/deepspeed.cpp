@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "config/sections.hpp"
 
@@ -16,6 +17,9 @@ constexpr const char* kDataParallel = "data_parallel_size";
 
 // The default, 0, stands for a size that is not stated. The product of two sizes fits into 64 bits.
 constexpr IntSpec kBatchSize = {.min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};
+constexpr IntSpec kMicroBatches = {.min = 1, .max = 1 << 16, .autos = Auto::kOwnMeaning};
+// Tokens of a step: times the width, the layers and the bytes of the largest model they fit into 64 bits.
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 32;
 
 std::int64_t batch_key(Section& root, const char* key) {
   return root.is_auto(key) ? 0 : root.integer(key);
@@ -24,6 +28,13 @@ std::int64_t batch_key(Section& root, const char* key) {
 struct BatchSizes {
   std::int64_t train = 0, micro = 0, accumulation = 0;
 };
+
+// The sequences of a step, or the most that an integer holds.
+std::int64_t product(const BatchSizes& b, std::int64_t ranks) {
+  std::int64_t all = 0;
+  const bool over = __builtin_mul_overflow(b.micro * b.accumulation, ranks, &all);
+  return over ? std::numeric_limits<std::int64_t>::max() : all;
+}
 
 // Fills in what is not stated, by DeepSpeed's rules.
 void complete(BatchSizes& b, std::int64_t ranks) {
@@ -35,7 +46,7 @@ void complete(BatchSizes& b, std::int64_t ranks) {
   } else {
     if (b.micro == 0) b.micro = 1;
     if (b.accumulation == 0) b.accumulation = 1;
-    b.train = b.micro * b.accumulation * ranks;
+    b.train = product(b, ranks);
   }
 }
 
@@ -55,7 +66,7 @@ void read_batch(Section& root, RunConfig& run) {
                        parts > 1 ? fmt::format(", of which {} form one data-parallel rank", parts) : "");
   };
   complete(b, ranks);
-  if (b.train != b.micro * b.accumulation * ranks) {
+  if (b.train != product(b, ranks)) {
     root.fail(kTrain,
               fmt::format("is not equal to train_micro_batch_size_per_gpu * gradient_accumulation_steps * "
                           "data-parallel ranks: "
@@ -72,6 +83,12 @@ void read_batch(Section& root, RunConfig& run) {
     root.fail(kDataParallel, fmt::format("is {}, but the run's data-parallel degree is {}", stated, ranks),
               "remove the key: " + counted());
   }
+  if (b.train > kMostTokens / run.data.seq_len) {
+    root.fail(root.has(kTrain) ? kTrain : kMicro,
+              fmt::format("makes a step of {} sequences of {} tokens, expected at most {} tokens", b.train,
+                          run.data.seq_len, kMostTokens),
+              "make the batch or data.seq_len smaller");
+  }
   run.micro_batch = b.micro;
   run.accumulation_steps = b.accumulation;
 }
@@ -83,7 +100,7 @@ std::vector<Key> batch_keys() {
            "ranks.",
            kTwo},
           {kMicro, kBatchSize, "Sequences of a micro-batch of a data-parallel rank.", kTwo},
-          {kAccumulation, kBatchSize, "Micro-batches of a step.", kTwo},
+          {kAccumulation, kMicroBatches, "Micro-batches of a step.", kTwo},
           {kDataParallel, IntSpec{.fallback = 1, .autos = Auto::kTakesFallback},
            "The number of data-parallel ranks, which `devices` and `parallel` determine: a "
            "value above 1 must be the same.",
@@ -92,13 +109,18 @@ std::vector<Key> batch_keys() {
 
 namespace {
 
+// Of a float, whose inverse is one, too.
+constexpr NumberRange kScale{"a number from 1e-37 to 1e37", [](double x) { return x >= 1e-37 && x <= 1e37; }};
+constexpr NumberRange kScaleOrZero{"0, or a number from 1e-37 to 1e37",
+                                   [](double x) { return x == 0 || (x >= 1e-37 && x <= 1e37); }};
+
 const Keys& fp16_keys() {
   using C = LossScaleConfig;
   constexpr std::int64_t kMostPower = 127;  // of a float
   static const Keys keys({
       {"enabled", BoolSpec{false, Auto::kOwnMeaning},
        "Weights and activations in fp16, with a loss scale. `\"auto\"` is `false`."},
-      {"loss_scale", &C::loss_scale, NumberSpec{},
+      {"loss_scale", &C::loss_scale, NumberSpec{.range = kScaleOrZero},
        "A constant loss scale; 0: a dynamic one, which follows the overflows."},
       {"initial_scale_power", &C::initial_scale_power, IntSpec{.max = kMostPower},
        "The first loss scale is 2 to the power of this."},
@@ -109,7 +131,7 @@ const Keys& fp16_keys() {
       {"consecutive_hysteresis", &C::consecutive_hysteresis, BoolSpec{},
        "Each step without overflow resets the count of overflows; else the end of a window "
        "does."},
-      {"min_loss_scale", &C::min_loss_scale, NumberSpec{.range = kPositive},
+      {"min_loss_scale", &C::min_loss_scale, NumberSpec{.range = kScale},
        "The loss scale goes no lower; an overflow there ends the run."},
       {"fp16_master_weights_and_grads", RefusedSpec{.why = "master weights are fp32 always"},
        "remove the key"},
@@ -249,7 +271,7 @@ constexpr const char* kClip = "gradient_clipping";
 }  // namespace
 
 std::vector<Key> precision_keys() {
-  return {{kClip, NumberSpec{.autos = Auto::kTakesFallback, .note = "Hugging Face's default"},
+  return {{kClip, NumberSpec{.range = kRate, .autos = Auto::kTakesFallback, .note = "Hugging Face's default"},
            "Largest global norm of the gradient; 0: off. `\"auto\"` is 1, as in Hugging Face's Trainer."},
           {kCommunication,
            ChoiceSpec(Format::kSame, {{"fp32", Format::kF32},

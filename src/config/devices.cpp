@@ -87,7 +87,7 @@ std::vector<Key> device_keys() {
 }
 
 void read_devices(Section& root, const Machine& machine, RunConfig& run) {
-  const std::string text = root.text("devices");
+  const std::string text = lower(root.text("devices"));
   DeviceConfig& out = run.device;
   if (text == "auto") {
     const bool gpu = machine.has_gpu && machine.has_gpu();

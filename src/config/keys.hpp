@@ -4,6 +4,7 @@
 // is read is a key that is described. Error messages and the reference in docs/ are made from the same rows.
 // Immutable after construction. Private to src/config.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -42,6 +43,11 @@ struct NumberRange {
 };
 inline constexpr NumberRange kNotNegative{"a number, 0 or more", [](double x) { return x >= 0; }};
 inline constexpr NumberRange kPositive{"a number above 0", [](double x) { return x > 0; }};
+// What becomes a float, and what becomes nanoseconds.
+inline constexpr NumberRange kRate{"a number from 0 to 1e30", [](double x) { return x >= 0 && x <= 1e30; }};
+inline constexpr NumberRange kSmall{"a number from 1e-37 to 1e30",
+                                    [](double x) { return x >= 1e-37 && x <= 1e30; }};
+inline constexpr NumberRange kSeconds{"a number from 0 to 1e9", [](double x) { return x >= 0 && x <= 1e9; }};
 inline constexpr NumberRange kBelowOne{"a number from 0 to below 1",
                                        [](double x) { return x >= 0 && x < 1; }};
 inline constexpr NumberRange kShare{"a number from 0 to 1", [](double x) { return x >= 0 && x <= 1; }};
@@ -62,7 +68,11 @@ struct TextSpec {
   std::string fallback = {};
 };
 
-struct BytesSpec {};  // a positive number of bytes, or a text such as "48MiB"
+// A positive number of bytes, or a text such as "48MiB"; at most so many. Sums over all drives and ranks of
+// the default do not overflow.
+struct BytesSpec {
+  std::int64_t max = std::int64_t{1} << 50;
+};
 
 // One of a few names, each of which stands for a value of the enumeration (or bool) E.
 struct ChoiceSpec {
@@ -163,6 +173,11 @@ struct Key {
       : Key(std::move(key), std::move(kind), std::move(what), std::move(fallback), std::move(type)) {
     S defaults;
     std::visit([&](auto& s) { set_fallback(s, defaults.*member); }, spec);
+    // The cast to the member's type loses nothing.
+    if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(std::int64_t)) {
+      if (auto* whole = std::get_if<IntSpec>(&spec))
+        whole->max = std::min<std::int64_t>(whole->max, std::numeric_limits<T>::max());
+    }
     owner = &typeid(S);
     read = [member](Section& section, const std::string& spelled, void* out) {
       read_value(section, spelled, static_cast<S*>(out)->*member);

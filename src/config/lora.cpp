@@ -8,7 +8,7 @@ const Keys& lora_keys() {
       {"rank", IntSpec{.min = 1, .max = 1 << 24},
        "Rows of A and columns of B of each adapter: y = W x + alpha / rank * B A x.",
        "this or `from` is required"},
-      {"alpha", NumberSpec{.range = kPositive}, "Adapters are multiplied by `alpha` / rank.", "the rank"},
+      {"alpha", NumberSpec{.range = kSmall}, "Adapters are multiplied by `alpha` / rank.", "the rank"},
       {"rslora", &LoraConfig::rslora, BoolSpec{},
        "Whether adapters are multiplied by `alpha` / sqrt(rank) instead."},
       {"dropout", &LoraConfig::dropout, NumberSpec{.range = kBelowOne},

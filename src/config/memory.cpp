@@ -84,18 +84,19 @@ const Keys& aio_keys() {
 const Keys& ram_keys() {
   using M = io::RamModel;
   static const Keys keys({
-      {"bytes_per_second", &M::bytes_per_second, NumberSpec{}, "Bandwidth; 0: as fast as memory."},
-      {"latency_seconds", &M::latency_seconds, NumberSpec{}, "Latency of a block."},
+      {"bytes_per_second", &M::bytes_per_second, NumberSpec{.range = kRate},
+       "Bandwidth; 0: as fast as memory."},
+      {"latency_seconds", &M::latency_seconds, NumberSpec{.range = kSeconds}, "Latency of a block."},
       {"duplex", &M::duplex, BoolSpec{},
        "Reads and writes each have the whole bandwidth, instead of sharing it."},
-      {"stall_every_seconds", &M::stall_every_seconds, NumberSpec{},
+      {"stall_every_seconds", &M::stall_every_seconds, NumberSpec{.range = kSeconds},
        "Seconds from the start of one stall to the next; 0: the drive never stalls."},
-      {"stall_seconds", &M::stall_seconds, NumberSpec{},
+      {"stall_seconds", &M::stall_seconds, NumberSpec{.range = kSeconds},
        "How long a stall lasts, at most 0.99 of `stall_every_seconds`."},
-      {"change_every_seconds", &M::change_every_seconds, NumberSpec{},
+      {"change_every_seconds", &M::change_every_seconds, NumberSpec{.range = kSeconds},
        "Seconds until the bandwidth changes, by turns to `bytes_per_second` divided by "
        "`change_factor` and back; 0: it never changes."},
-      {"change_factor", &M::change_factor, NumberSpec{},
+      {"change_factor", &M::change_factor, NumberSpec{.range = kRate},
        "By how much the bandwidth is divided, 1 or more (`change_every_seconds`)."},
   });
   return keys;
@@ -109,7 +110,7 @@ const Keys& drive_keys() {
        "what lies in the tier is spread over them in proportion to their measured bandwidth.",
        "what the run needs, if it is free; of several drives, up to 1.5 times an equal part "
        "each"},
-      {"endurance", BytesSpec{},
+      {"endurance", BytesSpec{std::int64_t{1} << 60},
        "Bytes that the drive's maker says may be written to it in its life, e.g. `\"600TB\"`. The report "
        "sets what was written against it.",
        "not reported"},
@@ -187,6 +188,7 @@ void check_duplex(const Section& tiers, const RunConfig& run) {
 }
 
 void read_drives(Section& tiers, RunConfig& run) {
+  constexpr std::size_t kMostDrives = 256;
   std::vector<io::DriveOptions>& out = run.tiers.nvme;
   for (Section& entry : tiers.sections("nvme", "a list: [{\"path\": \"directory\", \"bytes\": \"1GiB\"}]")) {
     io::DriveOptions drive;
@@ -200,6 +202,8 @@ void read_drives(Section& tiers, RunConfig& run) {
     if (std::any_of(out.begin(), out.end(), same)) {
       entry.fail("path", "found " + drive.path + " a second time, expected a directory a drive");
     }
+    if (out.size() == kMostDrives)
+      tiers.fail("nvme", fmt::format("names more than {} drives", kMostDrives), "name fewer directories");
     out.push_back(drive);
   }
 }

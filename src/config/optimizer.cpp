@@ -41,14 +41,14 @@ const Keys& params_keys() {
   static const OptimizerConfig d;
   static const Keys keys = [] {
     std::vector<Key> rows = {
-        {"lr", NumberSpec{.autos = Auto::kTakesFallback}, "Learning rate.",
+        {"lr", NumberSpec{.range = kRate, .autos = Auto::kTakesFallback}, "Learning rate.",
          fmt::format("`{}`; Lion: `{}`", d.lr, kLionLr)},
         {"betas", FormSpec{}, "Adam, AdamW, Lion: the decay of the moments.",
          fmt::format("`[{}, {}]`; Lion: `[{}, {}]`", d.beta1, d.beta2, d.beta1, kLionBeta2),
          "two numbers from 0 to below 1, or `\"auto\"`"},
-        {"eps", &C::eps, NumberSpec{.range = kPositive, .autos = Auto::kTakesFallback},
+        {"eps", &C::eps, NumberSpec{.range = kSmall, .autos = Auto::kTakesFallback},
          "Adam, AdamW: what is added to the denominator."},
-        {"weight_decay", &C::weight_decay, NumberSpec{.autos = Auto::kTakesFallback},
+        {"weight_decay", &C::weight_decay, NumberSpec{.range = kRate, .autos = Auto::kTakesFallback},
          "Weight decay: decoupled with AdamW and Lion, else added to the gradient."},
         {"decay", &C::decay_all, ChoiceSpec(false, {{"matrices", false}, {"all", true}}),
          "Which parameters decay: matrices, or norms and biases too."},
@@ -68,7 +68,7 @@ const Keys& params_keys() {
         {"amsgrad", RefusedSpec{Form::kSwitch, "AMSGrad is not supported"},
          "remove the key: plain Adam is what is left"},
         {"maximize", RefusedSpec{Form::kSwitch, "the loss is minimised"}, "remove the key"},
-        {"max_grad_norm", NumberSpec{}, "Older form of `gradient_clipping`."},
+        {"max_grad_norm", NumberSpec{.range = kRate}, "Older form of `gradient_clipping`."},
         {"torch_adam", kIgnoredFlag, "there is one Adam, with the same formula"},
     };
     for (const char* key : {"fused", "foreach", "capturable", "differentiable", "set_grad_none"}) {
@@ -86,9 +86,9 @@ const Keys& group_keys() {
        "`?` one character. The first group that matches a parameter applies; a pattern that "
        "matches nothing is an error.",
        "required", "a pattern, or a list of them"},
-      {"weight_decay", NumberSpec{}, "Weight decay of all parameters of the group, norms and biases too.",
-       "the optimizer's"},
-      {"lr_factor", &GroupRule::lr_factor, NumberSpec{},
+      {"weight_decay", NumberSpec{.range = kRate},
+       "Weight decay of all parameters of the group, norms and biases too.", "the optimizer's"},
+      {"lr_factor", &GroupRule::lr_factor, NumberSpec{.range = kRate},
        "Multiplies the learning rate, along its whole schedule; above 0."},
       {"frozen", &ParamGroup::frozen, BoolSpec{}, "The parameters are never updated, and have no state."},
   });
@@ -195,6 +195,18 @@ void read_lion(Section& params, OptimizerConfig& out) {
   read_betas(params, out);
 }
 
+// In DeepSpeed all parameters decay. A file of its form goes after the one that has the model.
+void warn_of_decay(Section& params, const OptimizerConfig& optimizer) {
+  constexpr const char* kKey = "weight_decay";
+  const std::string source = params.tree().origin(params.path_of(kKey));
+  const bool theirs = source != params.tree().origin("model") && source != kOverrideOrigin;
+  if (optimizer.weight_decay == 0 || params.has("decay") || !theirs) return;
+  params.notice(kKey,
+                fmt::format("{} is for matrices alone, norms and biases do not decay; in DeepSpeed all do: "
+                            "\"decay\": \"all\" beside it does so here",
+                            optimizer.weight_decay));
+}
+
 void read_params(Section& params, const std::string& type, OptimizerConfig& out) {
   refuse_keys_of_others(params, type, out.kind);
   switch (out.kind) {
@@ -210,6 +222,7 @@ void read_params(Section& params, const std::string& type, OptimizerConfig& out)
   }
   out.lr = params.number("lr", out.lr);  // Lion has another default
   params.read_into(out, {"weight_decay", "decay"});
+  warn_of_decay(params, out);
 }
 
 // Older files clip here.
@@ -256,7 +269,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
   }
   std::vector<std::string> names;
   for (const Type& type : kTypes) names.emplace_back(type.name);
-  const auto nearest = nearest_name(given, names);
+  const auto nearest = nearest_name(std::string_view(given).substr(0, 100), names);
   section.wrong("type", kExpected,
                 nearest && given.size() <= 6 ? "did you mean \"" + *nearest + "\"?"
                                              : "use \"AdamW\"; its learning rate is another one");

@@ -12,6 +12,7 @@ using WhenOn = FeatureSpec::WhenOn;
 using Form = RefusedSpec::Form;
 
 constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
+constexpr const char* kNoCommsLog = "communication is not logged by itself";
 constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32, bf16 or fp16";
 constexpr const char* kRandomBatches = "remove the section: batches are drawn at random by seed and step";
 constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a dense model";
@@ -50,7 +51,8 @@ const Keys& tensor_keys() {
 
 const Keys& pipeline_keys() {
   static const Keys keys = [] {
-    std::vector<Key> rows = {{"stages", IntSpec{.fallback = 1, .min = 0, .autos = Auto::kTakesFallback},
+    std::vector<Key> rows = {{"stages",
+                              IntSpec{.fallback = 1, .min = 0, .max = 4096, .autos = Auto::kTakesFallback},
                               "DeepSpeed's form of `parallel.pipeline`; 0 stands for 1."}};
     for (const char* key : {"partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned",
                             "grad_partitioned", "use_reentrant"}) {
@@ -137,12 +139,19 @@ std::vector<Key> keys_of_features() {
        warn("workspace project samples_log_interval experiment_name api_key experiment_key online mode"),
        kMetrics},
       {"csv_monitor", warn("output_path job_name"), kMetrics},
-      {"comms_logger", warn("verbose prof_all debug prof_ops"), "communication is not logged by itself"},
+      {"comms_logger", warn("verbose prof_all debug prof_ops"), kNoCommsLog},
       {"nebula",
        warn("persistent_storage_path persistent_time_interval num_of_version_in_retention enable_nebula_load "
             "load_path"),
        kOwnCheckpoints},
       {"datastates_ckpt", warn(), kOwnCheckpoints},
+      {"random_ltd", refuse(), "remove the section: every layer sees every token"},
+      {"data_sampling", refuse(), kRandomBatches},
+      {"fp32_allreduce",
+       RefusedSpec{.why = "communication_data_type says the type of gradients on their way"},
+       "write \"communication_data_type\": \"fp32\" instead"},
+      {"zenflow", RefusedSpec{Form::kPresence, "its updates are late; here none is"},
+       "remove the section; updates overlap with the computation anyway"},
   };
 }
 
@@ -179,6 +188,11 @@ std::vector<Key> keys_without_effect() {
       {"vocabulary_size", kIgnoredNumber, "model.vocab_size, or the tokenizer, says it"},
       {"timers", kIgnoredObject, kTrace},
       {"compile", kIgnoredObject, "there is no PyTorch graph to compile"},
+      {"monitor_config", kIgnoredObject, kMetrics},
+      {"comms_config", kIgnoredObject, kNoCommsLog},
+      {"load_universal_checkpoint", kIgnoredSwitch, "there is one form, which every number of ranks loads"},
+      {"use_node_local_storage", kIgnoredSwitch, "all processes write to one directory"},
+      {"checkpoint_engine", kIgnoredObject, kOwnCheckpoints},
       {"zero_allow_untested_optimizer", kIgnoredFlag, "there are no untested optimizers"},
       {"zero_force_ds_cpu_optimizer", kIgnoredFlag, "there is one Adam"},
       {"seq_parallel_communication_data_type", kIgnoredText,

@@ -32,8 +32,9 @@ void check_context(Section& section, const RunConfig& run) {
 const Keys& parallel_keys() {
   using enum PipelineSchedule;
   constexpr std::int64_t kMostStages = 4096;
+  constexpr NumberRange kTimeout{"a number above 0, at most 1e9", [](double x) { return x > 0 && x <= 1e9; }};
   static const Keys keys({
-      {"timeout_seconds", &ParallelConfig::timeout_seconds, NumberSpec{.range = kPositive},
+      {"timeout_seconds", &ParallelConfig::timeout_seconds, NumberSpec{.range = kTimeout},
        "Seconds that a collective waits for the other ranks. Then the run ends and names the ranks that are "
        "missing, and what they did last."},
       {"quantized_gradient_bits", &ParallelConfig::quantized_gradient_bits,

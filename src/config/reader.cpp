@@ -67,6 +67,8 @@ constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"weight_decay", "optimizer.params.weight_decay"},
 }};
 
+constexpr std::size_t kLongestName = 100;  // the search for a name that is like a longer one would take long
+
 bool integral(const Json& value) {
   constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it a double skips whole numbers
   if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{INT64_MAX};
@@ -76,11 +78,32 @@ bool integral(const Json& value) {
   return std::abs(d) <= kExact && std::floor(d) == d;
 }
 
-// Quotes around a number or a switch are the likeliest slip.
-std::string quotes_hint(const Json& value) {
+bool takes_auto(const Spec& spec) {
+  return std::visit(
+      [](const auto& s) {
+        if constexpr (requires { s.autos; }) return s.autos != Auto::kRefused;
+        if constexpr (requires { s.names; })
+          return std::find(s.names.begin(), s.names.end(), "auto") != s.names.end();
+        return std::is_same_v<std::remove_cvref_t<decltype(s)>, FormSpec> ||
+               std::is_same_v<std::remove_cvref_t<decltype(s)>, IgnoredSpec>;
+      },
+      spec);
+}
+
+// Quotes around a number or a switch, and capitals as in Python, are the likeliest slips.
+std::string spelling_hint(const Json& value, const Spec& spec) {
   if (!value.is_string()) return "";
-  const Json inner = Json::parse(value.get_ref<const std::string&>(), nullptr, /*allow_exceptions=*/false);
-  return inner.is_number() || inner.is_boolean() ? "write it without quotes" : "";
+  const std::string& text = value.get_ref<const std::string&>();
+  const std::string small = lower(text);
+  const auto* choices = std::get_if<ChoiceSpec>(&spec);
+  for (const std::string& name : choices != nullptr ? choices->names : std::vector<std::string>())
+    if (small == lower(name)) return fmt::format("write \"{}\"", name);
+  if (small == "auto") return takes_auto(spec) ? "write \"auto\"" : "";
+  if (small == "true" || small == "false")
+    return small == text ? "write it without quotes" : fmt::format("write {}, without quotes", small);
+  if (small == "none" || small == "null") return "write null, or leave the key out";
+  const Json inner = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return inner.is_number() ? "write it without quotes" : "";
 }
 
 // What "auto" stands for, and where that comes from.
@@ -95,7 +118,8 @@ std::string hint_of_unknown(const std::string& key, const std::string& path,
       std::find_if(kElsewhere.begin(), kElsewhere.end(), [&](const Elsewhere& e) { return key == e.key; });
   if (elsewhere != kElsewhere.end() && path != elsewhere->instead)
     return fmt::format("did you mean {}?", elsewhere->instead);
-  if (const auto nearest = nearest_name(key, known)) return fmt::format("did you mean {}?", *nearest);
+  if (const auto nearest = nearest_name(std::string_view(key).substr(0, kLongestName), known))
+    return fmt::format("did you mean {}?", *nearest);
   return known.size() <= 16 ? fmt::format("known here: {}", fmt::join(known, ", ")) : "";
 }
 
@@ -123,7 +147,7 @@ void ignore(Section& section, const Key& row, const IgnoredSpec& ignored) {
   const Json* value = section.find(row.name);
   if (value == nullptr || ignored.warns == IgnoredSpec::Warns::kNever) return;
   if (!section.is_auto(row.name) && !ignored.shape.holds(*value)) {
-    section.wrong(row.name, ignored.shape.text, quotes_hint(*value));
+    section.wrong(row.name, ignored.shape.text);
   }
   if (ignored.warns == IgnoredSpec::Warns::kGiven || *value != false) section.no_effect(row.name);
 }
@@ -183,7 +207,7 @@ std::int64_t Section::integer(const std::string& key, const IntSpec& spec) {
     notice(key, took(std::to_string(spec.fallback), spec.note));
     return spec.fallback;
   }
-  if (!integral(*value)) wrong(key, range_text(spec), quotes_hint(*value));
+  if (!integral(*value)) wrong(key, range_text(spec));
   const std::int64_t number =
       value->is_number_float() ? static_cast<std::int64_t>(value->get<double>()) : value->get<std::int64_t>();
   if (number < spec.min || number > spec.max || number % spec.multiple_of != 0) wrong(key, range_text(spec));
@@ -197,7 +221,7 @@ double Section::number(const std::string& key, const NumberSpec& spec) {
     notice(key, took(fmt::format("{}", spec.fallback), spec.note));
     return spec.fallback;
   }
-  if (!value->is_number()) wrong(key, spec.range.text, quotes_hint(*value));
+  if (!value->is_number()) wrong(key, spec.range.text);
   const double number = value->get<double>();
   if (!std::isfinite(number) || !spec.range.holds(number)) wrong(key, spec.range.text);
   return number;
@@ -206,7 +230,7 @@ double Section::number(const std::string& key, const NumberSpec& spec) {
 bool Section::boolean(const std::string& key, bool fallback) {
   const Json* value = find(key);
   if (value == nullptr) return fallback;
-  if (!value->is_boolean()) wrong(key, "true or false", quotes_hint(*value));
+  if (!value->is_boolean()) wrong(key, "true or false");
   return value->get<bool>();
 }
 
@@ -220,11 +244,12 @@ std::string Section::text(const std::string& key, const std::string& fallback) {
 std::optional<std::int64_t> Section::bytes(const std::string& key) {
   const Json* value = find(key);
   if (value == nullptr) return std::nullopt;
-  const std::string expected = "a positive number of bytes, or a text such as \"48MiB\"";
   std::optional<std::int64_t> bytes;
   if (value->is_string()) bytes = parse_bytes(value->get<std::string>());
   if (integral(*value)) bytes = integer(key, {.min = std::numeric_limits<std::int64_t>::min()});
-  if (!bytes || *bytes <= 0) wrong(key, expected);
+  if (!bytes || *bytes <= 0) wrong(key, "a positive number of bytes, or a text such as \"48MiB\"");
+  const std::int64_t most = spec_of<BytesSpec>(key).max;
+  if (*bytes > most) wrong(key, fmt::format("at most {} bytes, {}", most, format_bytes(most)));
   return bytes;
 }
 
@@ -303,7 +328,11 @@ void Section::fail(const std::string& key, const std::string& what, const std::s
 void Section::wrong(const std::string& key, const std::string& expected, const std::string& hint) const {
   const auto it = object_->find(key);
   const std::string found = it == object_->end() ? "nothing" : describe(*it);
-  fail(key, "found " + found + ", expected " + expected, hint);
+  const auto row = std::find_if(keys_->rows().begin(), keys_->rows().end(),
+                                [&](const Key& known_row) { return known_row.name == key; });
+  const bool hintless = hint.empty() && it != object_->end() && row != keys_->rows().end();
+  fail(key, "found " + found + ", expected " + expected,
+       hintless ? spelling_hint(*it, keys_->at(key).spec) : hint);
 }
 
 int Section::choice_value(const std::string& key) {
@@ -315,8 +344,9 @@ int Section::choice_value(const std::string& key) {
   const std::string name = value->get<std::string>();
   const auto it = std::find(choices.names.begin(), choices.names.end(), name);
   if (it != choices.names.end()) return choices.values[static_cast<std::size_t>(it - choices.names.begin())];
-  const auto nearest = nearest_name(name, choices.names);
-  wrong(key, expected, nearest ? "did you mean \"" + *nearest + "\"?" : "");
+  const auto nearest = nearest_name(std::string_view(name).substr(0, kLongestName), choices.names);
+  const std::string spelling = spelling_hint(*value, keys_->at(key).spec);
+  wrong(key, expected, !spelling.empty() ? spelling : nearest ? "did you mean \"" + *nearest + "\"?" : "");
 }
 
 }  // namespace zg::config

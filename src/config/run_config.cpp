@@ -14,6 +14,9 @@ namespace zg {
 namespace config {
 namespace {
 
+// With the tokens of the largest step the tokens of a run fit into 64 bits.
+constexpr std::int64_t kMostSteps = 1'000'000'000;
+
 const Keys& dropout_keys() {
   static const Keys keys({
       {"embedding", &DropoutRates::embedding, NumberSpec{.range = kBelowOne},
@@ -56,7 +59,7 @@ const Keys& tokenizer_keys() {
 const Keys& blend_keys() {
   static const Keys keys(
       {{"path", FormSpec{}, "Files, as in `data.train`.", "required", "a text, or a list of texts"},
-       {"weight", NumberSpec{.fallback = 1, .range = kPositive},
+       {"weight", NumberSpec{.fallback = 1, .range = kSmall},
         "Sequences are drawn from the sources in proportion to their weights."}});
   return keys;
 }
@@ -105,8 +108,10 @@ const Keys& data_keys() {
 
 const Keys& eval_keys() {
   static const Keys keys({
-      {"every", &RunConfig::eval_every, IntSpec{}, "Steps between evaluations; 0: at the end only."},
-      {"batches", &RunConfig::eval_batches, IntSpec{.min = 1}, "Micro-batches of an evaluation."},
+      {"every", &RunConfig::eval_every, IntSpec{.max = kMostSteps},
+       "Steps between evaluations; 0: at the end only."},
+      {"batches", &RunConfig::eval_batches, IntSpec{.min = 1, .max = kMostSteps},
+       "Micro-batches of an evaluation."},
   });
   return keys;
 }
@@ -279,7 +284,7 @@ void read_output(Section& root, const ConfigSource& source, RunConfig& run) {
 }  // namespace
 
 std::vector<Key> run_keys() {
-  return {{"steps", &RunConfig::steps, IntSpec{.min = 1}, "Optimizer steps.", "required"},
+  return {{"steps", &RunConfig::steps, IntSpec{.min = 1, .max = kMostSteps}, "Optimizer steps.", "required"},
           {"seed", &RunConfig::seed, IntSpec{},
            "Seed of the weights, of the order of the data, and of all other random numbers."},
           {"model", SectionSpec{model_section_keys}, "What is trained."},
@@ -321,6 +326,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_other_deepspeed(root);
   root.finish();
   settle_composition(root, run);
+  warn_of_idle_keys(root, run);
   run.resolved_json = tree.root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   return run;
 }

@@ -11,6 +11,8 @@ namespace {
 
 using Kind = ScheduleConfig::Kind;
 
+constexpr std::int64_t kMostSteps = 1'000'000'000'000;  // sums of a few of them do not overflow
+
 const Keys& params_keys() {
   using C = ScheduleConfig;
   constexpr Auto kAuto = Auto::kTakesFallback;
@@ -19,34 +21,37 @@ const Keys& params_keys() {
       {"warmup_num_steps",
        IntSpec{.fallback = C{}.warmup_num_steps,
                .min = 1,
+               .max = kMostSteps,
                .autos = kAuto,
                .note = "a tenth of the steps, at most 1000"},
        "Warmup*: steps of the warm-up. `\"auto\"` is a tenth of `steps`, at most 1000."},
       {"warmup_type", &C::warmup_linear, ChoiceSpec(false, {{"log", false}, {"linear", true}}),
        "Warmup*: how the learning rate rises."},
-      {"warmup_min_lr", &C::warmup_min_lr, NumberSpec{.autos = kAuto},
+      {"warmup_min_lr", &C::warmup_min_lr, NumberSpec{.range = kRate, .autos = kAuto},
        "WarmupLR, WarmupDecayLR: learning rate at the beginning."},
-      {"warmup_max_lr", NumberSpec{.autos = kAuto, .note = "optimizer.params.lr"},
+      {"warmup_max_lr", NumberSpec{.range = kRate, .autos = kAuto, .note = "optimizer.params.lr"},
        "WarmupLR, WarmupDecayLR: learning rate at the end of the warm-up.", "`optimizer.params.lr`"},
-      {"total_num_steps", IntSpec{.min = 1, .autos = kAuto, .note = "steps"},
+      {"total_num_steps", IntSpec{.min = 1, .max = kMostSteps, .autos = kAuto, .note = "steps"},
        "WarmupDecayLR, WarmupCosineLR: steps until the learning rate is at its end.", "`steps`"},
-      {"warmup_min_ratio", &C::warmup_min_ratio, NumberSpec{},
+      {"warmup_min_ratio", &C::warmup_min_ratio, NumberSpec{.range = kRate},
        "WarmupCosineLR: share of the optimizer's `lr` at the beginning."},
-      {"cos_min_ratio", &C::cos_min_ratio, NumberSpec{},
+      {"cos_min_ratio", &C::cos_min_ratio, NumberSpec{.range = kRate},
        "WarmupCosineLR: share of the optimizer's `lr` at the end."},
-      {"cycle_min_lr", &C::cycle_min_lr, NumberSpec{}, "OneCycle: lowest learning rate of the cycle.",
-       "required"},
-      {"cycle_max_lr", &C::cycle_max_lr, NumberSpec{}, "OneCycle: highest learning rate of the cycle.",
-       "required"},
-      {"cycle_first_step_size", &C::cycle_first_step_size, IntSpec{.min = 1},
+      {"cycle_min_lr", &C::cycle_min_lr, NumberSpec{.range = kRate},
+       "OneCycle: lowest learning rate of the cycle.", "required"},
+      {"cycle_max_lr", &C::cycle_max_lr, NumberSpec{.range = kRate},
+       "OneCycle: highest learning rate of the cycle.", "required"},
+      {"cycle_first_step_size", &C::cycle_first_step_size, IntSpec{.min = 1, .max = kMostSteps},
        "OneCycle: steps of the first half."},
-      {"cycle_second_step_size", IntSpec{.min = 1}, "OneCycle: steps of the second half.", kAsTheFirst},
-      {"cycle_first_stair_count", &C::cycle_first_stair_count, IntSpec{},
+      {"cycle_second_step_size", IntSpec{.min = 1, .max = kMostSteps}, "OneCycle: steps of the second half.",
+       kAsTheFirst},
+      {"cycle_first_stair_count", &C::cycle_first_stair_count, IntSpec{.max = kMostSteps},
        "OneCycle: stairs of the first half; 0: none."},
-      {"cycle_second_stair_count", IntSpec{}, "OneCycle: stairs of the second half; 0: none.", kAsTheFirst},
-      {"decay_step_size", &C::decay_step_size, IntSpec{},
+      {"cycle_second_stair_count", IntSpec{.max = kMostSteps},
+       "OneCycle: stairs of the second half; 0: none.", kAsTheFirst},
+      {"decay_step_size", &C::decay_step_size, IntSpec{.max = kMostSteps},
        "OneCycle: after the cycle, steps between decays; 0: no decay."},
-      {"decay_lr_rate", &C::decay_lr_rate, NumberSpec{},
+      {"decay_lr_rate", &C::decay_lr_rate, NumberSpec{.range = kRate},
        "OneCycle: decay of the learning rate after the cycle."},
       {"cycle_momentum", &C::cycle_momentum, BoolSpec{},
        "OneCycle: beta1 moves against the learning rate. Beta2 stays as it is; DeepSpeed "
@@ -55,7 +60,8 @@ const Keys& params_keys() {
        "OneCycle: lowest beta1 of the cycle."},
       {"cycle_max_mom", &C::cycle_max_mom, NumberSpec{.range = kBelowOne},
        "OneCycle: highest beta1 of the cycle."},
-      {"decay_mom_rate", &C::decay_mom_rate, NumberSpec{}, "OneCycle: decay of beta1 after the cycle."},
+      {"decay_mom_rate", &C::decay_mom_rate, NumberSpec{.range = kRate},
+       "OneCycle: decay of beta1 after the cycle."},
       {"last_batch_iteration", IntSpec{.fallback = -1, .min = -1},
        "The step that a run goes on from. Here a checkpoint says it (`--resume`), so only "
        "-1 is taken."},
@@ -70,11 +76,19 @@ void read_warmup(Section& params, const RunConfig& run, ScheduleConfig& out) {
                              ? params.integer(kSteps, std::clamp<std::int64_t>(run.steps / 10, 1, 1000))
                              : params.integer(kSteps);
   params.read_into(out, {"warmup_type"});
+  if (out.kind == Kind::kWarmup && out.warmup_num_steps > run.steps)
+    params.notice(kSteps,
+                  fmt::format("{} steps are more than the {} of the run, which ends before its learning "
+                              "rate is reached",
+                              out.warmup_num_steps, run.steps));
 }
 
 void read_warmup_rates(Section& params, const RunConfig& run, ScheduleConfig& out) {
   params.read_into(out, {"warmup_min_lr"});
   out.warmup_max_lr = params.number("warmup_max_lr", run.optimizer.lr);
+  if (out.warmup_max_lr != run.optimizer.lr)
+    params.notice("warmup_max_lr", fmt::format("{} takes the place of optimizer.params.lr, which is {}",
+                                               out.warmup_max_lr, run.optimizer.lr));
 }
 
 void read_total_steps(Section& params, const RunConfig& run, ScheduleConfig& out) {

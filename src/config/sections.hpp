@@ -62,6 +62,9 @@ void read_threads(Section& root, RunConfig& run);
 // back, and refuses what cannot be combined.
 void settle_composition(Section& root, RunConfig& run);
 
+// idle_keys.cpp: warns of what is set and does nothing beside the rest of the run.
+void warn_of_idle_keys(Section& root, const RunConfig& run);
+
 // other.cpp: the sections of DeepSpeed's that this engine has not.
 std::vector<Key> other_deepspeed_keys();
 void read_other_deepspeed(Section& root);

@@ -7,14 +7,17 @@
 #include <functional>
 #include <set>
 
+#include "config/json_text.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/parse.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
+#include "ziggurat/base/parse.hpp"
 
 namespace zg::config {
 namespace {
 
-constexpr const char* kOverrideOrigin = "--set";
+constexpr std::int64_t kLargestText = 16 << 20;
+constexpr std::size_t kLongestKey = 200, kLongestValue = 1 << 16;
 constexpr std::array<const char*, 3> kBatchKeys = {"train_batch_size", "train_micro_batch_size_per_gpu",
                                                    "gradient_accumulation_steps"};
 
@@ -24,74 +27,14 @@ bool is_auto(const Json& value) {
 
 // ---- parsing
 
-// Refuses keys that are given twice, as DeepSpeed does (nlohmann's parser would keep the last one), and
-// nesting that is too deep.
-class StructureCheck {
- public:
-  explicit StructureCheck(const std::string& name) : name_(name) {}
-
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    using Event = Json::parse_event_t;
-    if (depth > kMaxDepth) {
-      throw Error(Errc::kUsage, name_, fmt::format("is nested more than {} levels deep", kMaxDepth));
-    }
-    if (event == Event::object_start) {
-      levels_.emplace_back();
-    } else if (event == Event::object_end) {
-      levels_.pop_back();
-    } else if (event == Event::key) {
-      Level& level = levels_.back();
-      level.key = parsed.get<std::string>();
-      if (!level.seen.insert(level.key).second) {
-        throw Error(Errc::kUsage, name_ + ": " + path(), "is given twice in the same object",
-                    "remove one of the two");
-      }
-    }
-    return true;
-  }
-
- private:
-  struct Level {
-    std::string key;
-    std::set<std::string> seen;
-  };
-  std::string path() const {
-    std::string text;
-    for (const Level& level : levels_) text = join_path(text, level.key);
-    return text;
-  }
-  std::string name_;
-  std::vector<Level> levels_;
-};
-
-// The reason in nlohmann's message, without its position.
-std::string reason_of(const std::string& what) {
-  std::size_t begin = what.find("column ");
-  begin = begin == std::string::npos ? what.find("] ") : what.find(": ", begin);
-  std::string reason = begin == std::string::npos ? what : what.substr(begin + 2);
-  constexpr std::string_view kPrefix = "syntax error ";
-  if (reason.starts_with(kPrefix)) reason.erase(0, kPrefix.size());
-  return reason;
-}
-
-[[noreturn]] void throw_syntax_error(const std::string& text, const std::string& name,
-                                     const Json::parse_error& error) {
-  const std::size_t end = std::min(text.size(), error.byte == 0 ? 0 : error.byte - 1);
-  const auto stop = text.begin() + static_cast<std::ptrdiff_t>(end);
-  const auto line = 1 + std::count(text.begin(), stop, '\n');
-  const std::size_t newline = end == 0 ? std::string::npos : text.rfind('\n', end - 1);
-  const std::size_t column = newline == std::string::npos ? end + 1 : end - newline;
-  std::size_t before = end;
-  while (before > 0 && std::string_view(" \t\r\n").find(text[before - 1]) != std::string_view::npos) --before;
-  const bool closes = end < text.size() && (text[end] == '}' || text[end] == ']');
-  const bool trailing = closes && before > 0 && text[before - 1] == ',';
-  throw Error(Errc::kUsage, fmt::format("{}:{}:{}", name, line, column),
-              "is not valid JSON: " + reason_of(error.what()),
-              trailing ? "remove the comma before the bracket" : "");
+// A text or a path as messages show it.
+std::string shown(const std::string& text) {
+  constexpr std::size_t kLongest = 100;
+  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
 }
 
 Json read_file(const std::string& path) {
-  Json json = parse_text(read_text_file(path, "the configuration"), path);
+  Json json = parse_text(read_text_file(path, "the configuration", kLargestText), path);
   if (!json.is_object()) {
     throw Error(Errc::kUsage, path, "found " + describe(json) + ", expected an object: { \"model\": ... }");
   }
@@ -199,7 +142,7 @@ struct Override {
 };
 
 [[noreturn]] void malformed(const std::string& text, const std::string& what) {
-  throw Error(Errc::kUsage, fmt::format("{} {}", kOverrideOrigin, text), what,
+  throw Error(Errc::kUsage, fmt::format("{} {}", kOverrideOrigin, shown(text)), what,
               "write it like optimizer.params.lr=3e-4 or tiers.nvme.0.path=/mnt/fast");
 }
 
@@ -212,15 +155,21 @@ Override parse_override(const std::string& text) {
     const std::size_t dot = result.path.find('.', begin);
     result.keys.push_back(result.path.substr(begin, dot - begin));
     if (result.keys.back().empty()) malformed(text, "has an empty key before the '='");
+    if (result.keys.back().size() > kLongestKey)
+      malformed(text, fmt::format("has a key of {} characters, {} at most expected",
+                                  result.keys.back().size(), kLongestKey));
     if (dot == std::string::npos) break;
     begin = dot + 1;
   }
   if (result.keys.size() > static_cast<std::size_t>(kMaxDepth)) malformed(text, "has too many keys");
   const std::string value = text.substr(equals + 1);
   // A value that is no JSON is text: 48MiB, WarmupLR, /mnt/fast.
-  const Json probe = Json::parse(value, nullptr, /*allow_exceptions=*/false);
-  result.value =
-      probe.is_discarded() ? Json(value) : parse_text(value, fmt::format("{} {}", kOverrideOrigin, text));
+  const std::string name = fmt::format("{} {}", kOverrideOrigin, shown(text));
+  const bool text_value = !Json::accept(value);
+  if (text_value && value.size() > kLongestValue)
+    malformed(text,
+              fmt::format("has a value of {} characters, {} at most expected", value.size(), kLongestValue));
+  result.value = text_value ? Json(value) : parse_text(value, name);
   return result;
 }
 
@@ -310,18 +259,17 @@ std::string ConfigTree::where_section(const std::string& path) const {
 }
 
 Json parse_text(const std::string& text, const std::string& name) {
-  try {
-    // Captured by reference, since the parser takes its callback as a std::function, which copies.
-    StructureCheck check(name);
-    return Json::parse(
-        text,
-        [&check](int depth, Json::parse_event_t event, Json& parsed) { return check(depth, event, parsed); },
-        /*allow_exceptions=*/true, /*ignore_comments=*/true);
-  } catch (const Json::parse_error& error) {
-    throw_syntax_error(text, name, error);
-  } catch (const Json::exception& error) {
-    throw Error(Errc::kUsage, name, "cannot be read: " + reason_of(error.what()));
-  }
+  const JsonBounds bounds{.depth = kMaxDepth, .values = 200'000, .comments = true};
+  const std::string problem = json_out_of_bounds(text, bounds);
+  if (!problem.empty()) throw Error(Errc::kUsage, name, problem);
+  const JsonText look(text);
+  if (!look.too_large.empty())
+    throw Error(Errc::kUsage, name, look.too_large, "name a configuration, not a data file");
+  const Json json = parse_json<Json>(text, name, look.mend, bounds);
+  if (!look.twice.empty())
+    throw Error(Errc::kUsage, name + ": " + look.twice, look.twice_lines + " of the same object",
+                "remove one of the two");
+  return json;
 }
 
 ConfigTree merge_sources(const ConfigSource& source) {

@@ -11,6 +11,8 @@
 
 namespace zg::config {
 
+constexpr const char* kOverrideOrigin = "--set";  // of the values of overrides
+
 using Json = nlohmann::ordered_json;  // keeps the order of the keys, so that warnings have it too
 
 struct ConfigTree {
@@ -28,8 +30,8 @@ struct ConfigTree {
   std::string where_section(const std::string& path) const;
 };
 
-// Parses JSON with comments. Throws Error(kUsage) at "name:line:column" for a text that is no JSON, and at
-// "name" for a key that is given twice and for nesting deeper than kMaxDepth.
+// Parses JSON with comments. Throws Error(kUsage) at "name", with line and column, for a text that is no
+// JSON, for a key that is given twice, for nesting deeper than kMaxDepth, and for what is too large.
 Json parse_text(const std::string& text, const std::string& name);
 inline constexpr int kMaxDepth = 64;
 

@@ -5,9 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <queue>
 
+#include "data/shown.hpp"
 #include "data/unicode.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/json.hpp"
 
 namespace zg {
 namespace {
@@ -84,10 +86,9 @@ std::vector<int> byte_by_character() {
 std::string bytes_of_text(const std::string& token, const std::string& name) {
   if (const auto bytes = bytes_of_written(token)) return *bytes;
   std::size_t at = 0;
-  while (bytes_of_written(std::string_view(token).substr(0, at + utf8::decode(token, at).length)))
-    at += utf8::decode(token, at).length;
+  for (std::size_t n; bytes_of_written(token.substr(at, n = utf8::decode(token, at).length));) at += n;
   throw Error(Errc::kUsage, name,
-              fmt::format("token \"{}\" has the character U+{:04X}, which stands for no byte", token,
+              fmt::format("token \"{}\" has the character U+{:04X}, which stands for no byte", shown(token),
                           static_cast<std::uint32_t>(utf8::decode(token, at).code)),
               "GPT-2's byte-level vocabulary is expected; for another kind name its tokenizer.json: "
               "\"tokenizer\": {\"file\": \"tokenizer.json\"}");
@@ -148,12 +149,8 @@ BpeModel::BpeModel(std::string_view encoder_json, std::string_view vocab_bpe, co
 }
 
 BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string& name) {
-  nlohmann::json root;
-  try {
-    root = nlohmann::json::parse(json);
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(Errc::kUsage, name, fmt::format("is no JSON: {}", e.what()));
-  }
+  const auto root =
+      parse_json(json, name, "the encoder.json of GPT-2 is expected", {.depth = 8, .values = 4'000'000});
   if (!root.is_object() || root.empty()) {
     throw Error(Errc::kUsage, name,
                 "an object of tokens and their numbers is expected, not " +
@@ -167,13 +164,13 @@ BpeModel::Ids BpeModel::read_vocabulary(std::string_view json, const std::string
   for (const auto& [token, value] : root.items()) {
     if (!value.is_number_integer() || value < 0 || value >= count) {
       throw Error(Errc::kUsage, name,
-                  fmt::format("token \"{}\" has the number {}; one of 0 to {} is expected", token,
-                              value.dump(), count - 1));
+                  fmt::format("token \"{}\" has the number {}; one of 0 to {} is expected", shown(token),
+                              shown(value.dump(-1, ' ', true)), count - 1));
     }
     const auto id = value.get<std::int32_t>();
     if (taken[static_cast<std::size_t>(id)]) {
       throw Error(Errc::kUsage, name,
-                  fmt::format("number {} is given to two tokens, \"{}\" being one", id, token));
+                  fmt::format("number {} is given to two tokens, \"{}\" being one", id, shown(token)));
     }
     taken[static_cast<std::size_t>(id)] = true;
     bytes_[static_cast<std::size_t>(id)] = bytes_of_text(token, name);
@@ -211,17 +208,17 @@ void BpeModel::read_merges(std::string_view text, const std::string& name, const
     const std::size_t blank = line.find(' ');
     if (blank == std::string_view::npos || blank == 0 || blank + 1 == line.size() ||
         line.find(' ', blank + 1) != std::string_view::npos) {
-      fail(fmt::format("two tokens with one blank between them are expected, found \"{}\"", line));
+      fail(fmt::format("two tokens with one blank between them are expected, found \"{}\"", shown(line)));
     }
     const auto id_of = [&](const std::string& token) {
       const auto it = ids.find(token);
-      if (it == ids.end()) fail(fmt::format("token \"{}\" is not in {}", token, encoder_name));
+      if (it == ids.end()) fail(fmt::format("token \"{}\" is not in {}", shown(token), encoder_name));
       return it->second;
     };
     const std::string left(line.substr(0, blank)), right(line.substr(blank + 1));
     const Merge merge{.rank = rank++, .product = id_of(left + right)};
     if (!merges_.emplace(pair_key(id_of(left), id_of(right)), merge).second) {
-      fail(fmt::format("the merge \"{}\" stands in the file twice", line));
+      fail(fmt::format("the merge \"{}\" stands in the file twice", shown(line)));
     }
   }
 }

@@ -5,8 +5,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <unordered_map>
 
+#include "data/shown.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/json.hpp"
 
 namespace zg {
 namespace {
@@ -15,30 +18,41 @@ using Json = nlohmann::json;
 
 constexpr const char* kInPython = "tokenise in Python instead: tools/prepare.py";
 constexpr std::int64_t kLargestId = 1 << 24;
+// \w+|[^\w\s]+ with what Rust takes for \w, which has joiners and has no numbers but digits, other than
+// Oniguruma's.
+constexpr const char* kWords =
+    "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200c\u200d\u24b6-\u24e9"
+    "\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]+|"
+    "[^\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200c\u200d\u24b6-\u24e9"
+    "\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189\\s]+";
+constexpr const char* kExpected = "the tokenizer.json of a Hugging Face model is expected";
 constexpr int kDeepest = 8;  // sequences within sequences
+// What no released model's file comes near: parts of one kind, bytes of a text that is looked for, tokens
+// that a template puts before or behind a text, and how far a number may be from the number of tokens.
+constexpr std::size_t kMostNormalizers = 64, kMostSplits = 64, kMostReplaced = 32, kMostTemplateTokens = 1024;
+constexpr std::size_t kLongestText = 1024, kMostAddedBytes = 4 << 20;
+constexpr std::int64_t kSpareIds = 1'000'000;
+constexpr JsonBounds kBounds = {.depth = 64, .values = 4'000'000};
 
 class Reader {
+  using Behavior = HfSplitStep::Behavior;
+
  public:
   explicit Reader(const std::string& name) : name_(name) {}
 
   HfDescription read(std::string_view text) {
-    Json root;
-    try {
-      root = Json::parse(text);
-    } catch (const Json::exception& e) {
-      throw Error(Errc::kUsage, name_, fmt::format("is no JSON: {}", e.what()),
-                  "the tokenizer.json of a Hugging Face model is expected");
-    }
-    if (!root.is_object() || !root.contains("model")) {
-      throw Error(Errc::kUsage, name_, "has no \"model\"",
-                  "the tokenizer.json of a Hugging Face model is expected");
-    }
+    const Json root = parse_json<Json>(text, name_, kExpected, kBounds);
+    if (!root.is_object() || !root.contains("model"))
+      throw Error(Errc::kUsage, name_, "has no \"model\"", kExpected);
     read_model(object(root, "model", ""));
     read_added(root);
+    check_ids();
     if (const Json* part = find(root, "normalizer")) read_normalizer(*part, "normalizer", 0);
     if (const Json* part = find(root, "pre_tokenizer")) read_split(*part, "pre_tokenizer", 0);
     if (const Json* part = find(root, "post_processor")) read_template(*part, "post_processor", 0);
-    if (const Json* part = find(root, "decoder")) read_decoder(*part, "decoder", 0);
+    const Json* decoder = find(root, "decoder");
+    if (decoder != nullptr) read_decoder(*decoder, "decoder", 0);
+    d_.blanks_between = decoder == nullptr;
     return std::move(d_);
   }
 
@@ -50,12 +64,11 @@ class Reader {
   [[noreturn]] void unknown(const std::string& place, const std::string& found, const char* known) const {
     fail(place, fmt::format("{} found; {} is known here", found, known), kInPython);
   }
-  static std::string shown(const Json& value) {
+  static std::string json_shown(const Json& value) {
     const auto nested = [](const Json& part) { return part.is_structured(); };
     if (value.is_structured() && std::any_of(value.begin(), value.end(), nested))
       return value.is_object() ? "a larger object" : "a larger list";
-    const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    return text.size() <= 60 ? text : text.substr(0, 60) + "...";
+    return shown(value.dump(-1, ' ', true, Json::error_handler_t::replace));
   }
 
   // The member, or null where it is missing or null.
@@ -69,41 +82,63 @@ class Reader {
   const Json& object(const Json& in, const char* key, const std::string& place) const {
     const Json* value = find(in, key);
     if (value == nullptr || !value->is_object()) {
-      fail(join(place, key), (value == nullptr ? "nothing" : shown(*value)) + " found, an object expected");
+      fail(join(place, key),
+           (value == nullptr ? "nothing" : json_shown(*value)) + " found, an object expected");
     }
     return *value;
   }
   const Json& list(const Json& in, const char* key, const std::string& place) const {
     const Json* value = find(in, key);
     if (value == nullptr || !value->is_array()) {
-      fail(join(place, key), (value == nullptr ? "nothing" : shown(*value)) + " found, a list expected");
+      fail(join(place, key), (value == nullptr ? "nothing" : json_shown(*value)) + " found, a list expected");
     }
     return *value;
+  }
+  // A text that is looked for in texts: neither empty nor long.
+  std::string searched(const Json& in, const char* key, const std::string& place) const {
+    std::string value = text(in, key, place);
+    if (value.empty()) fail(join(place, key), "is empty");
+    check_length(value, join(place, key));
+    return value;
+  }
+  void check_length(const std::string& value, const std::string& place) const {
+    if (value.size() > kLongestText)
+      fail(place, fmt::format("has {} bytes; {} are known here at most", value.size(), kLongestText),
+           kInPython);
+  }
+  template <class Parts>
+  void check_count(const Parts& parts, std::size_t most, const std::string& place) const {
+    if (parts.size() > most)
+      fail(place, fmt::format("has more than {} parts, which is not known here", most), kInPython);
   }
   std::string text(const Json& in, const char* key, const std::string& place,
                    const std::optional<std::string>& otherwise = std::nullopt) const {
     const Json* value = find(in, key);
     if (value == nullptr && otherwise) return *otherwise;
     if (value == nullptr || !value->is_string()) {
-      fail(join(place, key), (value == nullptr ? "nothing" : shown(*value)) + " found, a text expected");
+      fail(join(place, key), (value == nullptr ? "nothing" : json_shown(*value)) + " found, a text expected");
     }
     return value->get<std::string>();
   }
   bool flag(const Json& in, const char* key, const std::string& place, bool otherwise) const {
     const Json* value = find(in, key);
     if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) fail(join(place, key), shown(*value) + " found, true or false expected");
+    if (!value->is_boolean()) fail(join(place, key), json_shown(*value) + " found, true or false expected");
     return value->get<bool>();
   }
+  static bool is_id(const Json& value) {
+    return value.is_number_integer() && value >= 0 && value < kLargestId;
+  }
   std::int32_t id(const Json& value, const std::string& place) const {
-    if (!value.is_number_integer() || value < 0 || value >= kLargestId) {
-      fail(place, fmt::format("{} found, a number from 0 to below {} expected", shown(value), kLargestId));
+    if (!is_id(value)) {
+      fail(place,
+           fmt::format("{} found, a number from 0 to below {} expected", json_shown(value), kLargestId));
     }
     return value.get<std::int32_t>();
   }
   // The type of a part, and its place with the type.
   std::string type(const Json& part, const std::string& place) const {
-    if (!part.is_object()) fail(place, shown(part) + " found, an object expected");
+    if (!part.is_object()) fail(place, json_shown(part) + " found, an object expected");
     return text(part, "type", place);
   }
 
@@ -122,29 +157,34 @@ class Reader {
   void read_model(const Json& model) {
     const std::string place = "model";
     const std::string kind = text(model, "type", place, model.contains("merges") ? "BPE" : "none");
-    if (kind != "BPE") unknown("model.type", "\"" + kind + "\"", "\"BPE\"");
+    if (kind != "BPE") unknown("model.type", "\"" + shown(kind) + "\"", "\"BPE\"");
     if (const Json* dropout = find(model, "dropout"); dropout != nullptr && *dropout != 0)
-      unknown("model.dropout", shown(*dropout), "none");
+      unknown("model.dropout", json_shown(*dropout), "none");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (const std::string affix = text(model, key, place, ""); !affix.empty())
-        unknown(join(place, key), "\"" + affix + "\"", "none");
+        unknown(join(place, key), "\"" + shown(affix) + "\"", "none");
     }
-    d_.unknown = text(model, "unk_token", place, "");
     d_.byte_fallback = flag(model, "byte_fallback", place, false);
     d_.fuse_unknown = flag(model, "fuse_unk", place, false);
     d_.ignore_merges = flag(model, "ignore_merges", place, false);
     const Json& vocabulary = object(model, "vocab", place);
     if (vocabulary.empty()) fail("model.vocab", "is empty");
-    std::map<std::int32_t, std::string> owners;
-    for (const auto& [token, value] : vocabulary.items()) {
-      const std::string where = fmt::format("model.vocab: token \"{}\"", token);
-      const std::int32_t number = id(value, where);
-      const auto [it, added] = owners.emplace(number, token);
-      if (!added) fail(where, fmt::format("has the number {}, as \"{}\" has", number, it->second));
+    d_.tokens.reserve(vocabulary.size());
+    for (auto it = vocabulary.begin(); it != vocabulary.end(); ++it) {
+      const std::string& token = it.key();
+      const auto where = [&] { return fmt::format("model.vocab: token \"{}\"", shown(token)); };
+      if (!is_id(*it)) id(*it, where());
+      const auto number = it->get<std::int32_t>();
+      const auto [owner, added] = owners_.emplace(number, &token);
+      if (!added)
+        fail(where(), fmt::format("has the number {}, as \"{}\" has", number, shown(*owner->second)));
       d_.tokens.emplace_back(token, number);
     }
-    if (!d_.unknown.empty() && !vocabulary.contains(d_.unknown))
-      fail("model.unk_token", fmt::format("\"{}\" is not in model.vocab", d_.unknown));
+    if (const std::string token = text(model, "unk_token", place, ""); !token.empty()) {
+      if (!vocabulary.contains(token))
+        fail("model.unk_token", fmt::format("\"{}\" is not in model.vocab", shown(token)));
+      d_.unknown = vocabulary.at(token).get<std::int32_t>();
+    }
     read_merges(model, vocabulary);
   }
 
@@ -159,48 +199,71 @@ class Reader {
         const auto& pair = merge.get_ref<const std::string&>();
         const std::size_t blank = pair.find(' ');
         if (blank == std::string::npos || pair.find(' ', blank + 1) != std::string::npos)
-          wrong(fmt::format("\"{}\" found, two tokens with one blank between them expected", pair));
+          wrong(fmt::format("\"{}\" found, two tokens with one blank between them expected", shown(pair)));
         left = pair.substr(0, blank), right = pair.substr(blank + 1);
       } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
       } else {
-        wrong(shown(merge) + " found, two tokens expected");
+        wrong(json_shown(merge) + " found, two tokens expected");
       }
-      for (const std::string& token : {left, right, left + right}) {
-        if (token.empty() || !vocabulary.contains(token))
-          wrong(fmt::format("token \"{}\" is not in model.vocab", token));
-      }
-      d_.merges.emplace_back(std::move(left), std::move(right));
+      const auto number = [&](const std::string& token) {
+        const auto it = vocabulary.find(token);
+        if (token.empty() || it == vocabulary.end())
+          wrong(fmt::format("token \"{}\" is not in model.vocab", shown(token)));
+        return it->get<std::int32_t>();
+      };
+      d_.merges.push_back({number(left), number(right), number(left + right)});
     }
   }
 
   void read_added(const Json& root) {
     if (find(root, "added_tokens") == nullptr) return;
     const Json& added = list(root, "added_tokens", "");
-    std::map<std::string, std::int32_t> ids(d_.tokens.begin(), d_.tokens.end());
-    std::set<std::string> seen;
-    std::map<std::int32_t, std::string> owners;
-    for (const auto& [token, number] : d_.tokens) owners.emplace(number, token);
+    const Json& vocabulary = root["model"]["vocab"];
+    std::map<std::string_view, std::int32_t> ids;  // of those that are not in the vocabulary
+    std::set<std::string_view> seen;
+    std::size_t bytes = 0;
     for (std::size_t i = 0; i < added.size(); ++i) {
       const std::string place = fmt::format("added_tokens[{}]", i);
       const Json& from = added[i];
-      if (!from.is_object()) fail(place, shown(from) + " found, an object expected");
+      if (!from.is_object()) fail(place, json_shown(from) + " found, an object expected");
       AddedToken token;
       token.content = text(from, "content", place);
+      check_length(token.content, place + ".content");
       token.id = id(from.contains("id") ? from["id"] : Json(), place + ".id");
       token.single_word = flag(from, "single_word", place, false);
       token.lstrip = flag(from, "lstrip", place, false);
       token.rstrip = flag(from, "rstrip", place, false);
       token.normalized = flag(from, "normalized", place, !flag(from, "special", place, false));
       if (token.content.empty()) continue;
-      const auto known = ids.emplace(token.content, token.id).first;
-      const auto owner = owners.emplace(token.id, token.content).first;
-      if (known->second != token.id || owner->second != token.content) {
+      const auto& content = from["content"].get_ref<const std::string&>();
+      const auto in_vocabulary = vocabulary.find(content);
+      const std::int32_t known = in_vocabulary != vocabulary.end()
+                                     ? in_vocabulary->get<std::int32_t>()
+                                     : ids.emplace(content, token.id).first->second;
+      const auto owner = owners_.emplace(token.id, &content).first;
+      if (known != token.id || *owner->second != content) {
         fail(place,
              fmt::format("\"{}\" has the number {}, which is that of \"{}\"; its own in model.vocab is {}",
-                         token.content, token.id, owner->second, known->second));
+                         shown(content), token.id, shown(*owner->second), known));
       }
-      if (seen.insert(token.content).second) d_.added.push_back(std::move(token));
+      if (!seen.insert(content).second) continue;
+      if ((bytes += content.size()) > kMostAddedBytes) {
+        fail("added_tokens", fmt::format("have more than {} bytes, which is not known here", kMostAddedBytes),
+             kInPython);
+      }
+      d_.added.push_back(std::move(token));
+    }
+  }
+
+  // A table of all numbers has room for those that no token has: they may not be many.
+  void check_ids() {
+    const auto count = static_cast<std::int64_t>(owners_.size());
+    for (const auto& [number, token] : owners_) {
+      d_.ids = std::max<std::int64_t>(d_.ids, number + 1);
+      if (number >= 4 * count + kSpareIds)
+        fail("model.vocab", fmt::format("token \"{}\" has the number {}, where there are {} tokens",
+                                        shown(*token), number, count));
     }
   }
 
@@ -209,20 +272,28 @@ class Reader {
     if (sequence(part, "normalizers", place, depth, again)) return;
     const std::string kind = type(part, place);
     using Kind = HfNormalizerStep::Kind;
-    if (kind == "NFC") {
-      d_.normalizer.push_back({Kind::kNfc, {}, {}});
+    static const std::map<std::string, unicode::Form> forms = {{"NFC", unicode::Form::kC},
+                                                               {"NFD", unicode::Form::kD},
+                                                               {"NFKC", unicode::Form::kKC},
+                                                               {"NFKD", unicode::Form::kKD}};
+    if (const auto form = forms.find(kind); form != forms.end()) {
+      d_.normalizer.push_back({.kind = Kind::kForm, .form = form->second});
+    } else if (kind == "Lowercase") {
+      d_.normalizer.push_back({.kind = Kind::kLowercase});
     } else if (kind == "Prepend") {
-      d_.normalizer.push_back({Kind::kPrepend, {}, text(part, "prepend", place)});
+      d_.normalizer.push_back({.kind = Kind::kPrepend, .to = text(part, "prepend", place)});
+      check_length(d_.normalizer.back().to, place + ".prepend");
     } else if (kind == "Replace") {
       const Json& pattern = object(part, "pattern", place);
-      if (!pattern.contains("String")) unknown(place + ".pattern", shown(pattern), "{\"String\": ...}");
-      HfNormalizerStep step{Kind::kReplace, text(pattern, "String", place + ".pattern"),
-                            text(part, "content", place)};
-      if (step.from.empty()) fail(place + ".pattern.String", "is empty");
-      d_.normalizer.push_back(std::move(step));
+      if (!pattern.contains("String")) unknown(place + ".pattern", json_shown(pattern), "{\"String\": ...}");
+      d_.normalizer.push_back({.kind = Kind::kReplace,
+                               .from = searched(pattern, "String", place + ".pattern"),
+                               .to = text(part, "content", place)});
     } else {
-      unknown(place + ".type", "\"" + kind + "\"", "NFC, Prepend, Replace or a Sequence of them");
+      unknown(place + ".type", "\"" + shown(kind) + "\"",
+              "NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace or a Sequence of them");
     }
+    check_count(d_.normalizer, kMostNormalizers, "normalizer");
   }
 
   void read_split(const Json& part, const std::string& place, int depth) {
@@ -243,23 +314,36 @@ class Reader {
       read_metaspace(part, place);
     } else if (kind == "Split") {
       read_split_step(part, place);
+    } else if (kind == "Whitespace") {
+      add_pattern(kWords, Behavior::kRemoved, true);  // what is neither goes
+    } else if (kind == "WhitespaceSplit") {
+      add_pattern("\\s+", Behavior::kRemoved, false);
     } else {
-      unknown(place + ".type", "\"" + kind + "\"",
-              "ByteLevel, Split, Digits, Metaspace or a Sequence of them");
+      unknown(place + ".type", "\"" + shown(kind) + "\"",
+              "ByteLevel, Split, Digits, Metaspace, Whitespace, WhitespaceSplit or a Sequence of them");
     }
+    check_count(d_.splits, kMostSplits, "pre_tokenizer");
+  }
+
+  void add_pattern(const char* expression, HfSplitStep::Behavior behavior, bool invert) {
+    d_.splits.push_back({.kind = HfSplitStep::Kind::kPattern,
+                         .behavior = behavior,
+                         .invert = invert,
+                         .pattern = std::make_shared<const Pattern>(expression, name_)});
   }
 
   void read_metaspace(const Json& part, const std::string& place) {
     using Prepend = HfSplitStep::Prepend;
     if (!d_.splits.empty()) unknown(place, "Metaspace after another part", "Metaspace as the first");
     HfSplitStep step{.kind = HfSplitStep::Kind::kMetaspace};
-    step.text = text(part, "replacement", place);
-    if (step.text.empty()) fail(place + ".replacement", "is empty");
+    step.text = searched(part, "replacement", place);
+    if (utf8::decode(step.text, 0).length != step.text.size())
+      fail(place + ".replacement", fmt::format("\"{}\" found, one character expected", shown(step.text)));
     step.split = flag(part, "split", place, true);
     const bool old = flag(part, "add_prefix_space", place, true);  // what files had before prepend_scheme
     const std::string scheme = text(part, "prepend_scheme", place, old ? "always" : "never");
     if (scheme != "always" && scheme != "first" && scheme != "never")
-      unknown(place + ".prepend_scheme", "\"" + scheme + "\"", "always, first or never");
+      unknown(place + ".prepend_scheme", "\"" + shown(scheme) + "\"", "always, first or never");
     step.prepend = scheme == "always"  ? Prepend::kAlways
                    : scheme == "first" ? Prepend::kFirst
                                        : Prepend::kNever;
@@ -267,7 +351,6 @@ class Reader {
   }
 
   void read_split_step(const Json& part, const std::string& place) {
-    using Behavior = HfSplitStep::Behavior;
     static const std::map<std::string, Behavior> behaviors = {
         {"Isolated", Behavior::kIsolated},
         {"Removed", Behavior::kRemoved},
@@ -278,7 +361,7 @@ class Reader {
     const std::string behavior = text(part, "behavior", place);
     const auto it = behaviors.find(behavior);
     if (it == behaviors.end())
-      unknown(place + ".behavior", "\"" + behavior + "\"", "Isolated or another of five");
+      unknown(place + ".behavior", "\"" + shown(behavior) + "\"", "Isolated or another of five");
     step.behavior = it->second;
     step.invert = flag(part, "invert", place, false);
     const Json& pattern = object(part, "pattern", place);
@@ -287,8 +370,7 @@ class Reader {
       step.pattern = std::make_shared<const Pattern>(text(pattern, "Regex", place + ".pattern"),
                                                      name_ + ": " + place + ".pattern.Regex");
     } else {
-      step.text = text(pattern, "String", place + ".pattern");
-      if (step.text.empty()) fail(place + ".pattern.String", "is empty");
+      step.text = searched(pattern, "String", place + ".pattern");
     }
     d_.splits.push_back(std::move(step));
   }
@@ -298,8 +380,15 @@ class Reader {
     if (sequence(part, "processors", place, depth, again)) return;
     const std::string kind = type(part, place);
     if (kind == "ByteLevel") return;
-    if (kind != "TemplateProcessing")
-      unknown(place + ".type", "\"" + kind + "\"", "TemplateProcessing, ByteLevel or a Sequence of them");
+    if (kind == "RobertaProcessing" || kind == "BertProcessing") {
+      add_pair(part, "cls", place, d_.begin);
+      add_pair(part, "sep", place, d_.end);
+      return;
+    }
+    if (kind != "TemplateProcessing") {
+      unknown(place + ".type", "\"" + shown(kind) + "\"",
+              "TemplateProcessing, RobertaProcessing, BertProcessing, ByteLevel or a Sequence of them");
+    }
     const Json& items = list(part, "single", place);
     const Json& special = object(part, "special_tokens", place);
     bool after = false;
@@ -310,12 +399,28 @@ class Reader {
         after = true;
         continue;
       }
-      if (!items[i].is_object()) fail(at, shown(items[i]) + " found, an object expected");
+      if (!items[i].is_object()) fail(at, json_shown(items[i]) + " found, an object expected");
       const std::string token = text(object(items[i], "SpecialToken", at), "id", at);
       const Json& ids = list(object(special, token.c_str(), place + ".special_tokens"), "ids", place);
-      for (const Json& value : ids) (after ? d_.end : d_.begin).push_back(id(value, at));
+      for (const Json& value : ids) add_around(value, at, after ? d_.end : d_.begin);
     }
     if (!after) fail(place + ".single", "the text is not in the template");
+  }
+
+  // ["<s>", 0]
+  void add_pair(const Json& part, const char* key, const std::string& place, std::vector<std::int32_t>& to) {
+    const Json& pair = list(part, key, place);
+    if (pair.size() != 2)
+      fail(join(place, key), json_shown(pair) + " found, a token and its number expected");
+    add_around(pair[1], join(place, key), to);
+  }
+
+  void add_around(const Json& value, const std::string& place, std::vector<std::int32_t>& to) {
+    const std::int32_t number = id(value, place);
+    if (owners_.find(number) == owners_.end())
+      fail(place, fmt::format("{} found, which is the number of no token", number));
+    to.push_back(number);
+    check_count(to, kMostTemplateTokens, "post_processor");
   }
 
   void read_decoder(const Json& part, const std::string& place, int depth) {
@@ -324,26 +429,27 @@ class Reader {
     const std::string kind = type(part, place);
     if (kind == "ByteLevel" || kind == "ByteFallback" || kind == "Fuse") return;
     if (kind == "Metaspace") {
-      d_.replaced.emplace_back(text(part, "replacement", place), " ");
+      d_.replaced.emplace_back(searched(part, "replacement", place), " ");
       const bool old = flag(part, "add_prefix_space", place, true);
       d_.strip_blank = text(part, "prepend_scheme", place, old ? "always" : "never") != "never";
     } else if (kind == "Replace" && object(part, "pattern", place).contains("String")) {
-      d_.replaced.emplace_back(text(object(part, "pattern", place), "String", place + ".pattern"),
+      d_.replaced.emplace_back(searched(object(part, "pattern", place), "String", place + ".pattern"),
                                text(part, "content", place));
     } else if (kind == "Strip" && text(part, "content", place) == " " && part.value("start", Json()) == 1 &&
                part.value("stop", Json()) == 0) {
       d_.strip_blank = true;
     } else {
       unknown(
-          place, shown(part),
+          place, json_shown(part),
           "ByteLevel, ByteFallback, Fuse, Replace of a text, Metaspace, Strip of one blank at the start or a "
           "Sequence of them");
     }
-    if (!d_.replaced.empty() && d_.replaced.back().first.empty()) fail(place, "replaces an empty text");
+    check_count(d_.replaced, kMostReplaced, "decoder");
   }
 
   const std::string& name_;
   HfDescription d_;
+  std::unordered_map<std::int32_t, const std::string*> owners_;  // the token of each number
 };
 
 }  // namespace

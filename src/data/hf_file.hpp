@@ -10,13 +10,15 @@
 
 #include "data/added_tokens.hpp"
 #include "data/pattern.hpp"
+#include "data/unicode.hpp"
 
 namespace zg {
 
 struct HfNormalizerStep {
-  enum class Kind { kNfc, kPrepend, kReplace };
+  enum class Kind { kForm, kLowercase, kPrepend, kReplace };
   Kind kind;
   std::string from{}, to{};  // kReplace; kPrepend has `to` alone
+  unicode::Form form = unicode::Form::kC;
 };
 
 struct HfSplitStep {
@@ -32,10 +34,15 @@ struct HfSplitStep {
   bool split = true;                         // kMetaspace
 };
 
+struct HfMerge {
+  std::int32_t left, right, product;
+};
+
 struct HfDescription {
   std::vector<std::pair<std::string, std::int32_t>> tokens;  // as written in the file
-  std::vector<std::pair<std::string, std::string>> merges;
-  std::string unknown;  // unk_token; empty: none
+  std::vector<HfMerge> merges;
+  std::int32_t unknown = -1;  // unk_token; -1: none
+  std::int64_t ids = 0;       // one more than the largest
   bool byte_fallback = false, fuse_unknown = false, ignore_merges = false;
 
   std::vector<HfNormalizerStep> normalizer;
@@ -48,9 +55,12 @@ struct HfDescription {
 
   std::vector<std::pair<std::string, std::string>> replaced;  // by the decoder
   bool strip_blank = false;                                   // the decoder takes one blank off the beginning
+  bool blanks_between = false;  // there is no decoder: tokens stand with blanks between them
 };
 
-// Throws Error(kUsage), which names the place in the file, what is there, and what is known.
+// Reads what a stranger may have written: sizes, numbers and depth are bounded, so that reading takes time
+// and memory in proportion to the text, and so does what the description is used for. Throws Error(kUsage),
+// which names the place in the file, what is there, and what is known.
 HfDescription read_hf_tokenizer(std::string_view json, const std::string& name);
 
 }  // namespace zg

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "data/bpe.hpp"
 #include "data/hf_file.hpp"
@@ -16,8 +16,9 @@
 #include "data/unicode.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/model_files.hpp"
+#include "ziggurat/base/philox.hpp"
 
 namespace zg {
 namespace {
@@ -28,13 +29,38 @@ bool is_ascii_word(char c) {
   return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
 }
 
-void replace_all(std::string& text, const std::string& from, const std::string& to) {
+// How long replacements may make texts, all of them together: an "a" that becomes twenty, seven times over,
+// fills any memory. The forms of Unicode make a text at most 11 times as long.
+class Growth {
+ public:
+  Growth(const std::string& file, const char* part, std::size_t bytes)
+      : file_(file), part_(part), most_(kBytes + kTimes * bytes) {}
+  // That texts have become this long, besides those that were kept.
+  void check(std::size_t bytes) const {
+    if (bytes <= most_ - kept_) return;
+    throw Error(Errc::kUsage, file_, fmt::format("{}: makes texts more than {} times as long", part_, kTimes),
+                "no released model's does; take the model's own tokenizer.json");
+  }
+  void keep(std::size_t bytes) {
+    check(bytes);
+    kept_ += bytes;
+  }
+
+ private:
+  static constexpr std::size_t kBytes = 4096, kTimes = 32;
+  const std::string& file_;
+  const char* part_;
+  std::size_t most_, kept_ = 0;
+};
+
+void replace_all(std::string& text, const std::string& from, const std::string& to, const Growth& growth) {
   std::size_t found = text.find(from);
   if (found == std::string::npos) return;
   std::string out;
   std::size_t done = 0;
   for (; found != std::string::npos; found = text.find(from, done)) {
     out.append(text, done, found - done).append(to);
+    growth.check(out.size());
     done = found + from.size();
   }
   text = out.append(text, done);
@@ -56,12 +82,11 @@ class HfModel {
  public:
   HfModel(const HfDescription& d, const std::string& name)
       : bytes_(d.bytes), fallback_(d.byte_fallback), fuse_(d.fuse_unknown), whole_first_(d.ignore_merges) {
-    std::unordered_map<std::string, std::int32_t> ids(d.tokens.begin(), d.tokens.end());
-    if (!d.unknown.empty()) unknown_ = ids.at(d.unknown);
+    unknown_ = d.unknown;
     table_ = MergeTable(d.merges.size());
     for (std::size_t i = 0; i < d.merges.size(); ++i) {
-      const auto& [left, right] = d.merges[i];
-      table_.set(ids.at(left), ids.at(right), {static_cast<std::int32_t>(i), ids.at(left + right)});
+      const HfMerge& merge = d.merges[i];
+      table_.set(merge.left, merge.right, {static_cast<std::int32_t>(i), merge.product});
     }
     std::fill(std::begin(byte_id_), std::end(byte_id_), -1);
     for (const auto& [token, id] : d.tokens) take(token, id);
@@ -141,32 +166,64 @@ class HfModel {
   MergeTable table_;
 };
 
-std::string normalized(const std::vector<HfNormalizerStep>& steps, std::string text, bool goes_on) {
+std::string normalized(const std::vector<HfNormalizerStep>& steps, std::string text, bool goes_on,
+                       Growth& growth) {
   for (const HfNormalizerStep& step : steps) {
     switch (step.kind) {
-      case HfNormalizerStep::Kind::kNfc:
-        text = unicode::nfc(text);
+      case HfNormalizerStep::Kind::kForm:
+        text = unicode::normal_form(text, step.form);
+        break;
+      case HfNormalizerStep::Kind::kLowercase:
+        text = unicode::lowercase(text);
         break;
       case HfNormalizerStep::Kind::kPrepend:
         if (!goes_on && !text.empty()) text.insert(0, step.to);
         break;
       case HfNormalizerStep::Kind::kReplace:
-        replace_all(text, step.from, step.to);
+        replace_all(text, step.from, step.to, growth);
         break;
     }
+    growth.check(text.size());
   }
+  growth.keep(text.size());
   return text;
 }
+
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
+};
+
+// Tokens that end with an ASCII letter or digit, to be found at the end of a text.
+class WordEndings {
+ public:
+  void add(const std::string& token) {
+    if (!tokens_.insert(token).second) return;
+    const auto at = std::lower_bound(lengths_.begin(), lengths_.end(), token.size());
+    if (at == lengths_.end() || *at != token.size()) lengths_.insert(at, token.size());
+  }
+  bool end(std::string_view text) const {
+    return std::any_of(lengths_.begin(), lengths_.end(), [&](std::size_t n) {
+      return n <= text.size() && tokens_.find(text.substr(text.size() - n)) != tokens_.end();
+    });
+  }
+
+ private:
+  std::unordered_set<std::string, TextHash, std::equal_to<>> tokens_;
+  std::vector<std::size_t> lengths_;  // of the tokens, each once
+};
 
 class HfTokenizer final : public TextTokenizer {
  public:
   HfTokenizer(std::string json, const std::string& name)
-      : json_(std::move(json)), d_(read_hf_tokenizer(json_, name)), model_(d_, name) {
+      : name_(name), json_(std::move(json)), d_(read_hf_tokenizer(json_, name)), model_(d_, name) {
     std::vector<AddedToken> raw, inside;
+    std::size_t bytes = 0;
+    for (const AddedToken& token : d_.added) bytes += token.content.size();
+    Growth growth(name_, "normalizer", bytes);
     for (AddedToken token : d_.added) {
-      if (!token.content.empty() && is_ascii_word(token.content.back()))
-        word_endings_.push_back(token.content);
-      if (token.normalized) token.content = normalized(d_.normalizer, token.content, false);
+      if (!token.content.empty() && is_ascii_word(token.content.back())) word_endings_.add(token.content);
+      if (token.normalized) token.content = normalized(d_.normalizer, token.content, false, growth);
       (token.normalized ? inside : raw).push_back(std::move(token));
     }
     added_ = AddedTokens(std::move(raw));
@@ -175,9 +232,10 @@ class HfTokenizer final : public TextTokenizer {
     words_ = !d_.bytes && merges_keep_words();
     cuts_ = may_cut();
     name_tokens();
+    d_.tokens = {}, d_.merges = {};  // what they say is in the model and in the texts
   }
 
-  std::int64_t vocab_size() const override { return static_cast<std::int64_t>(texts_.size()); }
+  std::int64_t vocab_size() const override { return static_cast<std::int64_t>(text_at_.size()); }
   std::string identity() const override { return fmt::format("tokenizer.json {:016x}", fnv1a64(json_)); }
   std::vector<std::int32_t> begin_ids() const override { return d_.begin; }
   std::vector<std::int32_t> end_ids() const override { return d_.end; }
@@ -191,32 +249,39 @@ class HfTokenizer final : public TextTokenizer {
   std::size_t safe_prefix(std::string_view text) const override {
     for (std::size_t at = cuts_ ? text.size() : 0; at-- > 1;) {
       if (text[at] != ' ' || !is_ascii_word(text[at - 1])) continue;
-      const auto ends = [&](const std::string& token) {
-        return at >= token.size() && text.substr(at - token.size(), token.size()) == token;
-      };
-      if (std::none_of(word_endings_.begin(), word_endings_.end(), ends)) return at;
+      if (!word_endings_.end(text.substr(0, at))) return at;
     }
     return 0;
   }
 
   void append(std::string_view text, const TextPlace& place, std::vector<std::int32_t>& out) const override {
     check_utf8(text, place);
-    const Lease scratch(*this);
+    const Lease lease(*this);
+    Scratch& scratch = *lease;
+    scratch.effort = Pattern::Effort(text.size());
+    Growth growth(name_, "normalizer", text.size());
     added_.split(
         text,
         [&](std::string_view part) {
           const bool at_begin = part.data() == text.data();
-          append_part(part, at_begin && place.goes_on, at_begin && !place.goes_on, *scratch, out);
+          if (d_.normalizer.empty()) {
+            append_part(part, at_begin && place.goes_on, at_begin && !place.goes_on, scratch, out);
+          } else {
+            const bool goes_on = at_begin && place.goes_on;
+            scratch.normal = normalized(d_.normalizer, std::string(part), goes_on, growth);
+            append_part(scratch.normal, goes_on, at_begin && !place.goes_on, scratch, out);
+          }
         },
         [&](std::int32_t id) { out.push_back(id); });
   }
 
   std::string decode(std::span<const std::int32_t> ids) const override {
     std::string text;
-    for (const std::int32_t id : ids) {
-      if (id < 0 || id >= vocab_size() || !texts_[static_cast<std::size_t>(id)])
-        throw_unknown_id(id, vocab_size());
-      text += *texts_[static_cast<std::size_t>(id)];
+    for (const std::int32_t& id : ids) {
+      const std::int32_t at = id < 0 || id >= vocab_size() ? -1 : text_at_[static_cast<std::size_t>(id)];
+      if (at < 0) throw_unknown_id(id, vocab_size());
+      if (d_.blanks_between && &id != ids.data()) text += ' ';
+      text += texts_[static_cast<std::size_t>(at)];
     }
     if (d_.strip_blank && !text.empty() && text[0] == ' ') text.erase(0, 1);
     return text;
@@ -232,6 +297,7 @@ class HfTokenizer final : public TextTokenizer {
     Pieces pieces;
     std::vector<std::int32_t> symbols;
     std::string normal, spaced;
+    Pattern::Effort effort{0};
   };
   // Scratch for one call: taken from those that no other call uses.
   class Lease {
@@ -258,13 +324,9 @@ class HfTokenizer final : public TextTokenizer {
     std::unique_ptr<Scratch> scratch_;
   };
 
-  // A part of the text without raw added tokens.
+  // A part of the text without raw added tokens, normalised.
   void append_part(std::string_view part, bool goes_on, bool first, Scratch& scratch,
                    std::vector<std::int32_t>& out) const {
-    if (!d_.normalizer.empty()) {
-      scratch.normal = normalized(d_.normalizer, std::string(part), goes_on);
-      part = scratch.normal;
-    }
     added_inside_.split(
         part,
         [&](std::string_view inner) {
@@ -286,9 +348,9 @@ class HfTokenizer final : public TextTokenizer {
       if (step.kind == HfSplitStep::Kind::kMetaspace) {
         put_marks(step, part, goes_on, first, scratch.spaced);
         pieces.assign(1, scratch.spaced);
-        if (step.split) split_pieces(mark_split(step), pieces);
+        if (step.split) split_pieces(mark_split(step), pieces, scratch.effort);
       } else {
-        split_pieces(step, pieces);
+        split_pieces(step, pieces, scratch.effort);
       }
     }
     const auto compute = [&](std::string_view piece, std::vector<std::int32_t>& ids) {
@@ -310,8 +372,8 @@ class HfTokenizer final : public TextTokenizer {
   // Metaspace: blanks become marks, and a mark comes before the text.
   void put_marks(const HfSplitStep& step, std::string_view part, bool goes_on, bool first,
                  std::string& out) const {
-    out = part;
-    replace_all(out, " ", step.text);
+    out.clear();
+    for (const char c : part) c == ' ' ? out += step.text : out += c;
     using Prepend = HfSplitStep::Prepend;
     const bool wanted = step.prepend == Prepend::kAlways || (step.prepend == Prepend::kFirst && first);
     if (wanted && !goes_on && out.compare(0, step.text.size(), step.text) != 0) out.insert(0, step.text);
@@ -338,10 +400,15 @@ class HfTokenizer final : public TextTokenizer {
     const auto ends = [](const std::string& s) {
       return s.size() >= kMark.size() && s.compare(s.size() - kMark.size(), kMark.size(), kMark) == 0;
     };
-    const bool known =
-        std::any_of(d_.tokens.begin(), d_.tokens.end(), [](const auto& t) { return t.first == kMark; });
-    return known && std::none_of(d_.merges.begin(), d_.merges.end(), [&](const auto& merge) {
-             return begins(merge.second) && !ends(merge.first);
+    std::vector<bool> begin(static_cast<std::size_t>(d_.ids)), end(begin);
+    bool known = false;
+    for (const auto& [token, id] : d_.tokens) {
+      begin[static_cast<std::size_t>(id)] = begins(token), end[static_cast<std::size_t>(id)] = ends(token);
+      known = known || token == kMark;
+    }
+    return known && std::none_of(d_.merges.begin(), d_.merges.end(), [&](const HfMerge& merge) {
+             return begin[static_cast<std::size_t>(merge.right)] &&
+                    !end[static_cast<std::size_t>(merge.left)];
            });
   }
 
@@ -366,7 +433,7 @@ class HfTokenizer final : public TextTokenizer {
       }
       return false;
     };
-    bool blanks_marked = false, ends = false;
+    bool blanks_marked = false, blanks_gone = false, ends = false;
     for (const HfNormalizerStep& n : d_.normalizer) {
       if (n.kind != HfNormalizerStep::Kind::kReplace) continue;
       if (n.from.size() != 1 || is_ascii_word(n.from[0])) return false;
@@ -382,45 +449,62 @@ class HfTokenizer final : public TextTokenizer {
         return false;
       }
       ends = ends || begins_at_blank(s);
+      blanks_gone = blanks_gone || removes_blanks(s);
     }
-    return d_.bytes ? ends && !blanks_marked : blanks_marked && words_;
+    if (blanks_marked) return !d_.bytes && words_;
+    return blanks_gone || (d_.bytes && ends);
   }
 
   // What each number stands for, and the numbers by name.
   void name_tokens() {
+    text_at_.assign(static_cast<std::size_t>(d_.ids), -1);
+    std::size_t bytes = 0;
+    for (const auto& [token, id] : d_.tokens) bytes += token.size();
+    for (const AddedToken& token : d_.added) bytes += token.content.size();
+    Growth growth(name_, "decoder", bytes);
+    const auto decoded = [&](std::string text) {
+      for (const auto& [from, to] : d_.replaced) replace_all(text, from, to, growth);
+      growth.keep(text.size());
+      return text;
+    };
     const auto put = [&](std::int32_t id, std::string text) {
-      if (static_cast<std::size_t>(id) >= texts_.size()) texts_.resize(static_cast<std::size_t>(id) + 1);
-      texts_[static_cast<std::size_t>(id)] = std::move(text);
+      std::int32_t& at = text_at_[static_cast<std::size_t>(id)];
+      if (at < 0) {
+        at = static_cast<std::int32_t>(texts_.size());
+        texts_.push_back(std::move(text));
+      } else {
+        texts_[static_cast<std::size_t>(at)] = std::move(text);
+      }
     };
     for (const auto& [token, id] : d_.tokens) {
       ids_.emplace(token, id);
-      std::string text = token;
       if (d_.bytes) {
-        text = bytes_of_written(token).value_or(token);
+        put(id, bytes_of_written(token).value_or(token));
       } else if (const int b = byte_of_token(token); d_.byte_fallback && b >= 0) {
-        text = std::string(1, static_cast<char>(b));
+        put(id, std::string(1, static_cast<char>(b)));
       } else {
-        for (const auto& [from, to] : d_.replaced) replace_all(text, from, to);
+        put(id, decoded(token));
       }
-      put(id, std::move(text));
     }
     for (const AddedToken& token : d_.added) {
       ids_.emplace(token.content, token.id);
-      std::string text = token.content;
-      for (const auto& [from, to] : d_.replaced) replace_all(text, from, to);
-      put(token.id, std::move(text));
+      // One that is looked for in the normalised text is decoded from what it is there.
+      const bool changed = token.normalized && !d_.bytes;
+      put(token.id,
+          decoded(changed ? normalized(d_.normalizer, token.content, false, growth) : token.content));
     }
   }
 
   static constexpr std::string_view kMark = "\u2581";
 
-  std::string json_;
+  std::string name_, json_;
   HfDescription d_;
   HfModel model_;
   AddedTokens added_, added_inside_;
-  std::vector<std::string> word_endings_;  // added tokens that end with a letter or a digit
+  WordEndings word_endings_;  // of added tokens
   bool words_ = false, cuts_ = false;
-  std::vector<std::optional<std::string>> texts_;
+  std::vector<std::string> texts_;
+  std::vector<std::int32_t> text_at_;  // of each number, which text is its own; -1: it is no token's
   std::unordered_map<std::string, std::int32_t> ids_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> idle_;
@@ -429,7 +513,7 @@ class HfTokenizer final : public TextTokenizer {
 }  // namespace
 
 std::unique_ptr<TextTokenizer> make_hf_tokenizer(const std::string& json_file) {
-  return std::make_unique<HfTokenizer>(read_text_file(json_file, "a tokenizer"), json_file);
+  return std::make_unique<HfTokenizer>(read_tokenizer_file(json_file, "a tokenizer"), json_file);
 }
 
 std::unique_ptr<TextTokenizer> make_file_tokenizer(const std::string& path) {
@@ -438,8 +522,8 @@ std::unique_ptr<TextTokenizer> make_file_tokenizer(const std::string& path) {
   std::string file = path;
   if (fs::is_directory(path, ignored)) {
     file = (fs::path(path) / kJsonFile).string();
-    if (!fs::exists(file)) file = (fs::path(path) / "tokenizer.model").string();
-    if (!fs::exists(file)) {
+    if (!file_exists(file)) file = (fs::path(path) / "tokenizer.model").string();
+    if (!file_exists(file)) {
       throw Error(Errc::kUsage, path, "holds neither tokenizer.json nor tokenizer.model",
                   "the directory of a Hugging Face model is expected, or one of these files");
     }

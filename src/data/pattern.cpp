@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "data/shown.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
 
@@ -16,6 +17,8 @@ using unicode::Category;
 
 constexpr std::uint32_t kNoLimit = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kLargestCount = 1000;
+constexpr std::size_t kMostSteps = 4096, kMostBytes = 16384, kMostRanges = 256;
+constexpr std::size_t kShown = 200;  // bytes of an expression in an error
 
 void add_ascii(CharSet& set, char32_t first, char32_t last) {
   for (char32_t c = first; c <= last && c < 128; ++c) set.ascii[c >> 6] |= std::uint64_t{1} << (c & 63);
@@ -38,6 +41,21 @@ void add_spaces(CharSet& set) {
   for (char32_t c = 0; c < 128; ++c) {
     if (unicode::is_space(c)) add_ascii(set, c, c);
   }
+}
+
+// \w as Oniguruma has it: letters, marks, digits, connectors, symbols that are Alphabetic, and what else of
+// Latin-1 is a number.
+void add_word(CharSet& set) {
+  add_categories(
+      set, unicode::kLetter | unicode::kMark | bit(Category::kNd) | bit(Category::kNl) | bit(Category::kPc));
+  for (const auto& [first, last] : {std::pair<char32_t, char32_t>{0xB2, 0xB3},
+                                    {0xB9, 0xB9},
+                                    {0xBC, 0xBE},
+                                    {0x24B6, 0x24E9},
+                                    {0x1F130, 0x1F149},
+                                    {0x1F150, 0x1F169},
+                                    {0x1F170, 0x1F189}})
+    add_range(set, first, last);
 }
 
 void negate(CharSet& set) {
@@ -78,6 +96,8 @@ class Pattern::Parser {
       : p_(pattern), text_(text), where_(where) {}
 
   void parse() {
+    if (text_.size() > kMostBytes)
+      refuse(fmt::format("has {} bytes; {} are known here at most", text_.size(), kMostBytes));
     do {
       p_.alternatives_.push_back(next());
       sequence();
@@ -88,14 +108,18 @@ class Pattern::Parser {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const {
+  [[noreturn]] void refuse(const std::string& why) const {
     throw Error(Errc::kUsage, where_,
-                fmt::format("the regular expression \"{}\" has {} at its byte {}, which is not known here",
-                            text_, what, at_),
+                fmt::format("the regular expression \"{}\" {}", shown(text_, kShown), why),
                 "tokenise in Python instead: tools/prepare.py");
+  }
+  [[noreturn]] void fail(const std::string& what) const {
+    refuse(fmt::format("has {} at its byte {}, which is not known here", what, at_));
   }
   std::uint32_t next() const { return static_cast<std::uint32_t>(p_.steps_.size()); }
   std::uint32_t add(const Step& step) {
+    if (p_.steps_.size() >= kMostSteps)
+      refuse(fmt::format("has more than {} steps, which is not known here", kMostSteps));
     p_.steps_.push_back(step);
     return next() - 1;
   }
@@ -193,6 +217,7 @@ class Pattern::Parser {
   }
 
   std::uint32_t add_set(CharSet set) {
+    if (set.ranges.size() > kMostRanges) fail(fmt::format("a class of more than {} ranges", kMostRanges));
     p_.sets_.push_back(std::move(set));
     return static_cast<std::uint32_t>(p_.sets_.size() - 1);
   }
@@ -239,9 +264,14 @@ class Pattern::Parser {
       case 'd':
         add_categories(set, bit(Category::kNd));
         return set;
+      case 'w':
+        add_word(set);
+        return set;
       case 'S':
       case 'D':
+      case 'W':
         if (in_bracket) fail("a complement within brackets");
+        if (c == 'W') add_word(set);
         if (c == 'S') add_spaces(set);
         if (c == 'D') add_categories(set, bit(Category::kNd));
         negate(set);
@@ -334,64 +364,65 @@ class Pattern::Parser {
   bool ignore_case_ = false;
 };
 
-Pattern::Pattern(std::string_view expression, const std::string& where) {
-  Parser(*this, expression, where).parse();
+Pattern::Pattern(std::string_view expression, const std::string& where)
+    : expression_(expression), where_(where) {
+  Parser(*this, expression_, where_).parse();
+  const std::vector<Ascii> first = first_characters();
   for (unsigned char c = 0; c < 128; ++c) {
     for (std::size_t i = 0; i < alternatives_.size(); ++i) {
-      if (may_begin(alternatives_[i], c)) by_first_[c] |= std::uint32_t{1} << i;
+      if ((first[alternatives_[i]][c >> 6] >> (c & 63)) & 1) by_first_[c] |= std::uint32_t{1} << i;
     }
   }
 }
 
-// Whether a match from this step may begin with the character `c`, or take nothing of it.
-bool Pattern::may_begin(std::uint32_t step, unsigned char c) const {
-  const Step& s = steps_[step];
-  switch (s.op) {
-    case Op::kSet:
-      return sets_[s.a].has_ascii(c);
-    case Op::kRun:
-      return sets_[s.a].has_ascii(c) || (s.min == 0 && may_begin(step + 1, c));
-    case Op::kSplit:
-      return may_begin(s.a, c) || may_begin(s.b, c);
-    case Op::kJump:
-      return may_begin(s.a, c);
-    case Op::kNotAhead:
-    case Op::kMatch:
-      return true;
+// Of each step, with which ASCII characters a match from it may begin, all of them where it may take nothing.
+// Steps lead to later ones alone, so that one pass from the last to the first tells all.
+std::vector<Pattern::Ascii> Pattern::first_characters() const {
+  constexpr Ascii kAll = {~std::uint64_t{0}, ~std::uint64_t{0}};
+  const auto either = [](const Ascii& a, const Ascii& b) { return Ascii{a[0] | b[0], a[1] | b[1]}; };
+  std::vector<Ascii> first(steps_.size(), kAll);
+  for (std::size_t i = steps_.size(); i-- > 0;) {
+    const Step& s = steps_[i];
+    if (s.op == Op::kSet || s.op == Op::kRun) {
+      const CharSet& set = sets_[s.a];
+      first[i] = {set.ascii[0], set.ascii[1]};
+      if (s.op == Op::kRun && s.min == 0) first[i] = either(first[i], first[i + 1]);
+    } else if (s.op == Op::kSplit) {
+      first[i] = either(first[s.a], first[s.b]);
+    } else if (s.op == Op::kJump) {
+      first[i] = first[s.a];
+    }
   }
-  return true;
+  return first;
 }
 
-// Whether what comes from this step on may take a blank next, or look whether there is one.
-bool Pattern::blank_may_follow(std::uint32_t step) const {
-  const Step& s = steps_[step];
-  switch (s.op) {
-    case Op::kSet:
-      return sets_[s.a].has_ascii(' ');
-    case Op::kRun:
-      return sets_[s.a].has_ascii(' ') || (s.min == 0 && blank_may_follow(step + 1));
-    case Op::kSplit:
-      return blank_may_follow(s.a) || blank_may_follow(s.b);
-    case Op::kJump:
-      return blank_may_follow(s.a);
-    case Op::kNotAhead:
-      return sets_[s.a].has_ascii(' ') || blank_may_follow(step + 1);
-    case Op::kMatch:
-      return false;
+// Of each step, whether what comes from it on may take a blank next, or look whether there is one.
+std::vector<bool> Pattern::blanks_that_may_follow() const {
+  std::vector<bool> follows(steps_.size());
+  for (std::size_t i = steps_.size(); i-- > 0;) {
+    const Step& s = steps_[i];
+    const bool takes = s.op == Op::kSet || s.op == Op::kRun || s.op == Op::kNotAhead;
+    const bool passes = s.op == Op::kNotAhead || (s.op == Op::kRun && s.min == 0);
+    bool may = takes && sets_[s.a].has_ascii(' ');
+    if (passes) may = may || follows[i + 1];
+    if (s.op == Op::kSplit) may = follows[s.a] || follows[s.b];
+    if (s.op == Op::kJump) may = follows[s.a];
+    follows[i] = may;
   }
-  return true;
+  return follows;
 }
 
 bool Pattern::ends_before_blanks() const {
   constexpr std::string_view kWord = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-  for (std::uint32_t i = 0; i < steps_.size(); ++i) {
+  const std::vector<bool> blank_may_follow = blanks_that_may_follow();
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
     const Step& s = steps_[i];
     if (s.op != Op::kSet && s.op != Op::kRun) continue;
     const CharSet& set = sets_[s.a];
     const bool word = std::any_of(kWord.begin(), kWord.end(),
                                   [&](char c) { return set.has_ascii(static_cast<unsigned char>(c)); });
     const bool again = s.op == Op::kRun && s.max > 1;
-    if (word && ((again && set.has_ascii(' ')) || blank_may_follow(i + 1))) return false;
+    if (word && ((again && set.has_ascii(' ')) || blank_may_follow[i + 1])) return false;
   }
   return true;
 }
@@ -401,6 +432,12 @@ bool Pattern::takes_any_blank() const {
     const Step& s = steps_[first];
     const bool one = s.op == Op::kSet || (s.op == Op::kRun && s.min <= 1);
     return one && sets_[s.a].has_ascii(' ') && steps_[first + 1].op == Op::kMatch;
+  });
+}
+
+bool Pattern::takes_no_blank() const {
+  return std::none_of(steps_.begin(), steps_.end(), [&](const Step& s) {
+    return (s.op == Op::kSet || s.op == Op::kRun) && sets_[s.a].has_ascii(' ');
   });
 }
 
@@ -419,19 +456,25 @@ bool Pattern::takes(const CharSet& set, std::string_view text, std::size_t& at) 
 }
 
 // Backtracking with a stack of its own: an entry is a step to go on at, where, and, of a run, how far back it
-// may give up characters.
-std::size_t Pattern::run(std::uint32_t step, std::string_view text, std::size_t at) const {
+// may give up characters. Between two tries steps lead
+// forward alone, so that the effort is looked at behind each.
+std::size_t Pattern::run(std::uint32_t step, std::string_view text, std::size_t at, Effort& effort) const {
   struct Choice {
     std::uint32_t step;
     std::size_t at, least;
   };
   thread_local std::vector<Choice> choices;
   choices.clear();
+  const std::size_t begin = at;
+  std::size_t spent = 0;
   while (true) {
     const Step& s = steps_[step];
+    ++spent;
     bool ok = true;
     switch (s.op) {
       case Op::kMatch:
+        if (spent > effort.left_) give_up(text, begin);
+        effort.left_ -= spent;
         return at;
       case Op::kJump:
         step = s.a;
@@ -454,6 +497,7 @@ std::size_t Pattern::run(std::uint32_t step, std::string_view text, std::size_t 
         while (n < s.max && takes(sets_[s.a], text, at)) {
           if (++n == s.min) least = at;
         }
+        spent += n;
         ok = n >= s.min;
         if (ok && n > s.min && !s.possessive) choices.push_back({step + 1, at, least});
         break;
@@ -463,7 +507,11 @@ std::size_t Pattern::run(std::uint32_t step, std::string_view text, std::size_t 
       ++step;
       continue;
     }
-    if (choices.empty()) return npos;
+    if (spent > effort.left_) give_up(text, begin);
+    if (choices.empty()) {
+      effort.left_ -= spent;
+      return npos;
+    }
     Choice& back = choices.back();
     step = back.step;
     if (back.at > back.least) {  // a run gives up its last character
@@ -478,12 +526,20 @@ std::size_t Pattern::run(std::uint32_t step, std::string_view text, std::size_t 
   }
 }
 
-std::size_t Pattern::match(std::string_view text, std::size_t at) const {
+void Pattern::give_up(std::string_view text, std::size_t at) const {
+  throw Error(Errc::kUsage, where_,
+              fmt::format("the regular expression \"{}\" tries too many ways to match a text at \"{}\"",
+                          shown(expression_, kShown), shown(text.substr(at))),
+              "no released model's does; take the model's own tokenizer.json, or tokenise in Python: "
+              "tools/prepare.py");
+}
+
+std::size_t Pattern::match(std::string_view text, std::size_t at, Effort& effort) const {
   const auto first = static_cast<unsigned char>(at < text.size() ? text[at] : 0);
   std::uint32_t left = first < 128 && at < text.size() ? by_first_[first] : ~std::uint32_t{0};
   for (std::size_t i = 0; i < alternatives_.size(); ++i, left >>= 1) {
     if ((left & 1) == 0) continue;
-    const std::size_t end = run(alternatives_[i], text, at);
+    const std::size_t end = run(alternatives_[i], text, at, effort);
     if (end != npos) return end;
   }
   return npos;

@@ -1,6 +1,7 @@
 // The regular expressions by which tokenizers cut a text into pieces, as far as those of released models go:
 // characters, classes, properties of general categories, alternatives, groups with or without (?i:), greedy
-// and possessive repetition, and (?!x) of one class. What a match takes is what Oniguruma takes.
+// and possessive repetition, and (?!x) of one class. What a match takes is what Oniguruma takes. Expressions
+// come from files of strangers: their size is bounded, and so is what a match may cost.
 //
 // Immutable after construction: any thread may call.
 #pragma once
@@ -33,8 +34,22 @@ class Pattern {
   // Throws Error(kUsage) naming `where` and the part of the expression that is not known.
   Pattern(std::string_view expression, const std::string& where);
 
-  // The end of the match that starts at `at`; npos: none. The text must be UTF-8.
-  std::size_t match(std::string_view text, std::size_t at) const;
+  // What matching may cost over all of a text: characters that repetitions take, and steps, those that are
+  // tried again included. What no text of a released model's needs is refused; a pattern may ask for time
+  // that grows exponentially.
+  class Effort {
+   public:
+    explicit Effort(std::size_t text_bytes) : left_(kSteps + kStepsPerByte * text_bytes) {}
+
+   private:
+    friend class Pattern;
+    static constexpr std::size_t kSteps = 4096, kStepsPerByte = 256;
+    std::size_t left_;
+  };
+
+  // The end of the match that starts at `at`; npos: none. The text must be UTF-8. Throws Error(kUsage), which
+  // names the file and the expression, when the effort is spent.
+  std::size_t match(std::string_view text, std::size_t at, Effort& effort) const;
   static constexpr std::size_t npos = std::string_view::npos;
 
   // Whether no match goes on with a blank behind an ASCII letter or digit, nor depends on whether a blank or
@@ -42,6 +57,8 @@ class Pattern {
   bool ends_before_blanks() const;
   // Whether there is a match wherever there is a blank.
   bool takes_any_blank() const;
+  // Whether no match has a blank.
+  bool takes_no_blank() const;
 
  private:
   enum class Op : std::uint8_t { kSet, kRun, kSplit, kJump, kNotAhead, kMatch };
@@ -53,11 +70,15 @@ class Pattern {
   };
   class Parser;
 
-  bool takes(const CharSet& set, std::string_view text, std::size_t& at) const;
-  bool may_begin(std::uint32_t step, unsigned char c) const;
-  bool blank_may_follow(std::uint32_t step) const;
-  std::size_t run(std::uint32_t step, std::string_view text, std::size_t at) const;
+  using Ascii = std::array<std::uint64_t, 2>;  // a bit for each character
 
+  bool takes(const CharSet& set, std::string_view text, std::size_t& at) const;
+  std::vector<Ascii> first_characters() const;
+  std::vector<bool> blanks_that_may_follow() const;
+  std::size_t run(std::uint32_t step, std::string_view text, std::size_t at, Effort& effort) const;
+  [[noreturn]] void give_up(std::string_view text, std::size_t at) const;
+
+  std::string expression_, where_;  // for errors
   std::vector<CharSet> sets_;
   std::vector<Step> steps_;
   std::vector<std::uint32_t> alternatives_;       // first steps, in order

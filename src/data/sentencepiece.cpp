@@ -1,23 +1,43 @@
 // Model files of SentencePiece, where the program was built with its library.
+#include "data/sentencepiece_check.hpp"
 #include "data/text_tokenizer.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/model_files.hpp"
 
 #ifdef ZG_SENTENCEPIECE
 #include <sentencepiece_processor.h>
 
-#include "ziggurat/base/philox.hpp"
+#include <new>
+
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/philox.hpp"
 #endif
 
 namespace zg {
 #ifdef ZG_SENTENCEPIECE
 namespace {
 
+// What the library says of its work: its status, or what it throws, as its trie does. Empty: all is well.
+template <class Work>
+std::string problem_of(const Work& work) {
+  try {
+    const auto status = work();
+    return status.ok() ? "" : status.ToString();
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
 class SentencePieceTokenizer final : public TextTokenizer {
  public:
-  explicit SentencePieceTokenizer(const std::string& file) : content_(read_text_file(file, "a tokenizer")) {
-    if (const auto status = processor_.LoadFromSerializedProto(content_); !status.ok()) {
-      throw Error(Errc::kUsage, file, "is no model of SentencePiece: " + status.ToString(),
+  explicit SentencePieceTokenizer(const std::string& file)
+      : content_(read_tokenizer_file(file, "a tokenizer")) {
+    std::string problem = sentencepiece_problem(content_);
+    if (problem.empty()) problem = problem_of([&] { return processor_.LoadFromSerializedProto(content_); });
+    if (!problem.empty()) {
+      throw Error(Errc::kUsage, file, "is no model of SentencePiece: " + problem,
                   "the tokenizer.model of a model is expected");
     }
   }
@@ -38,8 +58,10 @@ class SentencePieceTokenizer final : public TextTokenizer {
   void append(std::string_view text, const TextPlace& place, std::vector<std::int32_t>& out) const override {
     check_utf8(text, place);
     std::vector<int> ids;
-    if (const auto status = processor_.Encode({text.data(), text.size()}, &ids); !status.ok())
-      throw Error(Errc::kUsage, place.where, "cannot be tokenised: " + status.ToString());
+    const std::string problem = problem_of([&] {
+      return processor_.Encode({text.data(), text.size()}, &ids);
+    });
+    if (!problem.empty()) throw Error(Errc::kUsage, place.where, "cannot be tokenised: " + problem);
     out.insert(out.end(), ids.begin(), ids.end());
   }
 
@@ -48,8 +70,9 @@ class SentencePieceTokenizer final : public TextTokenizer {
       if (id < 0 || id >= vocab_size()) throw_unknown_id(id, vocab_size());
     }
     std::string text;
-    const auto status = processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
-    if (!status.ok()) throw Error(Errc::kUsage, "tokenizer", "cannot decode: " + status.ToString());
+    const std::string problem =
+        problem_of([&] { return processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text); });
+    if (!problem.empty()) throw Error(Errc::kUsage, "tokenizer", "cannot decode: " + problem);
     return text;
   }
 

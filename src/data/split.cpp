@@ -23,10 +23,11 @@ std::size_t number_length(std::string_view text, std::size_t at) {
 }
 
 // The length of the match at `at`; 0: none.
-std::size_t match_length(const HfSplitStep& step, std::string_view text, std::size_t at) {
+std::size_t match_length(const HfSplitStep& step, std::string_view text, std::size_t at,
+                         Pattern::Effort& effort) {
   switch (step.kind) {
     case Kind::kPattern: {
-      const std::size_t end = step.pattern->match(text, at);
+      const std::size_t end = step.pattern->match(text, at, effort);
       return end == Pattern::npos ? 0 : end - at;
     }
     case Kind::kText:
@@ -48,10 +49,10 @@ std::size_t match_length(const HfSplitStep& step, std::string_view text, std::si
 
 // Calls use(part, whether it matches) for matches and what is between them, in order.
 template <class Use>
-void for_parts(const HfSplitStep& step, std::string_view text, const Use& use) {
+void for_parts(const HfSplitStep& step, std::string_view text, Pattern::Effort& effort, const Use& use) {
   std::size_t done = 0;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t n = match_length(step, text, at);
+    const std::size_t n = match_length(step, text, at, effort);
     if (n == 0) {
       at += utf8::decode(text, at).length;
       continue;
@@ -88,17 +89,19 @@ void join_matches(Behavior behavior, std::vector<Part>& parts, Pieces& out) {
 
 }  // namespace
 
-void split_pieces(const HfSplitStep& step, Pieces& pieces) {
+void split_pieces(const HfSplitStep& step, Pieces& pieces, Pattern::Effort& effort) {
   Pieces out;
   std::vector<Part> parts;
   for (const std::string_view piece : pieces) {
     if (step.behavior == Behavior::kIsolated || step.behavior == Behavior::kRemoved) {
-      for_parts(step, piece, [&](std::string_view part, bool matches) {
+      for_parts(step, piece, effort, [&](std::string_view part, bool matches) {
         if (!matches || step.behavior == Behavior::kIsolated) out.push_back(part);
       });
     } else {
       parts.clear();
-      for_parts(step, piece, [&](std::string_view part, bool matches) { parts.push_back({part, matches}); });
+      for_parts(step, piece, effort, [&](std::string_view part, bool matches) {
+        parts.push_back({part, matches});
+      });
       join_matches(step.behavior, parts, out);
     }
   }
@@ -120,6 +123,11 @@ bool keeps_blanks_first(const HfSplitStep& step) {
       break;
   }
   return false;
+}
+
+bool removes_blanks(const HfSplitStep& step) {
+  if (step.kind != Kind::kPattern || step.behavior != Behavior::kRemoved) return false;
+  return step.invert ? step.pattern->takes_no_blank() : step.pattern->takes_any_blank();
 }
 
 bool begins_at_blank(const HfSplitStep& step) {

@@ -5,11 +5,14 @@
 #include <unordered_map>
 
 #include "data/bpe.hpp"
+#include "data/shown.hpp"
 #include "data/text_tokenizer.hpp"
 #include "data/utf8.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/json.hpp"
+#include "ziggurat/base/model_files.hpp"
+#include "ziggurat/base/philox.hpp"
 
 namespace zg {
 namespace {
@@ -291,22 +294,23 @@ std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory)
   }
   const std::string encoder = in_directory(directory, kEncoderFile),
                     merges = in_directory(directory, kMergesFile);
-  std::string encoder_json = read_text_file(encoder, "GPT-2's vocabulary");
-  std::string vocab_bpe = read_text_file(merges, "GPT-2's merges");
+  std::string encoder_json = read_tokenizer_file(encoder, "GPT-2's vocabulary");
+  std::string vocab_bpe = read_tokenizer_file(merges, "GPT-2's merges");
   return std::make_unique<Gpt2Tokenizer>(std::move(encoder_json), std::move(vocab_bpe), encoder, merges);
 }
 
 std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory) {
   const std::string name = in_directory(directory, kTokenizerFile);
-  if (!std::filesystem::exists(name)) return nullptr;
-  const std::string text = read_text_file(name, "a tokenizer");
-  const nlohmann::json root = nlohmann::json::parse(text, nullptr, false);
+  if (!file_exists(name)) return nullptr;
+  const std::string text = read_tokenizer_file(name, "a tokenizer's description");
+  const auto root = parse_json(text, name, "take the whole directory that a run has left, with this file",
+                               {.depth = 16, .values = 1000});
   if (!root.is_object()) throw Error(Errc::kUsage, name, "is no JSON object");
   const auto version = root.find("version");
   if (version == root.end() || *version != kFormatVersion) {
     throw Error(Errc::kUsage, name,
-                fmt::format("version {} found, {} expected", version == root.end() ? "none" : version->dump(),
-                            kFormatVersion));
+                fmt::format("version {} found, {} expected",
+                            version == root.end() ? "none" : shown(version->dump()), kFormatVersion));
   }
   const auto type = root.find("type");
   if (type != root.end() && *type == "bytes") return make_byte_tokenizer();
@@ -319,7 +323,7 @@ std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory)
   throw Error(
       Errc::kUsage, name,
       fmt::format("type {} found, \"bytes\", \"chars\", \"gpt2\", \"hf\" or \"sentencepiece\" expected",
-                  type == root.end() ? "none" : type->dump()));
+                  type == root.end() ? "none" : shown(type->dump())));
 }
 
 std::unique_ptr<TextTokenizer> make_named_tokenizer(const TokenizerConfig& config) {
@@ -349,7 +353,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory) {
   if (auto saved = load_text_tokenizer(directory)) return saved;
   for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
     const std::string path = in_directory(directory, file);
-    if (std::filesystem::exists(path)) return make_file_tokenizer(path);
+    if (file_exists(path)) return make_file_tokenizer(path);
   }
   return nullptr;
 }

@@ -21,6 +21,8 @@ struct Decomposition {
 
 #include "data/unicode_tables.inc"
 
+#include "data/unicode_compat.inc"
+
 constexpr char32_t kCodes = 0x110000;
 
 // One byte for each code point, from runs.
@@ -40,18 +42,34 @@ std::uint64_t pair_of(char32_t first, char32_t second) {
 constexpr char32_t kSyllable = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
 constexpr char32_t kLeads = 19, kVowels = 21, kTrails = 28, kSyllables = kLeads * kVowels * kTrails;
 
+// Characters that become others, from a table of a code, how many it becomes, and these.
+using Replacements = std::unordered_map<char32_t, std::u32string_view>;
+template <std::size_t n>
+Replacements replacements(const char32_t (&table)[n]) {
+  Replacements all;
+  for (std::size_t at = 0; at < n; at += 2 + table[at + 1])
+    all.emplace(table[at], std::u32string_view(table + at + 2, table[at + 1]));
+  return all;
+}
+
 class Normalizer {
  public:
-  Normalizer() : classes_(expand(kCombiningRuns, 256)), quiet_(kCodes, true) {
+  explicit Normalizer(Form form)
+      : composes_(form == Form::kC || form == Form::kKC),
+        classes_(expand(kCombiningRuns, 256)),
+        quiet_(kCodes, true) {
+    if (form == Form::kKC || form == Form::kKD) compatible_ = replacements(kCompatible);
+    for (const auto& [code, unused] : compatible_) quiet_[code] = false;
     for (const Decomposition& d : kDecompositions) {
       parts_.emplace(d.code, &d);
-      if (d.composes) {
+      if (d.composes && composes_) {
         composed_.emplace(pair_of(d.first, d.second), d.code);
         quiet_[d.second] = false;
       } else {
         quiet_[d.code] = false;
       }
     }
+    for (char32_t c = kSyllable; c < kSyllable + kSyllables && !composes_; ++c) quiet_[c] = false;
     for (char32_t c = 0; c < kCodes; ++c) {
       if (classes_[c] != 0) quiet_[c] = false;
     }
@@ -67,12 +85,16 @@ class Normalizer {
     std::vector<char32_t> codes;
     for (const char32_t code : run) decompose(code, codes);
     order(codes);
-    compose(codes);
+    if (composes_) compose(codes);
     for (const char32_t code : codes) utf8::append(code, out);
   }
 
  private:
   void decompose(char32_t code, std::vector<char32_t>& out) const {
+    if (const auto compatible = compatible_.find(code); compatible != compatible_.end()) {
+      out.insert(out.end(), compatible->second.begin(), compatible->second.end());
+      return;
+    }
     if (code - kSyllable < kSyllables) {
       const char32_t s = code - kSyllable;
       out.push_back(kLead + s / (kVowels * kTrails));
@@ -131,11 +153,33 @@ class Normalizer {
     codes.resize(kept);
   }
 
+  bool composes_;
   std::vector<std::uint8_t> classes_;
   std::vector<bool> quiet_;
+  Replacements compatible_;
   std::unordered_map<char32_t, const Decomposition*> parts_;
   std::unordered_map<std::uint64_t, char32_t> composed_;
 };
+
+template <Form form>
+const Normalizer& only_normalizer() {
+  static const Normalizer normalizer(form);
+  return normalizer;
+}
+
+const Normalizer& normalizer_of(Form form) {
+  switch (form) {
+    case Form::kC:
+      return only_normalizer<Form::kC>();
+    case Form::kD:
+      return only_normalizer<Form::kD>();
+    case Form::kKC:
+      return only_normalizer<Form::kKC>();
+    case Form::kKD:
+      break;
+  }
+  return only_normalizer<Form::kKD>();
+}
 
 }  // namespace
 
@@ -159,11 +203,13 @@ bool is_word(char32_t code) {
          (code >= 0x1F150 && code <= 0x1F169) || (code >= 0x1F170 && code <= 0x1F189);
 }
 
-std::string nfc(std::string_view text) {
-  // No character below U+0300 is changed or joined by one below it; their bytes are below 0xCC.
-  const auto plain = [](char c) { return static_cast<unsigned char>(c) < 0xCC; };
+std::string normal_form(std::string_view text, Form form) {
+  // No character below U+0300 is changed or joined by one below it in form C; their bytes are below 0xCC. In
+  // the other forms that is so of ASCII.
+  const unsigned char changing = form == Form::kC ? 0xCC : 0x80;
+  const auto plain = [&](char c) { return static_cast<unsigned char>(c) < changing; };
   if (std::all_of(text.begin(), text.end(), plain)) return std::string(text);
-  static const Normalizer normalizer;
+  const Normalizer& normalizer = normalizer_of(form);
   std::string out;
   out.reserve(text.size());
   std::vector<char32_t> run;  // of characters; all but the first are not quiet
@@ -181,6 +227,23 @@ std::string nfc(std::string_view text) {
     run.push_back(c.code);
   }
   normalizer.append(run, out);
+  return out;
+}
+
+std::string lowercase(std::string_view text) {
+  static const Replacements small = replacements(kSmall);
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) {
+    const utf8::Decoded c = utf8::decode(text, at);
+    const auto it = small.find(c.code);
+    if (it == small.end()) {
+      out.append(text, at, c.length);
+    } else {
+      for (const char32_t code : it->second) utf8::append(code, out);
+    }
+    at += c.length;
+  }
   return out;
 }
 

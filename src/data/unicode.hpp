@@ -1,5 +1,5 @@
-// What tokenizers need to know of Unicode: general categories, white space, and normal form C. Pure
-// functions; any thread.
+// What tokenizers need to know of Unicode: general categories, white space, normal forms and small letters.
+// Pure functions; any thread.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -42,7 +42,13 @@ bool is_space(char32_t code);
 // What \w means to a regular expression: letters, marks, decimal digits, connectors and joiners.
 bool is_word(char32_t code);
 
-// The text in normal form C. The text must be UTF-8.
-std::string nfc(std::string_view text);
+// The normal forms. The text must be UTF-8.
+enum class Form : std::uint8_t { kC, kD, kKC, kKD };
+std::string normal_form(std::string_view text, Form form);
+inline std::string nfc(std::string_view text) {
+  return normal_form(text, Form::kC);
+}
+// The text in small letters, each character by itself. The text must be UTF-8.
+std::string lowercase(std::string_view text);
 
 }  // namespace zg::unicode

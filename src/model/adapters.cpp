@@ -20,8 +20,8 @@ const char* name_of(LoraModule module) {
 
 std::vector<LoraModule> lora_modules(const ModelConfig& model) {
   std::vector<LoraModule> modules;
-  for (const model::Adapter& one : model::AdapterList(model, model::AdapterList::Which::kAll).all())
-    modules.push_back(one.module);
+  const model::AdapterList list(model, model::AdapterList::Which::kAll);
+  for (const model::Adapter& one : list.all()) modules.push_back(one.module);
   return modules;
 }
 
@@ -142,7 +142,7 @@ bool AdapterList::has(AdapterInput input) const {
 
 AdapterSaved::AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape,
                            Backward how) {
-  const std::size_t count = config.lora.on() ? AdapterList(config).all().size() : 0;
+  const std::size_t count = config.lora.on() ? AdapterList(config).count() : 0;
   for (std::size_t i = 0; i < count; ++i) low[i] = plan.take(t, shape.rows(), config.lora.rank);
   for (std::size_t i = 0; i < count && how == Backward::kInHalves; ++i)
     d_low[i] = plan.take(t, shape.rows(), config.lora.rank);

@@ -242,6 +242,12 @@ AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t tim
           .sinks = c.block.sinks};
 }
 
+AttentionRule gpt2_attention_rule(const ModelConfig& c, std::int64_t layer) {
+  if (c.scaled_scores && !c.scores_by_layer) return {};
+  const double plain = c.scaled_scores ? 1 / std::sqrt(static_cast<double>(c.head_size)) : 1;
+  return {.scale = c.scores_by_layer ? plain / static_cast<double>(layer + 1) : plain};
+}
+
 SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape) {
   const std::int64_t n = shape.rows();
   const AttentionShape a = attention_shape(c, shape, {});

@@ -75,9 +75,10 @@ void check_decoder_heads(const ModelConfig& c, const Keys& keys) {
 void check_rope(const Rope& rope, std::int64_t head_size) {
   using enum RopeScaling::Kind;
   check_positive("rope_theta", rope.theta);
-  const std::int64_t pairs = model::rope_pairs(rope, head_size);
-  const auto turned = static_cast<std::int64_t>(static_cast<double>(head_size) * rope.partial);
-  if (!(rope.partial > 0 && rope.partial <= 1) || turned % 2 != 0 || pairs < 1 || pairs > kMaxRopePairs) {
+  const bool share = rope.partial > 0 && rope.partial <= 1;
+  const std::int64_t pairs = share ? model::rope_pairs(rope, head_size) : 0;
+  const auto turned = share ? static_cast<std::int64_t>(static_cast<double>(head_size) * rope.partial) : 0;
+  if (turned % 2 != 0 || pairs < 1 || pairs > kMaxRopePairs) {
     throw Error(Errc::kUsage, "partial_rotary_factor",
                 fmt::format("{} of the {} columns of a head turn, which are no pairs, or more than {}",
                             rope.partial, head_size, kMaxRopePairs));
@@ -109,10 +110,37 @@ void check_rope(const Rope& rope, std::int64_t head_size) {
   for (const double factor : s.short_factor) check_positive("rope_scaling: short_factor", factor);
 }
 
+// Extreme numbers, each of them allowed, may give frequencies that are none.
+void check_rope_table(const Rope& rope, std::int64_t head_size) {
+  const RopeTable table = model::rope_table_of(rope, head_size);
+  bool finite = std::isfinite(table.amplitude) && table.amplitude > 0;
+  for (std::int64_t i = 0; i < table.pairs; ++i)
+    finite = finite && std::isfinite(table.frequency[static_cast<std::size_t>(i)]);
+  if (finite) return;
+  throw Error(Errc::kUsage, rope.scaling.kind == RopeScaling::Kind::kNone ? "rope_theta" : "rope_scaling",
+              "its numbers give angles that are not finite", "correct them, or remove the scaling");
+}
+
+// Counts in floating point, since sizes that are allowed one by one may have a product that no integer holds.
+void check_parameters(const ModelConfig& c, const Keys& keys) {
+  constexpr double kMost = 1e15;
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const double heads = number(c.head_size) * number(2 * c.heads + 2 * c.kv_heads);
+  const double block = number(c.width) * (heads + (c.arch == Arch::kGpt2 ? 2 : 3) * number(c.inner));
+  const double all = number(c.layers) * block + number(c.width) * number(c.vocab_size);
+  if (all <= kMost) return;
+  throw Error(Errc::kUsage, keys.layers,
+              fmt::format("the model would have {:.1e} parameters; {:.0e} at most are expected", all, kMost),
+              fmt::format("correct {}, {}, {} or vocab_size", keys.layers, keys.width, keys.inner));
+}
+
 void check_description(const ModelConfig& c) {
   const BlockDescription& block = c.block;
-  check_rope(block.rope, c.head_size);
-  if (block.window_rope) check_rope(*block.window_rope, c.head_size);
+  for (const Rope* rope : {&block.rope, block.window_rope ? &*block.window_rope : nullptr}) {
+    if (rope == nullptr) continue;
+    check_rope(*rope, c.head_size);
+    check_rope_table(*rope, c.head_size);
+  }
   if (!block.windowed.empty() && static_cast<std::int64_t>(block.windowed.size()) != c.layers) {
     throw Error(Errc::kUsage, "layer_types",
                 fmt::format("has {} layers of {}", block.windowed.size(), c.layers));
@@ -151,6 +179,7 @@ void validate(const ModelConfig& c) {
     check_decoder_heads(c, keys);
     check_description(c);
   }
+  check_parameters(c, keys);
   check_positive(keys.eps, c.norm_eps);
   check_rate("dropout.embedding", c.dropout.embedding);
   check_rate("dropout.residual", c.dropout.residual);

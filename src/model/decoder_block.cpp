@@ -31,6 +31,12 @@ NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
   return {heads, c.head_size};
 }
 
+// The most columns of a product whose biases have gradients; 0: there are none.
+std::int64_t widest_bias(const ModelConfig& c) {
+  const std::int64_t mlp = c.block.mlp_bias ? std::max(2 * c.inner, c.width) : 0;
+  return c.block.qkv_bias || c.block.o_bias ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
+}
+
 // The widest weight of a norm, or the sinks.
 std::int64_t norm_columns(const ModelConfig& c) {
   const std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
@@ -116,7 +122,7 @@ struct Workspace {
     narrow = View(second.data, t, residual, c.width);
     if (part.sequence) all_rows = plan.take(t, n, c.width);
     attention = AttentionWorkspace(plan, c, t, shape, sizes);
-    const std::int64_t biases = c.block.qkv_bias || c.block.o_bias ? std::max(qkv_columns(c), c.width) : 0;
+    const std::int64_t biases = widest_bias(c);
     const View partials = plan.take(a, sizes.row_groups(), std::max(2 * norm_columns(c), biases));
     norm_partials = View(partials.data, a, partials.rows, 2 * norm_columns(c));
     if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
@@ -247,10 +253,11 @@ struct Block {
         adapters(call, f.adapters, w.adapters),
         attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1,
                   f.after_stats1,      AdapterInput::kO},
-        mlp{Dropped::kMlp, f.act, p.down, kNone, p.after2, f.after2, f.after_stats2, AdapterInput::kDown} {}
+        mlp{Dropped::kMlp, f.act,    p.down,         p.down_bias,
+            p.after2,      f.after2, f.after_stats2, AdapterInput::kDown} {}
 
   Stack qkv() const { return {call, p.q, p.v, p.q_bias, w.bias_partials}; }
-  Stack gate_up() const { return {call, p.gate, p.up}; }
+  Stack gate_up() const { return {call, p.gate, p.up, p.gate_bias, w.bias_partials}; }
   // The input of a branch's first products: of the norm before it, or the residual stream.
   View input1(const View& x) const { return p.norm1 == kNone ? x : f.norm1; }
   View input2() const { return p.norm2 == kNone ? f.x1 : f.norm2; }
@@ -348,7 +355,7 @@ class BlockBackward : Block {
   // norm's backward adds the other part.
   void through_mlp(const View& dx) const {
     const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
-    if (whole_) call.linear_dw(dy, f.act, p.down);
+    if (whole_) weight_gradient(mlp, dy);
     call.linear_dx(dy, p.down, w.d_act);
     adapters_of_last(mlp, dy, w.d_act);
     const Begun input = rows_for_weight(AdapterInput::kGateUp, input2());

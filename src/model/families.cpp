@@ -53,8 +53,9 @@ bool ModelConfig::any_window() const {
 }
 
 bool ModelConfig::layers_differ() const {
-  return any_window() &&
-         std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
+  const bool windows =
+      any_window() && std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
+  return windows || (arch == Arch::kGpt2 && scores_by_layer);
 }
 
 std::int64_t ModelConfig::longest_sequence() const {

@@ -87,8 +87,8 @@ void linear_backward(const Call& call, const Workspace& w, View dy, View x, gpt2
 }
 
 // All that linear_backward() overwrites, where gradients are overwritten; norms add to theirs.
-constexpr std::uint32_t kOverwritten =
-    ~(1u << gpt2::kLn1Weight | 1u << gpt2::kLn1Bias | 1u << gpt2::kLn2Weight | 1u << gpt2::kLn2Bias);
+constexpr std::uint64_t kOverwritten = ~(std::uint64_t{1} << gpt2::kLn1Weight | 1u << gpt2::kLn1Bias |
+                                         1u << gpt2::kLn2Weight | 1u << gpt2::kLn2Bias);
 
 // What a branch's last product, of `input`, adds to the residual stream, with what its adapters give: summed
 // over the parts, and dropped, together.

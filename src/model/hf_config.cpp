@@ -1,13 +1,12 @@
 // Reads and writes config.json; the keys of all families but GPT-2 are read in hf_decoder_config.cpp.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <optional>
 
 #include "model/families.hpp"
+#include "model/foreign_files.hpp"
 #include "model/hf_keys.hpp"
 #include "model/hf_text.hpp"
-#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/keys.hpp"
@@ -41,12 +40,9 @@ ModelConfig gpt2_config(const Keys& keys, Origin origin) {
   c.norm_eps = keys.positive("layer_norm_epsilon", 1e-5);
   c.init_std = keys.deviation("initializer_range", 0.02);
   c.tied = keys.flag("tie_word_embeddings", true);
-  const std::string activation = keys.text("activation_function", "gelu_new");
-  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
-    keys.unsupported("activation_function", "gelu_new (or gelu_pytorch_tanh, the same)");
-  }
-  keys.demand("scale_attn_weights", true);
-  keys.demand("scale_attn_by_inverse_layer_idx", false);
+  hf::demand_gelu(keys, "activation_function");
+  c.scaled_scores = keys.flag("scale_attn_weights", true);
+  c.scores_by_layer = keys.flag("scale_attn_by_inverse_layer_idx", false);
   keys.demand("reorder_and_upcast_attn", false);
   keys.demand("add_cross_attention", false);
   return c;
@@ -123,7 +119,8 @@ void refuse_unknown_keys(const json& object, Arch arch, const std::string& where
 
 ModelConfig read_hf_config(const std::string& directory) {
   const std::string path = directory + "/config.json";
-  const json object = hf::parse_object(read_text_file(path, "the model's configuration"), path);
+  if (!hf::is_there(path)) hf::refuse_without_config(directory);
+  const json object = hf::parse_object(hf::read_json_text(path, "the model's configuration"), path);
   const Keys keys(object, path);
   const Arch arch = arch_of_config_json(keys);
   if (keys.has("quantization_config")) keys.unsupported("quantization_config", "null (plain weights)");
@@ -139,8 +136,8 @@ ModelConfig parse_hf_config(const std::string& json_text, const std::string& whe
 std::vector<std::int32_t> read_hf_end_ids(const std::string& directory) {
   for (const char* name : {"/generation_config.json", "/config.json"}) {
     const std::string path = directory + name;
-    if (!std::filesystem::exists(path)) continue;
-    const json object = hf::parse_object(read_text_file(path, "the model's configuration"), path);
+    if (!hf::is_there(path)) continue;
+    const json object = hf::parse_object(hf::read_json_text(path, "the model's configuration"), path);
     const auto found = object.find("eos_token_id");
     if (found == object.end() || found->is_null()) continue;
     const json list = found->is_array() ? *found : json::array({*found});
@@ -157,7 +154,7 @@ std::vector<std::int32_t> read_hf_end_ids(const std::string& directory) {
 
 std::string read_hf_dropout(const std::string& directory, const DropoutRates& ours) {
   const std::string path = directory + "/config.json";
-  const json object = hf::parse_object(read_text_file(path, "the model's configuration"), path);
+  const json object = hf::parse_object(hf::read_json_text(path, "the model's configuration"), path);
   std::string text;
   for (const auto& [key, rate] :
        {std::pair("embd_pdrop", ours.embedding), std::pair("resid_pdrop", ours.residual),
@@ -192,6 +189,8 @@ std::string write_hf_config(const ModelConfig& c, DType dtype) {
     out["n_inner"] = c.inner;
     out["layer_norm_epsilon"] = c.norm_eps;
     out["activation_function"] = "gelu_new";
+    if (!c.scaled_scores) out["scale_attn_weights"] = false;
+    if (c.scores_by_layer) out["scale_attn_by_inverse_layer_idx"] = true;
     // What the model was trained with; without these keys Hugging Face's library would take 0.1 for each.
     out["attn_pdrop"] = 0.0;
     out["embd_pdrop"] = c.dropout.embedding;

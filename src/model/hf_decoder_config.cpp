@@ -92,13 +92,12 @@ void demand_idle(const Keys& keys, const char* key) {
 void demand_known(const Keys& keys, Arch arch) {
   if (is_gemma(arch)) {
     // hidden_activation is heeded; hidden_act is left over from Gemma 1.
-    if (keys.text("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh")
-      keys.unsupported("hidden_activation", "gelu_pytorch_tanh");
+    demand_gelu(keys, "hidden_activation");
     if (keys.has("use_bidirectional_attention")) keys.demand("use_bidirectional_attention", false);
-  } else if (keys.text("hidden_act", "silu") != "silu") {
-    keys.unsupported("hidden_act", "silu");
+  } else if (const std::string act = keys.text("hidden_act", "silu"); act != "silu" && act != "swish") {
+    keys.unsupported("hidden_act", "SiLU (\"silu\" or \"swish\")");
   }
-  keys.demand("mlp_bias", false);
+  if (arch != Arch::kLlama) keys.demand("mlp_bias", false);
   if (!has_bias_key(arch) && arch != Arch::kQwen2) keys.demand("attention_bias", false);
   for (const char* key : {"clip_qkv", "llama_4_scaling"}) {
     if (keys.has(key)) keys.unsupported(key, "null");
@@ -219,6 +218,7 @@ ModelConfig decoder_config(Arch arch, const Keys& keys, Origin origin) {
   read_rope(keys, c);
   demand_known(keys, arch);
   if (has_bias_key(arch)) c.block.qkv_bias = c.block.o_bias = keys.flag("attention_bias", false);
+  if (arch == Arch::kLlama) c.block.mlp_bias = keys.flag("mlp_bias", false);
   c.block.sinks = keys.flag("attention_sinks", false);
   read_windows(keys, c);
   if (is_gemma(arch)) read_gemma(keys, c);
@@ -240,7 +240,7 @@ void write_decoder_config(const ModelConfig& c, nlohmann::ordered_json& out) {
   if (is_gemma(c.arch)) out["hidden_activation"] = "gelu_pytorch_tanh";
   if (has_bias_key(c.arch)) out["attention_bias"] = c.block.qkv_bias;
   if (c.block.sinks) out["attention_sinks"] = true;
-  if (c.arch == Arch::kLlama) out["mlp_bias"] = false;
+  if (c.arch == Arch::kLlama) out["mlp_bias"] = c.block.mlp_bias;
   if (c.arch != Arch::kLlama && c.arch != Arch::kOlmo2) write_windows(c, out);
   if (is_gemma(c.arch)) {
     out["query_pre_attn_scalar"] = number(c.block.query_pre_attn_scalar);

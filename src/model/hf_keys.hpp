@@ -126,6 +126,16 @@ inline std::int64_t divided(const Keys& keys, const char* total_key, std::int64_
               fmt::format("choose \"{}\" so that it divides \"{}\"", parts_key, total_key));
 }
 
+// Names of one function in transformers: GELU by tanh, to the bit or to rounding.
+inline void demand_gelu(const Keys& keys, const std::string& key) {
+  const std::string name = keys.text(key, "gelu_new");
+  for (const char* same :
+       {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"}) {
+    if (name == same) return;
+  }
+  keys.unsupported(key, "the GELU by tanh (\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu_fast\")");
+}
+
 // The configuration of a model of any family but GPT-2.
 ModelConfig decoder_config(Arch arch, const Keys& keys, Origin origin);
 // Adds its keys to those of a config.json.

@@ -32,7 +32,8 @@ void refuse_unknown(const Keys& rope, const std::string& key) {
       "rope_type",       "type",        "rope_theta",       "partial_rotary_factor",
       "factor",          "beta_fast",   "beta_slow",        "original_max_position_embeddings",
       "low_freq_factor", "mscale",      "truncate",         "mscale_all_dim",
-      "short_factor",    "long_factor", "attention_factor", "high_freq_factor"};
+      "short_factor",    "long_factor", "attention_factor", "high_freq_factor",
+      "finetuned"};  // of YaRN's own files; transformers reads it nowhere
   for (const auto& item : rope.object().items()) {
     if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) != std::end(kKnown)) continue;
     throw Error(Errc::kUsage, rope.where(),
@@ -98,11 +99,16 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c
   }
   s.attention_factor = rope.positive_or_zero("attention_factor");
   if (s.kind == Kind::kYarn) {
-    s.beta_fast = rope.positive("beta_fast", 32);
-    s.beta_slow = rope.positive("beta_slow", 1);
+    // transformers takes a 0 of these four for "not given".
+    const auto given = [&](const char* key, double fallback) {
+      return rope.has(key) && rope.at(key) == 0 ? fallback : rope.positive(key, fallback);
+    };
+    s.beta_fast = given("beta_fast", 32);
+    s.beta_slow = given("beta_slow", 1);
     s.truncate = rope.flag("truncate", true);
-    s.mscale = rope.positive_or_zero("mscale");
-    s.mscale_all_dim = rope.positive_or_zero("mscale_all_dim");
+    s.mscale = given("mscale", 0);
+    s.mscale_all_dim = given("mscale_all_dim", 0);
+    (void)rope.flag("finetuned", false);
     return s;
   }
   s.short_factor = rope.numbers("short_factor");

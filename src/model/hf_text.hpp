@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/json.hpp"
 
 namespace zg::hf {
 
@@ -30,38 +31,47 @@ std::string shape_text(const Range& shape) {
   return text + "]";
 }
 
-// Parses one JSON object. Throws Error(kUsage) at `where` for a text that is no JSON or no object, is nested
-// too deep, or has a key twice (nlohmann's parser would silently keep the last one).
-inline nlohmann::json parse_object(const std::string& text, const std::string& where) {
-  using nlohmann::json;
-  constexpr int kMaxDepth = 100;
-  std::vector<std::unordered_set<std::string>> keys;
-  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth)
-      throw Error(Errc::kUsage, where, fmt::format("is nested deeper than {}", kMaxDepth));
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw Error(Errc::kUsage, where,
-                  fmt::format("the key {} appears twice", in_quotes(parsed.get<std::string>())),
-                  "keep one of the two");
-    }
-    return true;
-  };
-  json object;
-  try {
-    object = json::parse(text, watch);
-  } catch (const json::parse_error& e) {
-    throw Error(Errc::kUsage, where, fmt::format("is not valid JSON at byte {} of {}", e.byte, text.size()),
-                "mend the text there, or save the file again");
-  } catch (const json::out_of_range& e) {
-    throw Error(Errc::kUsage, where, fmt::format("has a number that no fp64 number holds ({})", e.what()),
-                "mend the number, or save the file again");
+// Notices keys that an object has twice, of which nlohmann's parser would silently keep the last one.
+class RepeatedKeys : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  const std::string& found() const { return found_; }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return keys_.emplace_back(), true; }
+  bool end_object() override { return keys_.pop_back(), true; }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override {
+    return false;
   }
-  // nlohmann's parser takes a zero byte for the end of its input, and would ignore what follows.
-  if (text.find('\0') != text.npos)
-    throw Error(Errc::kUsage, where, "has a zero byte in it", "save the file again");
-  if (!object.is_object()) throw Error(Errc::kUsage, where, "is JSON, but no object {...}");
+  bool key(string_t& key) override {
+    if (keys_.back().insert(key).second) return true;
+    found_ = key;
+    return false;
+  }
+
+ private:
+  std::vector<std::unordered_set<std::string>> keys_;
+  std::string found_;
+};
+
+// Parses one JSON object. Throws Error(kUsage) at `where` for a text that is no JSON or no object, is nested
+// too deep, or has a key twice.
+inline nlohmann::json parse_object(const std::string& text, const std::string& where) {
+  nlohmann::json object =
+      parse_json(text, where, "mend the text there, or save the file again", {.depth = 100});
+  if (!object.is_object())
+    throw Error(Errc::kUsage, where, "is JSON, but no object {...}", "is this the right file?");
+  RepeatedKeys repeated;
+  if (!nlohmann::json::sax_parse(text, &repeated)) {
+    throw Error(Errc::kUsage, where, fmt::format("the key {} appears twice", in_quotes(repeated.found())),
+                "keep one of the two");
+  }
   return object;
 }
 

@@ -1,14 +1,13 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <set>
 
+#include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"
-#include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 
@@ -36,28 +35,61 @@ struct Turned {
   }
 };
 
+// A part of a matrix that a file holds transposed: of its lines [i0, i1), which are columns of the matrix,
+// the elements of rows [r0, r1).
+class TurnedPart {
+ public:
+  TurnedPart(const Source& source, const Turned& file) : source_(source), file_(file) {}
+
+  void read(std::int64_t i0, std::int64_t i1, std::int64_t r0, std::int64_t r1) {
+    i0_ = i0, r0_ = r0;
+    const std::int64_t piece = r1 - r0, lines = i1 - i0, width = source_.width();
+    // One read, where little of it is of other rows; else one for each line.
+    const bool whole = 2 * piece >= file_.rows && file_.rows * width * lines <= 2 * kBandBytes;
+    stride_ = whole ? file_.rows : piece;
+    const std::int64_t count = (lines - 1) * stride_ + piece;
+    bytes_.resize(static_cast<std::size_t>(count * width));
+    if (whole) return source_.read(file_.element(r0, i0), count, bytes_.data());
+    for (std::int64_t i = i0; i < i1; ++i)
+      source_.read(file_.element(r0, i), piece, bytes_.data() + (i - i0) * piece * width);
+  }
+  const char* at(std::int64_t row, std::int64_t col) const {
+    return bytes_.data() + ((col - i0_) * stride_ + row - r0_) * source_.width();
+  }
+
+ private:
+  const Source& source_;
+  const Turned& file_;
+  std::int64_t i0_ = 0, r0_ = 0, stride_ = 0;
+  std::vector<char> bytes_;
+};
+
 // Reads elements [begin, end) of a matrix with `cols` columns that the file holds transposed.
 void read_transposed(const Source& s, const Turned& file, std::int64_t cols, std::int64_t begin,
                      std::int64_t end, float* out) {
-  const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
-  // A block of the file's rows is small enough that its cache lines are still there for the next values of r,
-  // which need them too.
+  const std::int64_t stop = (end - 1) / cols + 1;
+  // A block of the file's lines is small enough that its cache lines are still there for the next values of
+  // r, which need them too.
   constexpr std::int64_t kBlock = 32;
-  const std::int64_t band = std::max<std::int64_t>(1, kBandBytes / (file.rows * s.width()));
-  const auto gather = [&](std::int64_t i0, std::int64_t i1, auto type) {
+  TurnedPart part(s, file);
+  const auto gather = [&](std::int64_t i0, std::int64_t i1, std::int64_t r0, std::int64_t r1, auto type) {
     using T = decltype(type);
-    for (std::int64_t r = first; r <= last; ++r) {
+    for (std::int64_t r = r0; r < r1; ++r) {
       const std::int64_t lo = std::max(i0, begin - r * cols), hi = std::min(i1, end - r * cols);
-      for (std::int64_t i = lo; i < hi; ++i)
-        out[r * cols + i - begin] = to_float(load<T>(s.at(file.element(r, i))));
+      for (std::int64_t i = lo; i < hi; ++i) out[r * cols + i - begin] = to_float(load<T>(part.at(r, i)));
     }
   };
-  for (std::int64_t i0 = 0; i0 < cols; i0 += band) {
-    const std::int64_t i1 = std::min(cols, i0 + band);
-    with_type(s.dtype, [&](auto type) {
-      for (std::int64_t i = i0; i < i1; i += kBlock) gather(i, std::min(i1, i + kBlock), type);
-    });
-    s.file->drop(s.at(file.element(first, i0)), ((i1 - 1 - i0) * file.rows + last + 1 - first) * s.width());
+  const std::int64_t most = kBandBytes / s.width();  // elements at a time
+  for (std::int64_t r0 = begin / cols; r0 < stop; r0 += most) {
+    const std::int64_t r1 = std::min(stop, r0 + most);
+    const std::int64_t lines = std::max<std::int64_t>(1, most / (r1 - r0));
+    for (std::int64_t i0 = 0; i0 < cols; i0 += lines) {
+      const std::int64_t i1 = std::min(cols, i0 + lines);
+      part.read(i0, i1, r0, r1);
+      with_type(s.dtype, [&](auto type) {
+        for (std::int64_t i = i0; i < i1; i += kBlock) gather(i, std::min(i1, i + kBlock), r0, r1, type);
+      });
+    }
   }
 }
 
@@ -82,13 +114,47 @@ bool ends_with(const std::string& text, std::string_view end) {
 
 // Causal masks and tables of rotary angles, which some versions of the libraries store beside the parameters.
 bool is_buffer(Arch arch, const std::string& name) {
-  if (arch != Arch::kGpt2) return ends_with(name, "rotary_emb.inv_freq");
-  return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+  if (arch == Arch::kGpt2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+  for (const char* table : {"inv_freq", "original_inv_freq", "cos_cached", "sin_cached"}) {
+    if (ends_with(name, std::string("rotary_emb.") + table)) return true;
+  }
+  return false;
 }
 
-std::string without_prefix(Arch arch, const std::string& name) {
-  constexpr std::string_view kPrefix = "transformer.";
-  return arch == Arch::kGpt2 && name.rfind(kPrefix, 0) == 0 ? name.substr(kPrefix.size()) : name;
+bool begins_with_any(const std::string& name, std::initializer_list<std::string_view> begins) {
+  return std::any_of(begins.begin(), begins.end(),
+                     [&](std::string_view begin) { return name.rfind(begin, 0) == 0; });
+}
+
+// The name as Param has it. torch.compile() and DataParallel put a prefix in front of all names; GPT-2 has
+// one in models with a head, and the other families in these alone.
+std::string own_name(Arch arch, std::string name) {
+  while (begins_with_any(name, {"_orig_mod.", "module."})) name.erase(0, name.find('.') + 1);
+  constexpr std::string_view kGpt2 = "transformer.";
+  if (arch == Arch::kGpt2) return name.rfind(kGpt2, 0) == 0 ? name.substr(kGpt2.size()) : name;
+  return begins_with_any(name, {"layers.", "embed_tokens.", "norm."}) ? "model." + name : name;
+}
+
+// Whether a tensor that is no parameter belongs to something beside the model that is trained: another head
+// (score, v_head), layers that predict more tokens (mtp), an image's encoder. Inside of the model's own
+// layers, or at the output matrix, it would change what these compute.
+bool is_beside(Arch arch, const std::string& name) {
+  if (begins_with_any(name, {"lm_head."})) return false;
+  if (begins_with_any(name, {"mtp.", "model.mtp."})) return true;
+  if (arch == Arch::kGpt2) return !begins_with_any(name, {"h.", "wte.", "wpe.", "ln_f."});
+  return !begins_with_any(name, {"model."});
+}
+
+// Says once what of the files is left out.
+void tell_left_out(const std::string& where, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  constexpr std::size_t kShown = 4;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i)
+    text += (i > 0 ? ", " : "") + hf::in_quotes(names[i]);
+  if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
+  log::warning("{}: {} {} no part of the model that is trained, and {} left out, of what is saved, too", where,
+            text, names.size() == 1 ? "is" : "are", names.size() == 1 ? "is" : "are");
 }
 
 // The weight files of a directory, and the tensors that they hold.
@@ -97,19 +163,18 @@ class Directory {
   Directory(const std::string& directory, Arch arch, std::vector<std::unique_ptr<SafeTensors>>& files)
       : arch_(arch), files_(files) {
     const std::string single = directory + "/model.safetensors", index = single + ".index.json";
-    if (::access(single.c_str(), F_OK) == 0) {
+    if (hf::is_there(single)) {
       where_ = single;
       for (const auto& entry : open(single).entries()) add(*files_.back(), entry);
-    } else if (::access(index.c_str(), F_OK) == 0) {
+    } else if (hf::is_there(index)) {
       where_ = index;
       open_shards(directory);
     } else {
-      throw Error(Errc::kUsage, directory, "has neither model.safetensors nor model.safetensors.index.json",
-                  "name the directory of a Hugging Face model in the safetensors format");
+      hf::refuse_without_weights(directory, "model.safetensors or model.safetensors.index.json");
     }
     for (const auto& file : files_) {
       for (const auto& [name, kept] : file->metadata()) {
-        aliases_[without_prefix(arch_, name)] = without_prefix(arch_, kept);
+        aliases_[own_name(arch_, name)] = own_name(arch_, kept);
       }
     }
   }
@@ -128,29 +193,31 @@ class Directory {
 
  private:
   const SafeTensors& open(const std::string& path) {
-    files_.push_back(std::make_unique<SafeTensors>(path));
+    files_.push_back(std::make_unique<SafeTensors>(path, "the weights of a model"));
     return *files_.back();
   }
 
   void add(const SafeTensors& file, const SafeTensors::Entry& entry) {
-    const std::string name = without_prefix(arch_, entry.name);
+    const std::string name = own_name(arch_, entry.name);
     if (!sources_.emplace(name, Source{&file, &entry}).second) {
-      throw Error(
-          Errc::kUsage, file.path(),
-          fmt::format("has {} twice, with and without the prefix \"transformer.\"", hf::in_quotes(name)),
-          "keep one of the two");
+      throw Error(Errc::kUsage, file.path(),
+                  fmt::format("has {} twice, with and without a prefix such as \"{}\"", hf::in_quotes(name),
+                              arch_ == Arch::kGpt2 ? "transformer." : "model."),
+                  "keep one of the two");
     }
   }
 
   void open_shards(const std::string& directory) {
-    const nlohmann::json index = hf::parse_object(read_text_file(where_, "the index of the weights"), where_);
+    const nlohmann::json index =
+        hf::parse_object(hf::read_json_text(where_, "the index of the weights"), where_);
     if (!index.contains("weight_map") || !index["weight_map"].is_object()) {
       throw Error(Errc::kUsage, where_, "has no object \"weight_map\"", "fetch or save the model again");
     }
     std::map<std::string, std::set<std::string>> names_of;  // by shard
     for (const auto& item : index["weight_map"].items()) {
       const std::string shard = item.value().is_string() ? item.value().get<std::string>() : "";
-      if (shard.empty() || shard == ".." || shard.find_first_of(std::string_view("/\0", 2)) != shard.npos) {
+      if (shard.empty() || shard == "." || shard == ".." ||
+          shard.find_first_of(std::string_view("/\0", 2)) != shard.npos) {
         throw Error(Errc::kUsage, where_,
                     fmt::format("{} is mapped to {}; the name of a file beside the index is expected",
                                 hf::in_quotes(item.key()), hf::in_quotes(shard)),
@@ -160,7 +227,7 @@ class Directory {
     }
     for (const auto& [shard, names] : names_of) {
       const std::string path = directory + "/" + shard;
-      if (::access(path.c_str(), F_OK) != 0) {
+      if (!hf::is_there(path)) {
         throw Error(Errc::kUsage, path,
                     fmt::format("is missing; the index names it for {} tensors", names.size()),
                     "fetch the missing file into the directory");
@@ -220,9 +287,11 @@ void refuse_missing(const Directory& directory, const Model& model) {
   }
   if (missing.empty()) return;
   if (missing.size() == 1 && missing[0] == kHeadName) {
-    throw Error(Errc::kUsage, directory.where(),
-                "lm_head.weight is missing, and the configuration says that it is not tied to the embedding",
-                "if the two are one matrix, set \"tie_word_embeddings\": true in config.json");
+    throw Error(
+        Errc::kUsage, directory.where(),
+        "lm_head.weight is missing, and the configuration says that it is not tied to the embedding",
+        "if the two are one matrix, set \"tie_word_embeddings\": true in config.json; a model that was "
+        "saved without its head cannot be trained on");
   }
   std::string text = "misses " + hf::in_quotes(missing[0]);
   if (model.config().tied && missing[0] == table_name(model.config().arch))
@@ -290,14 +359,20 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
       if (config.tied && p.name == table_name(config.arch)) refuse_untied_pair(directory, config, p);
     }
   }
+  std::vector<std::string> left_out;
   for (const auto& [name, source] : directory.sources()) {
     const bool tied_head = config.tied && name == kHeadName;
     if (known.count(name) != 0 || tied_head || is_buffer(config.arch, name)) continue;
+    if (is_beside(config.arch, name)) {
+      left_out.push_back(source.entry->name);
+      continue;
+    }
     throw Error(Errc::kUsage, source.file->path(),
                 fmt::format("{} is no tensor of this model ({}, {} layers)",
                             hf::in_quotes(source.entry->name), name_of(config.arch), config.layers),
                 "config.json and the weights must be of the same model");
   }
+  tell_left_out(directory.where(), left_out);
 }
 
 HfWeights::~HfWeights() = default;

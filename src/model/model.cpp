@@ -126,10 +126,11 @@ model::Call Model::table_call(Stream& s, BatchShape shape, View table, View grad
 }
 
 void Model::set_layer(model::Call& call, std::int64_t layer, const View& documents) const {
-  if (config_.arch != Arch::kGpt2) {
-    ZG_ASSERT(layer < config_.layers, "layer {} of {}", layer, config_.layers);
-    ZG_ASSERT(layer >= 0 || !config_.layers_differ(),
-              "layers differ, and a call does not say which it is of");
+  ZG_ASSERT(layer < config_.layers, "layer {} of {}", layer, config_.layers);
+  ZG_ASSERT(layer >= 0 || !config_.layers_differ(), "layers differ, and a call does not say which it is of");
+  if (config_.arch == Arch::kGpt2) {
+    call.rule = model::gpt2_attention_rule(config_, std::max<std::int64_t>(layer, 0));
+  } else {
     const bool window = config_.has_window(std::max<std::int64_t>(layer, 0));
     const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
     call.rule = model::attention_rule(config_, window, sequence);

@@ -27,14 +27,14 @@ Rows gpt2_keys() {
           {"n_head", kSize, "required", "Heads of attention."},
           {"n_inner", kSize, "4 * `n_embd`", "Width inside the MLP."},
           {"layer_norm_epsilon", kNumber, "1e-5", "What is added to the variance in layer norms."},
-          {"activation_function", "`\"gelu_new\"`, `\"gelu_pytorch_tanh\"`", "\"gelu_new\"",
-           "The activation of the MLP; both names mean the same."},
+          {"activation_function", "`\"gelu_new\"`, `\"gelu_pytorch_tanh\"`, `\"gelu_fast\"`", "\"gelu_new\"",
+           "The activation of the MLP; all names mean the same."},
           {"initializer_range", kDeviation, "0.02", "Standard deviation of the initial weights."},
           {"tie_word_embeddings", kBool, "true", "The output matrix is the embedding."},
-          {"scale_attn_weights", "`true`", "true",
+          {"scale_attn_weights", kBool, "true",
            "Scores of attention are divided by the square root of the head's size."},
-          {"scale_attn_by_inverse_layer_idx", "`false`", "false",
-           "Scores of attention are not divided by the layer's number."},
+          {"scale_attn_by_inverse_layer_idx", kBool, "false",
+           "Scores of attention are also divided by the layer's number, from 1."},
           {"reorder_and_upcast_attn", "`false`", "false", "Attention sums in fp32 in any case."},
           {"add_cross_attention", "`false`", "false", "There is no cross-attention."}};
 }
@@ -122,8 +122,8 @@ void add_windows(Arch arch, Rows& rows) {
 void add_gemma(Arch arch, Rows& rows) {
   const bool second = arch == Arch::kGemma2;
   constexpr const char* kCap = "`null`, or a number above 0";
-  rows.push_back({"hidden_activation", "`\"gelu_pytorch_tanh\"`", "\"gelu_pytorch_tanh\"",
-                  "The activation of the MLP's gate."});
+  rows.push_back({"hidden_activation", "`\"gelu_pytorch_tanh\"`, `\"gelu_new\"`, `\"gelu_fast\"`",
+                  "\"gelu_pytorch_tanh\"", "The activation of the MLP's gate; all names mean the same."});
   rows.push_back(
       {"query_pre_attn_scalar", kNumber, "256", "Scores of attention are divided by its square root."});
   if (second) {
@@ -160,7 +160,8 @@ Rows decoder_keys(Arch arch) {
   if (gemma) {
     add_gemma(arch, rows);
   } else {
-    rows.push_back({"hidden_act", "`\"silu\"`", "\"silu\"", "The activation of the MLP."});
+    rows.push_back({"hidden_act", "`\"silu\"`, `\"swish\"`", "\"silu\"",
+                    "The activation of the MLP; both names mean the same."});
   }
   rows.push_back(
       {"tie_word_embeddings", kBool, gemma ? "true" : "false", "The output matrix is the embedding."});
@@ -170,7 +171,8 @@ Rows decoder_keys(Arch arch) {
                   "Each head has a learned score that takes part in the softmax's denominator alone. "
                   "Hugging Face's transformers has no dense model with it, and refuses to load one "
                   "that is saved with it."});
-  if (arch == Arch::kLlama) rows.push_back({"mlp_bias", "`false`", "false", "The MLP has no biases."});
+  if (arch == Arch::kLlama)
+    rows.push_back({"mlp_bias", kBool, "false", "The three matrices of the MLP have biases."});
   rows.push_back({"initializer_range", kDeviation, "0.02", "Standard deviation of the initial weights."});
   return rows;
 }

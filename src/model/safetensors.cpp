@@ -1,7 +1,4 @@
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +8,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "ziggurat/model/hf.hpp"
 
@@ -274,21 +272,38 @@ std::string check_places(std::vector<RawTensor>& tensors) {
               "the file is damaged or no safetensors file; fetch or save it again");
 }
 
-// Checks the header's length and brackets, and returns its text.
-std::string_view header_text(const std::string& path, const char* file, std::uint64_t file_bytes) {
+// What a file has that is no safetensors file, where its first bytes tell; else what is wrong with the length
+// of the header.
+[[noreturn]] void no_safetensors(const InputFile& file, const std::string& problem) {
+  char head[hf::kForeignHead];
+  const std::int64_t n = file.read_some(head, sizeof head, 0);
+  hf::refuse_foreign({head, static_cast<std::size_t>(n)}, file.path());
+  malformed(file.path(), problem);
+}
+
+// Checks the header's length and brackets, and returns its text. `end`: where it ends in the file.
+std::string header_text(const InputFile& file, std::uint64_t& end) {
+  const std::string& path = file.path();
+  const auto file_bytes = static_cast<std::uint64_t>(file.bytes());
   std::uint64_t length = 0;
-  std::memcpy(&length, file, sizeof length);
+  if (file_bytes < sizeof length) {
+    no_safetensors(file,
+                   fmt::format("truncated: {} bytes, a header begins with 8 bytes of length", file_bytes));
+  }
+  file.read(&length, sizeof length, 0);
   if (length > kMaxHeader) {
-    malformed(path, fmt::format("the header's length is given as {} bytes; at most {} are allowed", length,
-                                kMaxHeader));
+    no_safetensors(file, fmt::format("the header's length is given as {} bytes; at most {} are allowed",
+                                     length, kMaxHeader));
   }
   if (length > file_bytes - sizeof length) {
-    malformed(path, fmt::format("truncated: the header should end at byte {}, the file at {}",
-                                length + sizeof length, file_bytes));
+    no_safetensors(file, fmt::format("truncated: the header should end at byte {}, the file at {}",
+                                     length + sizeof length, file_bytes));
   }
-  std::string_view text(file + sizeof length, length);
-  if (text.empty() || text.front() != '{') malformed(path, "the header does not begin with '{'");
-  text = text.substr(0, text.find_last_not_of(' ') + 1);
+  std::string text(length, '\0');
+  file.read(text.data(), static_cast<std::int64_t>(length), sizeof length);
+  if (text.empty() || text.front() != '{') no_safetensors(file, "the header does not begin with '{'");
+  end = sizeof length + length;
+  text.resize(text.find_last_not_of(' ') + 1);
   if (text.back() != '}') malformed(path, "the header does not end with '}' and spaces");
   // nlohmann's parser takes a zero byte for the end of its input, and would ignore what follows.
   if (text.find('\0') != text.npos) malformed(path, "the header has a zero byte in it");
@@ -304,71 +319,33 @@ std::int64_t SafeTensors::Entry::count() const {
   return n;
 }
 
-SafeTensors::SafeTensors(const std::string& path) : path_(path) {
-  open_and_map();
-  try {
-    parse();
-  } catch (...) {
-    ::munmap(map_, static_cast<std::size_t>(map_bytes_));
-    throw;
-  }
-}
-
-SafeTensors::~SafeTensors() {
-  ::munmap(map_, static_cast<std::size_t>(map_bytes_));
-}
-
-void SafeTensors::open_and_map() {
-  // O_NONBLOCK: opening a pipe of that name must not block.
-  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    throw Error(Errc::kUsage, path_, "cannot be opened: " + errno_text(errno),
-                "check the path and its permissions");
-  }
-  struct stat st {};
-  const int stat_error = ::fstat(fd, &st) != 0 ? errno : 0;
-  const bool regular = stat_error == 0 && S_ISREG(st.st_mode);
-  if (!regular || st.st_size < 8) {
-    ::close(fd);
-    if (stat_error != 0) throw Error(Errc::kIo, path_, "cannot be examined: " + errno_text(stat_error));
-    if (!regular) throw Error(Errc::kUsage, path_, "is no regular file", "name a .safetensors file");
-    malformed(path_, fmt::format("truncated: {} bytes, a header begins with 8 bytes of length", st.st_size));
-  }
-  void* map = ::mmap(nullptr, static_cast<std::size_t>(st.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-  const int error = errno;
-  ::close(fd);
-  if (map == MAP_FAILED) throw Error(Errc::kIo, path_, "cannot be mapped: " + errno_text(error));
-  map_ = map;
-  map_bytes_ = st.st_size;
-  // Tensors are read from front to back, mostly once.
-  (void)::madvise(map_, static_cast<std::size_t>(map_bytes_), MADV_SEQUENTIAL);
+SafeTensors::SafeTensors(const std::string& path, const std::string& what) : file_(path, what) {
+  // Tensors are read from front to back, mostly once. Where the hint is refused nothing else changes.
+  (void)::posix_fadvise(file_.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
+  parse();
 }
 
 void SafeTensors::parse() {
-  const char* file = static_cast<const char*>(map_);
-  const auto file_bytes = static_cast<std::uint64_t>(map_bytes_);
-  const std::string_view text = header_text(path_, file, file_bytes);
+  const auto file_bytes = static_cast<std::uint64_t>(file_.bytes());
+  const std::string& path = file_.path();
   std::uint64_t data_begin = 0;
-  std::memcpy(&data_begin, file, sizeof data_begin);
-  data_begin += sizeof data_begin;
-
+  const std::string text = header_text(file_, data_begin);
   HeaderReader header;
-  if (!json::sax_parse(text.begin(), text.end(), &header)) malformed(path_, header.problem());
-  if (const std::string problem = check_places(header.tensors); !problem.empty()) malformed(path_, problem);
+  if (!json::sax_parse(text.begin(), text.end(), &header)) malformed(path, header.problem());
+  if (const std::string problem = check_places(header.tensors); !problem.empty()) malformed(path, problem);
 
   const std::uint64_t data_bytes = header.tensors.empty() ? 0 : header.tensors.back().offsets[1];
   if (data_bytes > file_bytes - data_begin) {
-    malformed(path_,
+    malformed(path,
               fmt::format("truncated: the tensors take {} bytes, {} are there (the file should have {} bytes "
                           "and has {})",
                           data_bytes, file_bytes - data_begin, data_begin + data_bytes, file_bytes));
   }
   if (data_bytes < file_bytes - data_begin) {
-    malformed(
-        path_,
-        fmt::format("{} bytes that belong to no tensor lie at the end (the file should have {} bytes and "
-                    "has {})",
-                    file_bytes - data_begin - data_bytes, data_begin + data_bytes, file_bytes));
+    malformed(path, fmt::format(
+                        "{} bytes that belong to no tensor lie at the end (the file should have {} bytes and "
+                        "has {})",
+                        file_bytes - data_begin - data_bytes, data_begin + data_bytes, file_bytes));
   }
 
   metadata_ = std::move(header.metadata);
@@ -378,29 +355,25 @@ void SafeTensors::parse() {
     entries_.push_back({.name = std::move(t.name),
                         .dtype = std::move(t.dtype),
                         .shape = {t.shape.begin(), t.shape.end()},
-                        .data = file + data_begin + t.offsets[0],
+                        .offset = static_cast<std::int64_t>(data_begin + t.offsets[0]),
                         .bytes = static_cast<std::int64_t>(t.offsets[1] - t.offsets[0])});
   }
-  drop(file, static_cast<std::int64_t>(data_begin));
 }
 
-const SafeTensors::Entry* SafeTensors::find(const std::string& name) const {
+const SafeTensors::Entry* SafeTensors::find(const std::string& name) const& {
   const auto it = by_name_.find(name);
   return it == by_name_.end() ? nullptr : &entries_[it->second];
 }
 
-void SafeTensors::drop(const void* data, std::int64_t bytes) const {
-  const char* const file = static_cast<const char*>(map_);
-  const char* const begin = static_cast<const char*>(data);
-  ZG_ASSERT(begin >= file && bytes >= 0 && bytes <= map_bytes_ - (begin - file), "outside of {}", path_);
-  if (bytes == 0) return;
-  // Drops whole pages, including those shared with neighbours: to drop a neighbour's page costs it one more
-  // fault, but a page that nobody drops would stay resident for ever.
-  static const std::int64_t page = ::sysconf(_SC_PAGESIZE);
-  const std::int64_t first = (begin - file) / page * page;
-  // A failure leaves the pages resident, which does not change their bytes.
-  (void)::madvise(static_cast<char*>(map_) + first, static_cast<std::size_t>(begin - file + bytes - first),
-                  MADV_DONTNEED);
+void SafeTensors::read(const Entry& entry, std::int64_t begin, std::int64_t bytes, void* out) const {
+  ZG_ASSERT(begin >= 0 && bytes >= 0 && bytes <= entry.bytes - begin, "outside of {} in {}", entry.name,
+            path());
+  try {
+    file_.read(out, bytes, entry.offset + begin);
+  } catch (const Error& e) {
+    throw Error(e.code(), e.where(), fmt::format("{} (in {})", e.message(), hf::in_quotes(entry.name)),
+                e.hint());
+  }
 }
 
 }  // namespace zg

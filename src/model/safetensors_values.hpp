@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -12,8 +13,10 @@
 
 namespace zg::hf {
 
-// Bytes of a file that a read makes resident before they are dropped again.
+// The most bytes of a file that are in memory at a time, to be converted.
 inline constexpr std::int64_t kBandBytes = 4 * kMiB;
+// Those of a tensor that is read in order: the processor's cache has them when they are converted.
+inline constexpr std::int64_t kChunkBytes = kMiB / 2;
 
 // A tensor in a file, and the type of its elements.
 struct Source {
@@ -22,8 +25,8 @@ struct Source {
   DType dtype = DType::kF32;
 
   std::int64_t width() const { return static_cast<std::int64_t>(size_of(dtype)); }
-  const char* at(std::int64_t element) const {
-    return static_cast<const char*>(entry->data) + element * width();
+  void read(std::int64_t element, std::int64_t count, void* out) const {
+    file->read(*entry, element * width(), count * width(), out);
   }
 };
 
@@ -36,7 +39,7 @@ inline std::optional<DType> float_dtype(const std::string& name) {
 }
 
 template <class T>
-T load(const char* p) {  // a file's tensors need not be aligned
+T load(const char* p) {  // which need not be aligned
   T value;
   std::memcpy(&value, p, sizeof value);
   return value;
@@ -75,15 +78,17 @@ void with_type(DType dtype, F&& f) {
 
 // Reads elements [begin, end) in the order of the file.
 inline void read_values(const Source& s, std::int64_t begin, std::int64_t end, float* out) {
-  const std::int64_t band = kBandBytes / s.width();
-  for (std::int64_t i = begin; i < end; i += band) {
-    const std::int64_t n = std::min(band, end - i);
+  if (s.dtype == DType::kF32) return s.read(begin, end - begin, out);
+  const std::int64_t most = std::min(kChunkBytes / s.width(), end - begin);
+  const std::unique_ptr<char[]> chunk(new char[static_cast<std::size_t>(most * s.width())]);
+  for (std::int64_t i = begin; i < end; i += most) {
+    const std::int64_t n = std::min(most, end - i);
+    s.read(i, n, chunk.get());
     with_type(s.dtype, [&](auto type) {
       using T = decltype(type);
-      const char* p = s.at(i);
-      for (std::int64_t j = 0; j < n; ++j) out[i - begin + j] = to_float(load<T>(p + j * s.width()));
+      for (std::int64_t j = 0; j < n; ++j)
+        out[i - begin + j] = to_float(load<T>(chunk.get() + j * s.width()));
     });
-    s.file->drop(s.at(i), n * s.width());
   }
 }
 

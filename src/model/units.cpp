@@ -268,7 +268,12 @@ Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t lay
   b.matrix("mlp.gate_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
   b.matrix("mlp.up_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
   if (block.fused) b.fuse(2, "mlp.gate_up_proj.weight");
+  if (block.mlp_bias) {
+    b.vector("mlp.gate_proj.bias", c.inner, b.piece(c.inner), Init::kZero);
+    b.vector("mlp.up_proj.bias", c.inner, b.piece(c.inner), Init::kZero);
+  }
   b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
+  if (block.mlp_bias) b.vector("mlp.down_proj.bias", c.width, b.all(c.width), Init::kZero);
   if (after) b.norm("post_feedforward_layernorm.weight", c.width, one);
   return with_adapters(b, c, part);
 }
@@ -327,7 +332,9 @@ DecoderParams::DecoderParams(const ModelConfig& c) {
   sinks = next(c.block.sinks);
   o = next(true), o_bias = next(c.block.o_bias);
   after1 = next(after), norm2 = next(before);
-  gate = next(true), up = next(true), down = next(true);
+  gate = next(true), up = next(true);
+  gate_bias = next(c.block.mlp_bias), (void)next(c.block.mlp_bias);
+  down = next(true), down_bias = next(c.block.mlp_bias);
   after2 = next(after);
 }
 
@@ -392,7 +399,7 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
     if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
   }
   const std::size_t own = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : DecoderParams(c).count;
-  const std::size_t adapters = c.lora.on() ? AdapterList(c).all().size() : 0;
+  const std::size_t adapters = c.lora.on() ? AdapterList(c).count() : 0;
   ZG_ASSERT_EQ(units[1].params.size(), own + 2 * adapters);
   return units;
 }
@@ -406,7 +413,7 @@ const Param& table_param(const ModelConfig& config, const std::vector<Unit>& uni
 }
 
 void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
-                     std::uint32_t overwritten) {
+                     std::uint64_t overwritten) {
   if (unit.in_tiles()) return ops.zero(stream, grads);
   // Devices fill rows that are less than 2 GiB apart.
   const std::int64_t most = (std::int64_t{1} << 31) / static_cast<std::int64_t>(size_of(grads.dtype)) - 1;

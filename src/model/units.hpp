@@ -48,9 +48,9 @@ class NormList {
     return at - list.begin();
   }
   // A bit for each parameter that is none.
-  std::uint32_t others() const {
-    std::uint32_t bits = ~0u;
-    for (const std::size_t param : all()) bits &= ~(1u << param);
+  std::uint64_t others() const {
+    std::uint64_t bits = ~std::uint64_t{0};
+    for (const std::size_t param : all()) bits &= ~(std::uint64_t{1} << param);
     return bits;
   }
 
@@ -65,6 +65,7 @@ struct DecoderParams {
   std::size_t norm1 = kNone, norm2 = kNone;  // in front of attention, and of the MLP
   std::size_t q = kNone, k = kNone, v = kNone, o = kNone, gate = kNone, up = kNone, down = kNone;
   std::size_t q_bias = kNone, v_bias = kNone, o_bias = kNone;  // those of q, k and v follow each other
+  std::size_t gate_bias = kNone, down_bias = kNone;            // that of up follows that of gate
   std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
   std::size_t after1 = kNone, after2 = kNone;  // norms of what attention and the MLP give
   std::size_t count = 0;
@@ -99,6 +100,6 @@ const Param& table_param(const ModelConfig& config, const std::vector<Unit>& uni
 // index, are set in `overwritten`. Stretches of one length at equal distances are one op. Of a unit in tiles
 // `grads` is the first one, of which all is zeroed.
 void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
-                     std::uint32_t overwritten);
+                     std::uint64_t overwritten);
 
 }  // namespace zg::model

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ziggurat/base/error.hpp"
 
@@ -51,8 +52,23 @@ LossScaler::LossScaler(const LossScaleConfig& config) : config_(config) {
   state_ = {.scale = first_scale(c), .steps = 0, .last_overflow = -1, .hysteresis = c.hysteresis};
 }
 
+bool LossScaler::worth_a_warning() const {
+  std::int64_t next = 10;
+  while (next < in_a_row_ && next < std::numeric_limits<std::int64_t>::max() / 10) next *= 10;
+  return in_a_row_ == next;
+}
+
 void LossScaler::update(bool overflow) {
   State& s = state_;
+  in_a_row_ = overflow ? in_a_row_ + 1 : 0;
+  in_vain_ = in_vain_ && overflow;
+  if (!dynamic() && in_vain_ && in_a_row_ >= kMostInVain) {
+    throw Error(Errc::kNumeric, "fp16.loss_scale",
+                fmt::format("gradients overflow in fp16 with the constant loss scale {} in each of the first {} "
+                            "steps, so nothing was learned",
+                            s.scale, in_a_row_),
+                "make it smaller, or 0, for one that follows the overflows; bf16 needs none");
+  }
   if (dynamic() && overflow) {
     if (s.hysteresis > 1) {
       --s.hysteresis;
@@ -82,6 +98,8 @@ void LossScaler::restore(const State& state) {
                     "until the next that halves it",
                     state.scale, state.steps, state.last_overflow, state.hysteresis));
   }
+  in_a_row_ = 0;
+  in_vain_ = state.steps == 0;  // else the state does not say it
   state_ = state;
   state_.scale = dynamic() ? std::max(state.scale, config_.min_loss_scale) : config_.loss_scale;
   state_.hysteresis = std::min(state.hysteresis, config_.hysteresis);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "python/errors.hpp"
+#include "python/gil.hpp"
 
 namespace zg::python {
 namespace {
@@ -30,6 +31,11 @@ const char* name_of(Errc code) {
 }
 
 void raise(const char* code, const std::string& where, const std::string& message, const std::string& hint) {
+  if (PyObject* const error = exit_exception()) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+    return;
+  }
+  const RunsPython counted;
   const nb::object error = nb::module_::import_("ziggurat._errors").attr("make")(code, where, message, hint);
   PyErr_SetObject(error.type().ptr(), error.ptr());
 }
@@ -61,13 +67,20 @@ void refuse(const std::string& where, const std::string& what, const std::string
 }
 
 bool signal_raised() {
+  if (interpreter_ends()) return true;
   nb::gil_scoped_acquire held;
   return PyErr_CheckSignals() != 0;
+}
+
+void throw_interrupted() {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  throw Error(Errc::kInterrupted, "ziggurat", "the interpreter is ending");
 }
 
 void bind_errors() {
   pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
   nb::register_exception_translator(translate);
+  bind_exit();
 }
 
 }  // namespace zg::python

@@ -11,8 +11,8 @@ namespace zg::python {
 
 namespace nb = nanobind;
 
-// Errors of the library become those of ziggurat._errors from now on, and forks are counted. Once in a
-// module.
+// Errors of the library become those of ziggurat._errors from now on, forks are counted, and threads are
+// brought back when the interpreter ends. Once in a module.
 void bind_errors();
 
 // Becomes ziggurat.ForkError: a child of fork() has no threads of the library, so a call of it would hang.
@@ -35,7 +35,12 @@ class Owned {
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what, const std::string& hint = {});
 
-// Whether a signal's handler of Python has raised; asks for the GIL, and leaves the exception set.
+// Whether a signal's handler of Python has raised, or the interpreter ends; asks for the GIL in the first
+// case, and leaves the exception set.
 bool signal_raised();
+
+// Ends a call that signal_raised() has ended: with the exception that the handler has raised, or
+// Error(kInterrupted) where the interpreter ends. With the GIL.
+[[noreturn]] void throw_interrupted();
 
 }  // namespace zg::python

@@ -72,8 +72,19 @@ struct ViewShare {
   ~ViewShare() { held->views.fetch_sub(1); }
 };
 
+// Gives up a share of a lease, with the GIL. With the last one the store may go, too (drop()).
+void drop_share(std::shared_ptr<HeldLease>& held) {
+  std::shared_ptr<StoreHandle> store = held == nullptr ? nullptr : held->store;
+  held.reset();
+  if (store) drop(store);
+}
+
 struct PyLease {
   std::shared_ptr<HeldLease> held;
+
+  explicit PyLease(std::shared_ptr<HeldLease> h) : held(std::move(h)) {}
+  PyLease(PyLease&&) = default;
+  ~PyLease() { drop_share(held); }
 
   HeldLease& open() const {
     held->owned.check_here("this lease");
@@ -126,7 +137,9 @@ PyObject* capsule_of(HeldLease& held, std::shared_ptr<HeldLease> share, const ch
     const char* unused = std::is_same_v<M, Managed> ? "dltensor" : "dltensor_versioned";
     if (PyCapsule_IsValid(c, unused) == 0) return;
     auto* m = static_cast<M*>(PyCapsule_GetPointer(c, unused));
+    std::shared_ptr<HeldLease> last = static_cast<ViewShare*>(m->context)->held;
     m->deleter(m);
+    drop_share(last);
   });
   if (capsule == nullptr) {
     managed->deleter(managed.release());
@@ -203,7 +216,10 @@ int get_buffer(PyObject* object, Py_buffer* view, int flags) {
 }
 
 void release_buffer(PyObject*, Py_buffer* view) {
-  delete static_cast<ViewShare*>(view->internal);
+  auto* const share = static_cast<ViewShare*>(view->internal);
+  std::shared_ptr<HeldLease> held = share->held;
+  delete share;
+  drop_share(held);
 }
 
 void release(const PyLease& self) {
@@ -216,6 +232,7 @@ void release(const PyLease& self) {
         views, views == 1 ? "" : "s", views == 1 ? "is" : "are");
     throw nb::buffer_error(text.c_str());
   }
+  WithoutGil released;
   held.end();
 }
 
@@ -246,7 +263,10 @@ nb::object new_lease(std::shared_ptr<StoreHandle> store, Lease lease, DType dtyp
   held->store->leases.fetch_add(1);
   held->dtype = dtype;
   held->access = access;
-  held->protect();
+  {
+    WithoutGil released(std::nothrow);
+    held->protect();
+  }
   held->shape = held->lease.bytes() / static_cast<std::int64_t>(size_of(dtype));
   held->buffer_shape = static_cast<Py_ssize_t>(held->shape);
   held->buffer_stride = static_cast<Py_ssize_t>(size_of(dtype));
@@ -280,22 +300,6 @@ void bind_lease(nb::module_& m) {
           "Address of the first byte, a multiple of 4096; valid until the lease ends.")
       .def("release", release,
            "Ends the lease; again does nothing. Raises BufferError while views of it are alive.")
-      .def(
-          "numpy",
-          [](nb::object self, nb::object shape) {
-            return nb::module_::import_("ziggurat._views").attr("numpy_view")(self, shape);
-          },
-          nb::arg("shape") = nb::none(),
-          "The bytes as a NumPy array, without a copy: of the given shape, or flat. bf16 comes as\n"
-          "ml_dtypes.bfloat16 where that package is installed, else as the bits (uint16).")
-      .def(
-          "torch",
-          [](nb::object self, nb::object shape) {
-            return nb::module_::import_("ziggurat._views").attr("torch_view")(self, shape);
-          },
-          nb::arg("shape") = nb::none(),
-          "The bytes as a torch tensor, without a copy: of the given shape, or flat. A tensor of a lease\n"
-          "for reading must not be written: torch cannot know.")
       .def("__dlpack__", dlpack, "The bytes as a DLPack capsule: for torch.from_dlpack and others.")
       .def("__dlpack_device__", [](const PyLease&) { return nb::make_tuple(1, 0); })
       .def("__enter__", [](nb::object self) { return self; })

@@ -66,10 +66,10 @@ nb::dict io_bench(const std::vector<std::string>& paths, bool files, std::int64_
   o.progress = [&](const io::BenchProgress&) { return !(interrupted = interrupted || signal_raised()); };
   io::BenchResult r;
   {
-    nb::gil_scoped_release released;
+    WithoutGil released;
     r = io::run_bench(o);
   }
-  if (interrupted) throw nb::python_error();
+  if (interrupted) throw_interrupted();
   nb::dict out;
   out["seconds"] = r.seconds, out["read"] = count_of(r.read), out["write"] = count_of(r.write);
   out["cpu_seconds"] = r.cpu_seconds, out["bytes_per_second"] = r.bytes_per_second();
@@ -94,8 +94,10 @@ nb::dict io_tune(const std::string& path, int paths, std::int64_t file_bytes, co
                  double seconds, nb::callable measure) {
   io::TuneOptions o;
   std::vector<io::Backend> works;
+  std::int64_t available = 0;
   {
-    nb::gil_scoped_release released;
+    WithoutGil released;
+    available = available_memory();
     for (const io::BackendProbe& p : io::probe_backends(path)) {
       if (p.works && p.backend != io::Backend::kRam) works.push_back(p.backend);
     }
@@ -104,7 +106,7 @@ nb::dict io_tune(const std::string& path, int paths, std::int64_t file_bytes, co
   o.space = io::TuneSpace::usual(works, 1);
   o.space.paths = paths;
   o.space.file_bytes = file_bytes;
-  o.space.memory_bytes = std::min<std::int64_t>(o.space.memory_bytes, available_memory() / 4);
+  o.space.memory_bytes = std::min<std::int64_t>(o.space.memory_bytes, available / 4);
   o.goal = named("purpose", goal, std::array{io::TuneGoal::kBoth, io::TuneGoal::kRead, io::TuneGoal::kWrite});
   o.seconds = seconds;
   const auto begin = std::chrono::steady_clock::now();
@@ -113,13 +115,18 @@ nb::dict io_tune(const std::string& path, int paths, std::int64_t file_bytes, co
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
   meter.measure = [&](const io::TunePoint& point, int round) -> std::optional<io::TuneSample> {
+    if (interpreter_ends()) return std::nullopt;
+    nb::gil_scoped_acquire held;
     const nb::object result = measure(point_of(point), round);
     if (result.is_none()) return std::nullopt;
     const auto v = nb::cast<std::vector<double>>(result);
     if (v.size() != 8) refuse("measure", "returned no sample", "eight numbers");
     return io::TuneSample{{v[0], v[1], v[2], v[3]}, {v[4], v[5], v[6], v[7]}};
   };
-  const io::TuneOutcome found = io::tune(o, meter);
+  const io::TuneOutcome found = [&] {
+    WithoutGil released;
+    return io::tune(o, meter);
+  }();
   nb::dict out;
   nb::list candidates;
   for (const io::TuneCandidate& c : found.candidates) {
@@ -140,7 +147,7 @@ nb::dict probe(const std::vector<std::string>& paths, std::int64_t measure_bytes
   std::vector<io::BackendProbe> backends;
   std::vector<io::PathProbe> places;
   {
-    nb::gil_scoped_release released;
+    WithoutGil released;
     m = probe_machine();
     available = available_memory();
     backends = io::probe_backends(paths.empty() ? "" : paths.front());

@@ -22,9 +22,9 @@ Tier memory_tier_named(const std::string& name) {
   refuse("tier", "\"" + name + "\" is no tier whose bytes can be seen", "\"host\" or \"device\"");
 }
 
-Inside::Inside(const std::shared_ptr<StoreHandle>& handle) : handle_(*handle) {
+Inside::Inside(const WithoutGil&, const std::shared_ptr<StoreHandle>& handle) : handle_(*handle) {
   handle_.owned.check_here("this store");
-  lock_ = std::shared_lock(handle_.inside);
+  lock_ = std::shared_lock(handle_.lock.mutex_);
   if (handle_.opened == nullptr) refuse("store", "is closed", "open another one");
 }
 
@@ -43,9 +43,13 @@ SegmentId Inside::segment(TensorId id, std::int32_t index) const {
   return t.first_segment + index;
 }
 
-Alone::Alone(const std::shared_ptr<StoreHandle>& handle, const char* call) : handle_(*handle) {
+Alone::Alone(const WithoutGil&, StoreHandle& handle)
+    : handle_(handle), lock_(handle.lock.mutex_, std::try_to_lock) {}
+
+Alone::Alone(const WithoutGil&, const std::shared_ptr<StoreHandle>& handle, const char* call)
+    : handle_(*handle) {
   handle_.owned.check_here("this store");
-  lock_ = std::unique_lock(handle_.inside, std::try_to_lock);
+  lock_ = std::unique_lock(handle_.lock.mutex_, std::try_to_lock);
   if (!lock_.owns_lock())
     refuse(call, "another thread is inside a call with this store", "let it return first");
   if (handle_.opened == nullptr) refuse("store", "is closed", "open another one");
@@ -73,7 +77,7 @@ NB_MODULE(_core, m) {
       .def(
           "update",
           [](zg::io::Hash& hash, std::uintptr_t address, std::int64_t bytes) {
-            nb::gil_scoped_release released;
+            WithoutGil released;
             hash.update(reinterpret_cast<const void*>(address), bytes);
           },
           nb::arg("address"), nb::arg("bytes"))

@@ -201,6 +201,8 @@ class Optimizer {
       refuse("segment_bytes", fmt::format("is {}", segment_bytes), "some MiB are a good size");
   }
 
+  ~Optimizer() { drop(handle_); }
+
   // `name`: in the store. `key`: the parameter's own, which its random numbers follow.
   int add(const std::string& name, const std::string& key, std::int64_t count, const std::string& weight) {
     Param p;
@@ -223,8 +225,8 @@ class Optimizer {
       spec.role = Role::kOptimizerState;
       for (std::int32_t s = 0; s < p.segments(); ++s) spec.count += p.bytes(s);
       spec.segment_elements = p.bytes(0);
-      nb::gil_scoped_release released;
-      p.tensor = Alone(handle_, "an optimizer's parameter").store().add(spec);
+      WithoutGil released;
+      p.tensor = Alone(released, handle_, "an optimizer's parameter").store().add(spec);
     }
     params_.push_back(p);
     return static_cast<int>(params_.size()) - 1;
@@ -233,8 +235,10 @@ class Optimizer {
   void remove(int index) {
     Param& p = param(index);
     if (p.tensor < 0) return;
-    nb::gil_scoped_release released;
-    Alone(handle_, "an optimizer's parameter").store().remove(p.tensor);
+    const TensorId tensor = p.tensor;
+    waiting([&](const WithoutGil& released) {
+      Alone(released, handle_, "an optimizer's parameter").store().remove(tensor);
+    });
     p.tensor = -1;
   }
 
@@ -343,16 +347,20 @@ class Optimizer {
   // One step of what is named: number, weights, gradient, its type, rule, segment. Not interrupted by Ctrl-C:
   // a step is made or not made.
   void update(const std::vector<Item>& items, bool record) {
+    std::vector<const Param*> params;  // looked up with the GIL, under which others are added
     for (const auto& [index, weights, grad, dtype, rule, only] : items) {
-      check(param(index), dtype, rule);
-      check_segment(param(index), only);
+      params.push_back(&param(index));
+      check(*params.back(), dtype, rule);
+      check_segment(*params.back(), only);
     }
-    nb::gil_scoped_release released;
-    const Inside inside(handle_);
+    WithoutGil released;
+    InterruptibleWaits until_the_end(interpreter_ends);
+    const Inside inside(released, handle_);
     const RecordedStep step(inside, record);
     HostStream stream("update", HostStream::Mode::kInline);
-    for (const auto& [index, weights, grad, dtype, rule, only] : items) {
-      const Param& p = param(index);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const auto& [index, weights, grad, dtype, rule, only] = items[i];
+      const Param& p = *params[i];
       const DType type = dtype_named(dtype);
       const std::int32_t begin = std::max(only, 0), end = only < 0 ? p.segments() : only + 1;
       // Where the whole parameter would begin.
@@ -376,19 +384,19 @@ class Optimizer {
 
   // A step whose parts are several calls of update(): false where the user records one already.
   bool begin_step() {
-    nb::gil_scoped_release released;
-    return begin_recording(Inside(handle_));
+    WithoutGil released;
+    return begin_recording(Inside(released, handle_));
   }
   void end_step() {
-    nb::gil_scoped_release released;
-    end_recording(Inside(handle_));
+    WithoutGil released;
+    end_recording(Inside(released, handle_));
   }
 
   static double gradient_norm(const std::vector<std::tuple<std::uintptr_t, std::int64_t, std::string>>& all) {
     std::vector<View> views;
     for (const auto& [address, count, dtype] : all)
       views.emplace_back(at(address), dtype_named(dtype), 1, count);
-    nb::gil_scoped_release released;
+    WithoutGil released;
     double sum = 0;
     for (const View& v : views) sum += norm_sq(v);
     return std::sqrt(sum);
@@ -423,8 +431,8 @@ class Optimizer {
     const Param& p = param(index);
     check_segment(p, only);
     if (p.tensor < 0) return;
-    waiting([&] {
-      const Inside inside(handle_);
+    waiting([&](const WithoutGil& released) {
+      const Inside inside(released, handle_);
       const std::int32_t end = only < 0 ? p.segments() : only + 1;
       for (std::int32_t s = std::max(only, 0); s < end; ++s) {
         Lease lease = inside.store().acquire(inside.segment(p.tensor, s), Tier::kHost, access);
@@ -433,7 +441,7 @@ class Optimizer {
     });
   }
 
-  const std::shared_ptr<StoreHandle> handle_;
+  std::shared_ptr<StoreHandle> handle_;
   const OptimizerKind kind_;
   const std::string state_;
   const int moments_;

@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <unistd.h>
+
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -17,6 +19,15 @@ namespace {
 constexpr int kMostPins = 200;  // of one segment at one tier
 
 struct PyPin {
+  PyPin() = default;
+  PyPin(PyPin&&) = default;
+  // What waits is not the pin's end, but that of the store, where this was its last share.
+  ~PyPin() {
+    if (!held) return;
+    std::shared_ptr<StoreHandle> store = held->store;
+    held.reset();
+    if (store) drop(store);
+  }
   struct Held {
     Owned owned;
     std::shared_ptr<StoreHandle> store;
@@ -66,6 +77,44 @@ io::Backend backend_named(const std::string& name) {
   refuse("backend", "\"" + name + "\" is none", "auto, io_uring, libaio, threads or ram");
 }
 
+// The stores that are open, to be closed when the interpreter ends. With the GIL.
+class OpenStores {
+ public:
+  void remember(const std::shared_ptr<StoreHandle>& store) {
+    std::erase_if(all_, [](const std::weak_ptr<StoreHandle>& s) { return s.expired(); });
+    all_.push_back(store);
+  }
+  // Where a thread is still inside, or leases and views live, the memory stays: the files lose their names,
+  // which nobody needs, since the store has them open.
+  void close() {
+    const std::vector<std::weak_ptr<StoreHandle>> all = all_;
+    for (const std::weak_ptr<StoreHandle>& one : all) {
+      const std::shared_ptr<StoreHandle> store = one.lock();
+      if (store == nullptr || !store->owned.here() || store->closed) continue;
+      WithoutGil released;
+      const Alone alone(released, *store);
+      if (alone.owns() && store->leases.load() + store->pins.load() == 0) {
+        store->close();
+      } else {
+        remove_names(store->opened->io());
+      }
+    }
+  }
+
+ private:
+  static void remove_names(const io::Engine* io) {
+    for (int d = 0; io != nullptr && d < io->drive_count(); ++d) {
+      if (const std::string path = io->file(d); !path.empty()) unlink(path.c_str());
+    }
+  }
+  std::vector<std::weak_ptr<StoreHandle>> all_;
+};
+
+OpenStores& open_stores() {
+  static auto* stores = new OpenStores;
+  return *stores;
+}
+
 Store open(std::int64_t host_bytes, const std::vector<std::pair<std::string, std::int64_t>>& drives,
            std::int64_t device_bytes, const std::string& policy, int queue_depth, const std::string& backend,
            bool require_backend, std::int64_t block_size, std::int64_t read_ahead, bool verify,
@@ -82,19 +131,22 @@ Store open(std::int64_t host_bytes, const std::vector<std::pair<std::string, std
   config.read_ahead = read_ahead;
   config.verify = verify;
   config.write_ahead = write_ahead;
-  Store store{std::make_shared<StoreHandle>()};
+  Store store(std::make_shared<StoreHandle>());
   store.handle->protect_reads = protect_reads;
-  nb::gil_scoped_release released;
-  store.handle->opened = open_store(config);
+  {
+    WithoutGil released;
+    store.handle->opened = open_store(config);
+  }
+  open_stores().remember(store.handle);
   return store;
 }
 
 void close(Store& self) {
   StoreHandle& h = *self.handle;
   h.owned.check_here("this store");
-  nb::gil_scoped_release released;
-  std::unique_lock lock(h.inside, std::try_to_lock);
-  if (!lock.owns_lock())
+  WithoutGil released;
+  const Alone alone(released, h);
+  if (!alone.owns())
     refuse("Store.close", "another thread is inside a call with this store", "let it return first");
   if (h.opened == nullptr) return;
   if (h.leases.load() + h.pins.load() > 0)
@@ -102,7 +154,7 @@ void close(Store& self) {
            fmt::format("{} leases (or views of them) and {} pins of the store are alive", h.leases.load(),
                        h.pins.load()),
            "release them, and delete the arrays that share their bytes");
-  h.opened.reset();
+  h.close();
 }
 
 TensorId add(Store& self, const std::string& name, const std::string& dtype, std::int64_t count,
@@ -120,13 +172,13 @@ TensorId add(Store& self, const std::string& name, const std::string& dtype, std
   if (priority < -100 || priority > 100) refuse("priority", fmt::format("is {}", priority), "-100 to 100");
   spec.segment_elements = segment_bytes / size;
   spec.priority = priority;
-  nb::gil_scoped_release released;
-  return Alone(self.handle, "Store.add").store().add(spec);
+  WithoutGil released;
+  return Alone(released, self.handle, "Store.add").store().add(spec);
 }
 
 void remove(Store& self, TensorId tensor) {
-  waiting([&] {
-    const Alone alone(self.handle, "Store.remove");
+  waiting([&](const WithoutGil& released) {
+    const Alone alone(released, self.handle, "Store.remove");
     const TensorTable& table = alone.store().table();
     if (tensor < 0 || tensor >= table.tensor_count() || table.tensor(tensor).removed) return;
     const Tensor& t = table.tensor(tensor);
@@ -144,8 +196,8 @@ nb::object acquire(Store& self, TensorId tensor, std::int32_t segment, const std
   const Access access = access_named(mode);
   const Tier at = memory_tier_named(tier);
   DType dtype = DType::kU8;
-  Lease lease = waiting([&] {
-    const Inside inside(self.handle);
+  Lease lease = waiting([&](const WithoutGil& released) {
+    const Inside inside(released, self.handle);
     const SegmentId id = inside.segment(tensor, segment);
     dtype = inside.tensor(tensor).spec.dtype;
     return inside.store().acquire(id, at, access);
@@ -159,8 +211,8 @@ nb::list acquire_all(Store& self, const std::vector<Wanted>& wanted) {
   std::vector<AccessStep> steps;
   std::vector<Lease> leases;
   std::vector<DType> dtypes;
-  waiting([&] {
-    const Inside inside(self.handle);
+  waiting([&](const WithoutGil& released) {
+    const Inside inside(released, self.handle);
     for (const auto& [tensor, segment, mode, tier] : wanted) {
       AccessStep step;
       step.segment = inside.segment(tensor, segment);
@@ -178,10 +230,11 @@ nb::list acquire_all(Store& self, const std::vector<Wanted>& wanted) {
 }
 
 PyPin pin(Store& self, TensorId tensor, std::int32_t segment, const std::string& tier) {
-  PyPin out{std::make_unique<PyPin::Held>()};
+  PyPin out;
+  out.held = std::make_unique<PyPin::Held>();
   const Tier at = memory_tier_named(tier);
-  waiting([&] {
-    const Inside inside(self.handle);
+  waiting([&](const WithoutGil& released) {
+    const Inside inside(released, self.handle);
     StoreHandle& h = inside.handle();
     out.held->place = {inside.segment(tensor, segment), at};
     {
@@ -205,8 +258,8 @@ PyPin pin(Store& self, TensorId tensor, std::int32_t segment, const std::string&
 }
 
 void step_begin(Store& self, const std::string& name) {
-  nb::gil_scoped_release released;
-  const Inside inside(self.handle);
+  WithoutGil released;
+  const Inside inside(released, self.handle);
   std::lock_guard lock(inside.handle().mutex);
   if (inside.handle().in_step) refuse("Store.step", "the step before has not ended", "one step at a time");
   inside.store().step_begin(name);
@@ -214,8 +267,8 @@ void step_begin(Store& self, const std::string& name) {
 }
 
 void step_end(Store& self) {
-  nb::gil_scoped_release released;
-  const Inside inside(self.handle);
+  WithoutGil released;
+  const Inside inside(released, self.handle);
   std::lock_guard lock(inside.handle().mutex);
   if (!inside.handle().in_step) refuse("Store.step", "no step has begun", "use `with store.step():`");
   inside.store().step_end();
@@ -225,8 +278,8 @@ void step_end(Store& self) {
 nb::dict statistics(Store& self) {
   StoreStatistics s;
   {
-    nb::gil_scoped_release released;
-    s = Inside(self.handle).store().statistics();
+    WithoutGil released;
+    s = Inside(released, self.handle).store().statistics();
   }
   nb::dict out, tiers, links, causes;
   for (int t = 0; t < kTiers; ++t) {
@@ -258,8 +311,8 @@ nb::dict statistics(Store& self) {
 template <class Call>
 auto on_segment(Call call) {
   return [call](Store& self, TensorId tensor, std::int32_t segment) {
-    return waiting([&] {
-      const Inside inside(self.handle);
+    return waiting([&](const WithoutGil& released) {
+      const Inside inside(released, self.handle);
       return call(inside.store(), inside.segment(tensor, segment));
     });
   };
@@ -267,13 +320,15 @@ auto on_segment(Call call) {
 
 template <class Call>
 auto on_store(Call call) {
-  return [call](Store& self) { return waiting([&] { return call(Inside(self.handle).store()); }); };
+  return [call](Store& self) {
+    return waiting([&](const WithoutGil& released) { return call(Inside(released, self.handle).store()); });
+  };
 }
 
 void bind_pin(nb::module_& m) {
   const auto release = [](PyPin& p) {
     p.held->owned.check_here("this pin");
-    nb::gil_scoped_release released;
+    WithoutGil released;
     p.held->end();
   };
   nb::class_<PyPin>(m, "Pin",
@@ -289,6 +344,7 @@ void bind_pin(nb::module_& m) {
 }  // namespace
 
 void bind_store(nb::module_& m) {
+  at_exit([] { open_stores().close(); });
   bind_pin(m);
   nb::class_<Store>(m, "Store")
       .def_static("open", open, nb::arg("host_bytes"), nb::arg("drives"), nb::arg("device_bytes"),
@@ -307,19 +363,23 @@ void bind_store(nb::module_& m) {
       .def("prefetch",
            [](Store& self, TensorId tensor, std::int32_t segment, const std::string& tier) {
              const Tier at = memory_tier_named(tier);
-             waiting([&] {
-               const Inside inside(self.handle);
+             waiting([&](const WithoutGil& released) {
+               const Inside inside(released, self.handle);
                inside.store().prefetch(inside.segment(tensor, segment), at);
              });
            })
       .def("discard", on_segment([](TensorStore& s, SegmentId id) { s.discard(id); }))
       .def("has_content", on_segment([](TensorStore& s, SegmentId id) { return s.has_content(id); }))
-      .def("segments", [](Store& self, TensorId t) { return Inside(self.handle).tensor(t).segments; })
+      .def("segments",
+           [](Store& self, TensorId t) {
+             WithoutGil released;
+             return Inside(released, self.handle).tensor(t).segments;
+           })
       .def("drain", on_store([](TensorStore& s) { s.drain(); }))
       .def("demote",
            [](Store& self) {
-             waiting([&] {
-               const Alone alone(self.handle, "Store.demote");
+             waiting([&](const WithoutGil& released) {
+               const Alone alone(released, self.handle, "Store.demote");
                if (self.handle->leases.load() + self.handle->pins.load() > 0)
                  refuse("Store.demote", "leases or pins of the store are alive", "release them first");
                alone.store().demote_all();
@@ -328,15 +388,15 @@ void bind_store(nb::module_& m) {
       .def("state", on_store([](TensorStore& s) { return s.state(); }))
       .def("explain",
            [](Store& self, TensorId tensor) {
-             return waiting([&] {
-               const Inside inside(self.handle);
+             return waiting([&](const WithoutGil& released) {
+               const Inside inside(released, self.handle);
                (void)inside.tensor(tensor);
                return inside.store().explain(tensor);
              });
            })
       .def_prop_ro("leases", [](const Store& s) { return s.handle->leases.load(); })
       .def_prop_ro("pins", [](const Store& s) { return s.handle->pins.load(); })
-      .def_prop_ro("closed", [](const Store& s) { return s.handle->opened == nullptr; })
+      .def_prop_ro("closed", [](const Store& s) { return s.handle->closed.load(); })
       .def("__reduce__",
            [](const Store&) -> nb::object { throw nb::type_error("a store cannot be pickled"); });
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "python/errors.hpp"
+#include "python/gil.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/output_directory.hpp"
@@ -26,6 +27,7 @@ class Callback final : public TrainObserver {
   void on_step(const StepRecord& record) override {
     if (failure) return;
     const std::string json = step_json(record);
+    if (interpreter_ends()) return;  // the run ends with this step
     nb::gil_scoped_acquire held;
     try {
       if (nb::object(call_(json)).ptr() == Py_False) stop_ = true;
@@ -77,7 +79,7 @@ nb::dict train(const std::vector<std::string>& files, const std::vector<std::str
   bool interrupted = false;
   RunSummary summary;
   {
-    nb::gil_scoped_release released;
+    WithoutGil released;
     // Signals reach Python's main thread alone, which must be free to see them.
     auto running = std::async(std::launch::async, [&] {
       return run({.files = files, .overrides = overrides}, resume, callback, stop);
@@ -87,14 +89,14 @@ nb::dict train(const std::vector<std::string>& files, const std::vector<std::str
     }
     summary = running.get();
   }
-  if (interrupted) throw nb::python_error();
+  if (interrupted) throw_interrupted();
   if (callback.failure) std::rethrow_exception(callback.failure);
   return dict_of(summary);
 }
 
 // Where a run with this configuration leaves its files.
 std::string output_dir(const std::vector<std::string>& files, const std::vector<std::string>& overrides) {
-  nb::gil_scoped_release released;
+  WithoutGil released;
   return load_config({.files = files, .overrides = overrides}, this_machine()).output_dir;
 }
 

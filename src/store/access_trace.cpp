@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
@@ -19,13 +18,14 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "ziggurat access trace";
 constexpr std::int64_t kVersion = 1;
 constexpr std::int64_t kMostSegments = 1 << 24;
-constexpr std::int64_t kMostRuns = 1 << 24;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+// Each program keeps an index over all segments: bounds the memory of many programs over many segments.
+constexpr std::int64_t kMostIndexed = 1 << 27;
+constexpr JsonBounds kBounds{.depth = 8, .values = 48'000'000};
+constexpr const char* kDamaged = "the file is damaged or incomplete: copy or record it again";
 constexpr std::int64_t kPage = 4096, kMostGranule = 1 << 30;
 constexpr std::size_t kMostPriorities = 255;
-constexpr std::int64_t kMostValues = 128'000'000;
-constexpr const char* kDamaged = "the file is damaged or incomplete: copy or record it again";
-constexpr std::int64_t kMostTime = std::int64_t{1} << 40;
+constexpr std::int64_t kMostTime = std::int64_t{1} << 40, kMostTimeInAll = std::int64_t{1} << 56;
 
 constexpr Role kRoles[] = {Role::kWeight, Role::kGradient, Role::kOptimizerState, Role::kActivation,
                            Role::kOther};
@@ -46,18 +46,7 @@ class Reader {
   explicit Reader(const std::string& path) : path_(path) {}
 
   AccessTrace read() {
-    const std::string text = read_text_file(path_, "a trace");
-    // Long traces have many numbers.
-    const std::string problem = json_out_of_bounds(text, {.depth = 16, .values = kMostValues});
-    if (!problem.empty()) throw Error(Errc::kUsage, path_, problem, kDamaged);
-    Json root;
-    try {
-      root = Json::parse(text);
-    } catch (const Json::parse_error& e) {
-      fail_to_parse(text, e.byte);
-    } catch (const Json::exception& e) {  // a number that no double holds
-      throw Error(Errc::kUsage, path_, json_problem(text, -1, e.what(), 1), kDamaged);
-    }
+    const auto root = parse_json<Json>(read_text_file(path_, "a trace"), path_, kDamaged, kBounds);
     if (!root.is_object() || !root.contains("format") || root["format"] != kFormat) {
       throw Error(Errc::kUsage, path_,
                   fmt::format("is no trace: expected an object with \"format\": \"{}\"", kFormat),
@@ -72,10 +61,14 @@ class Reader {
     const auto drives = static_cast<int>(integer(member(root, "", "drives"), "drives", 0, 4096));
     trace.table = TensorTable(drives, granule(root));
     const Json& budgets = member(root, "", "budgets");
-    trace.budgets.device = integer(member(budgets, "budgets", "device"), "budgets.device", 0, kMost);
-    trace.budgets.host = integer(member(budgets, "budgets", "host"), "budgets.host", 0, kMost);
+    trace.budgets.device = integer(member(budgets, "budgets", "device"), "budgets.device", 0, kMostBytes);
+    trace.budgets.host = integer(member(budgets, "budgets", "host"), "budgets.host", 0, kMostBytes);
     read_tensors(list(member(root, "", "tensors"), "tensors"), trace);
     const Json& programs = list(member(root, "", "programs"), "programs");
+    const auto most_programs = static_cast<std::size_t>(kMostIndexed / trace.table.segment_count());
+    if (programs.size() > most_programs)
+      fail("programs", fmt::format("has {} programs over {} segments, expected at most {}", programs.size(),
+                                   trace.table.segment_count(), most_programs));
     for (std::size_t i = 0; i < programs.size(); ++i) {
       trace.programs.push_back(
           program(programs[i], fmt::format("programs[{}]", i), trace.table.segment_count()));
@@ -92,19 +85,10 @@ class Reader {
     throw Error(Errc::kUsage, fmt::format("{}: {}", path_, place), what, hint);
   }
 
-  [[noreturn]] void fail_to_parse(const std::string& text, std::size_t byte) const {
-    const std::size_t at = std::min(byte > 0 ? byte - 1 : 0, text.size());
-    const auto begin = text.begin(), end = text.begin() + static_cast<std::ptrdiff_t>(at);
-    const auto line = 1 + std::count(begin, end, '\n');
-    const std::size_t last = text.rfind('\n', at == 0 ? 0 : at - 1);
-    const std::size_t column = at - (last == std::string::npos || at == 0 ? 0 : last + 1) + 1;
-    const bool ended = at >= text.size();
-    throw Error(Errc::kUsage, fmt::format("{}:{}:{}", path_, line, column),
-                ended ? "the file ends in the middle of the trace" : "is no JSON from here on", kDamaged);
-  }
-
   // A value as text, short enough for a message.
   static std::string shown(const Json& j) {
+    if (j.is_structured() && j.size() > 8)
+      return fmt::format("{} of {} values", j.is_array() ? "a list" : "an object", j.size());
     const std::string text = j.dump(-1, ' ', true, Json::error_handler_t::replace);
     return text.size() <= 60 ? text : text.substr(0, 57) + "...";
   }
@@ -152,8 +136,17 @@ class Reader {
     return bytes;
   }
 
+  // At most what a tensor's pieces are charged for in any tier, or one more than kMostBytes.
+  static std::int64_t charged(const TensorSpec& spec, std::int64_t pieces, std::int64_t granule) {
+    const double most = static_cast<double>(spec.count) * static_cast<double>(size_of(spec.dtype)) +
+                        static_cast<double>(pieces) * static_cast<double>(granule);
+    const double all = most * spec.versions;
+    return all > static_cast<double>(kMostBytes) ? kMostBytes + 1 : static_cast<std::int64_t>(all);
+  }
+
   void read_tensors(const Json& tensors, AccessTrace& trace) const {
     std::vector<int> priorities;
+    std::int64_t bytes = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const std::string place = fmt::format("tensors[{}]", i);
       const Json& t = list(tensors[i], place);
@@ -183,11 +176,15 @@ class Reader {
       if (known == priorities.end() || *known != spec.priority) priorities.insert(known, spec.priority);
       if (priorities.size() > kMostPriorities)
         fail(at(6), fmt::format("is one priority more than {}", kMostPriorities));
-      trace.table.add(spec);
-      // The device's charge is the larger one.
-      const std::int64_t bytes = trace.table.total_charge(Tier::kDevice);
+      // The device's charge is the larger one, and NVMe holds all versions. Checked before the table adds
+      // them up.
+      bytes += charged(spec, pieces, trace.table.device_granule());
       if (bytes > kMostBytes)
-        fail(at(2), fmt::format("found {} bytes up to here, expected at most {}", bytes, kMostBytes));
+        fail(at(2), fmt::format("found over {} bytes up to here, expected at most that", kMostBytes));
+      if (spec.name.empty()) fail(at(0), "is empty, expected a name");
+      if (trace.table.find(spec.name) >= 0)
+        fail(at(0), fmt::format("found {} a second time, expected a name of its own", shown(t[0])));
+      trace.table.add(spec);
     }
     if (tensors.empty()) fail("tensors", "is empty, expected one at least");
   }
@@ -218,6 +215,7 @@ class Reader {
       fail(place + ".times",
            fmt::format("found {} values, expected one for each of {} operations", times->size(), ops.size()));
     }
+    std::int64_t time_in_all = 0;
     std::vector<AccessStep> accesses;
     std::vector<SegmentId> seen(static_cast<std::size_t>(segments), -1);  // the last operation that names it
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -235,6 +233,10 @@ class Reader {
       }
       const auto time =
           times == nullptr ? 1 : integer((*times)[i], fmt::format("{}.times[{}]", place, i), 0, kMostTime);
+      time_in_all += time;
+      if (time_in_all > kMostTimeInAll)
+        fail(fmt::format("{}.times[{}]", place, i),
+             fmt::format("makes more than {} in all, expected at most that", kMostTimeInAll));
       program.add_op(accesses, time);
     }
     program.finish(segments);
@@ -248,8 +250,8 @@ class Reader {
         fail(place, fmt::format("found {}, expected a program and how often it runs", shown(sequence[i])));
       const auto which =
           integer(sequence[i][0], place, 0, static_cast<std::int64_t>(trace.programs.size()) - 1);
-      const auto times =
-          integer(sequence[i][1], place, 1, kMostRuns - static_cast<std::int64_t>(trace.sequence.size()));
+      const auto times = integer(sequence[i][1], place, 1,
+                                 kMostTraceRuns - static_cast<std::int64_t>(trace.sequence.size()));
       trace.sequence.insert(trace.sequence.end(), static_cast<std::size_t>(times),
                             static_cast<std::int32_t>(which));
     }
@@ -261,7 +263,7 @@ class Reader {
 
 }  // namespace
 
-void save_trace(const AccessTrace& trace, const std::string& path) {
+void save_trace(const AccessTrace& trace, const std::string& path, std::int64_t largest) {
   fmt::memory_buffer out;
   const auto put = [&out](fmt::string_view format, const auto&... values) {
     fmt::vformat_to(std::back_inserter(out), format, fmt::make_format_args(values...));
@@ -281,7 +283,8 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
   };
   put("{{\"format\": \"{}\", \"version\": {},\n \"drives\": {}, \"budgets\": {{\"device\": {}, \"host\": "
       "{}}},\n",
-      kFormat, kVersion, trace.table.drives(), trace.budgets.device, trace.budgets.host);
+      kFormat, kVersion, trace.table.drives(), std::min(trace.budgets.device, kMostBytes),
+      std::min(trace.budgets.host, kMostBytes));
   if (trace.table.device_granule() != kPage) put(" \"device_granule\": {},\n", trace.table.device_granule());
   put(" \"tensors\": [");
   for (TensorId id = 0; id < trace.table.tensor_count(); ++id) {
@@ -316,7 +319,14 @@ void save_trace(const AccessTrace& trace, const std::string& path) {
     i = end;
   }
   put("]}}\n");
-  write_file_atomically(path, fmt::to_string(out));
+  const std::string text = fmt::to_string(out);
+  std::string problem = json_out_of_bounds(text, kBounds);
+  if (static_cast<std::int64_t>(text.size()) > largest)
+    problem = fmt::format("has {} bytes, {} at most expected", text.size(), largest);
+  if (!problem.empty())  // nobody could load it
+    throw Error(Errc::kUsage, path, "the trace " + problem,
+                "record a model with fewer layers or micro-batches, or larger segments");
+  write_file_atomically(path, text);
 }
 
 AccessTrace load_trace(const std::string& path) {

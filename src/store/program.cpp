@@ -1,6 +1,8 @@
 #include "ziggurat/store/program.hpp"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 
@@ -12,12 +14,14 @@ void Program::add_op(std::span<const AccessStep> accesses, std::int64_t time) {
   ZG_ASSERT_GE(time, 0);
   op_first_.push_back(access_count());
   op_time_.push_back(time);
-  for (std::size_t i = 0; i < accesses.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j)
-      ZG_ASSERT(accesses[i].segment != accesses[j].segment, "named twice in one op");
-    ZG_ASSERT(accesses[i].tier != Tier::kNvme, "nobody computes on NVMe");
-    accesses_.push_back(accesses[i]);
+  std::vector<SegmentId> named;
+  for (const AccessStep& access : accesses) {
+    ZG_ASSERT(access.tier != Tier::kNvme, "nobody computes on NVMe");
+    accesses_.push_back(access);
+    named.push_back(access.segment);
   }
+  std::sort(named.begin(), named.end());
+  ZG_ASSERT(std::adjacent_find(named.begin(), named.end()) == named.end(), "named twice in one op");
 }
 
 void Program::finish(std::int32_t segment_count) {

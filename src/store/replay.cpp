@@ -1,5 +1,7 @@
 #include "ziggurat/store/replay.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "ziggurat/base/error.hpp"
@@ -12,6 +14,9 @@ ReplayCounts operator-(const ReplayCounts& a, const ReplayCounts& b) {
   return {a.accesses - b.accesses, a.hits - b.hits, a.host_hits - b.host_hits,
           a.device_evictions - b.device_evictions, a.host_evictions - b.host_evictions};
 }
+
+// Of one call of reuse_distances(), which takes some 30 bytes for each.
+constexpr std::int64_t kMostDistances = 1 << 27;
 
 class Replayer final : private DryRunObserver {
  public:
@@ -217,6 +222,12 @@ std::optional<Budgets> smallest_budgets(const AccessTrace& trace, std::int64_t d
 // reads it.
 std::vector<std::int64_t> reuse_distances(const TensorTable& table,
                                           std::span<const Program* const> sequence) {
+  std::int64_t all = 0;
+  for (const Program* program : sequence) all += program->access_count();
+  if (all > kMostDistances)
+    throw Error(Errc::kMemory, "reuse distances",
+                fmt::format("are of {} accesses, and memory is taken for {}", all, kMostDistances),
+                "record fewer steps, or steps with fewer evaluations between them");
   std::vector<SegmentId> accesses;
   for (const Program* program : sequence) {
     for (std::int32_t i = 0; i < program->access_count(); ++i) accesses.push_back(program->access(i).segment);

@@ -4,6 +4,8 @@
 #include <cpuid.h>
 #endif
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
@@ -338,8 +340,10 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   };
   if (!fixed.empty()) refuse(fixed, "start a new run, or resume with the settings of the checkpoint");
   if (!refused.empty()) {
-    const std::string key = refused.front().substr(0, refused.front().find(' '));
-    refuse(refused, fmt::format("take them back, or allow them: --set 'checkpoint.allow=[\"{}\"]'", key));
+    std::vector<std::string> keys;
+    for (const std::string& text : refused) keys.push_back(text.substr(0, text.find(" is ")));
+    refuse(refused, fmt::format("take them back, or allow them: --set 'checkpoint.allow=[\"{}\"]'",
+                                fmt::join(keys, "\", \"")));
   }
   return notices;
 }

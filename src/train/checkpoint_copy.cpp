@@ -109,8 +109,7 @@ class Checkpoint::Copy {
         std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.get() == piece.file; }) -
         files.begin());
     if (piece.pinned == nullptr) {
-      e.offset = static_cast<const char*>(from.data) -
-                 static_cast<const char*>(piece.file->file->entries().front().data);
+      e.offset = from.offset - piece.file->file->entries().front().offset;
     } else {
       e.segment = piece.pinned->segment;
       e.offset = &from == piece.scales ? piece.pinned->scales : piece.pinned->offset;
@@ -185,11 +184,11 @@ class Checkpoint::Copy {
     for (const SafeTensors::Entry& from : file.entries()) {
       Entry& e = entries_.at(next_);
       ZG_ASSERT(e.from == &from, "{} is no piece of {}", from.name, file.path());
-      const char* const data = static_cast<const char*>(from.data);
       for (std::int64_t at = 0; at < from.bytes; at += kPart) {
         const std::int64_t n = std::min(kPart, from.bytes - at);
-        put(e, data + at, n);
-        file.drop(data + at, n);
+        part_.resize(static_cast<std::size_t>(kPart));
+        file.read(from, at, n, part_.data());
+        put(e, part_.data(), n);
         tell(n);
       }
       from_.state_->verify_entry(file, from, e.hash.value());
@@ -240,6 +239,7 @@ class Checkpoint::Copy {
   std::optional<SequentialWriter> out_;
   std::size_t next_ = 0;  // entry
   std::int64_t done_ = 0;
+  std::vector<char> part_;
 };
 
 std::vector<CheckpointFile> Checkpoint::copy_tensors(

@@ -61,7 +61,7 @@ std::vector<const SafeTensors::Entry*> find_all(const Checkpoint& like, const Sa
 
 std::string import_checkpoint(const Checkpoint& like, const std::string& file, const std::string& directory,
                               std::int64_t step, const std::function<void(double)>& progress) {
-  const SafeTensors from(file);
+  const SafeTensors from(file, "the tensors of a checkpoint");
   const std::vector<const SafeTensors::Entry*> entries = find_all(like, from);
   const DirectoryLock lock("the directory of checkpoints", directory);
   const std::vector<CheckpointEntry> there = list_checkpoints(directory);
@@ -77,13 +77,13 @@ std::string import_checkpoint(const Checkpoint& like, const std::string& file, c
   nlohmann::ordered_json notes{{"format", "pt"}}, json;
   std::int64_t bytes = 0, all = 0, done = 0;
   for (const SafeTensors::Entry* entry : entries) all += entry->bytes;
+  std::vector<char> part(static_cast<std::size_t>(kPart));
   // Each byte is read twice: for its hash, which stands before it, and to be written.
   const auto in_parts = [&](const SafeTensors::Entry& entry, const auto& work) {
-    const char* const data = static_cast<const char*>(entry.data);
     for (std::int64_t at = 0; at < entry.bytes; at += kPart) {
       const std::int64_t n = std::min(kPart, entry.bytes - at);
-      work(data + at, n);
-      from.drop(data + at, n);
+      from.read(entry, at, n, part.data());
+      work(part.data(), n);
       done += n;
       if (progress) progress(static_cast<double>(done) / static_cast<double>(2 * all));
     }

@@ -121,6 +121,31 @@ void for_overlaps(const CheckpointBox& want, const CheckpointBox& have, const F&
   }
 }
 
+// Reads runs of a piece's bytes in a file, in ascending order. Short ones come out of a buffer, so that not
+// each of them is a call of the operating system.
+class ShortRuns {
+ public:
+  ShortRuns(const SafeTensors* file, const SafeTensors::Entry& entry) : file_(file), entry_(entry) {}
+
+  void read(std::int64_t at, std::int64_t bytes, char* out) {
+    if (bytes >= kBuffer) return file_->read(entry_, at, bytes, out);
+    if (at < at_ || at + bytes > at_ + static_cast<std::int64_t>(buffer_.size())) {
+      buffer_.resize(static_cast<std::size_t>(std::min(kBuffer, entry_.bytes - at)));
+      at_ = at;
+      file_->read(entry_, at, static_cast<std::int64_t>(buffer_.size()), buffer_.data());
+    }
+    std::memcpy(out, buffer_.data() + (at - at_), static_cast<std::size_t>(bytes));
+  }
+
+ private:
+  static constexpr std::int64_t kBuffer = 16 << 10;
+
+  const SafeTensors* const file_;
+  const SafeTensors::Entry& entry_;
+  std::int64_t at_ = 0;
+  std::vector<char> buffer_;
+};
+
 }  // namespace
 
 std::string checkpoint_name(std::int64_t number, std::int64_t step) {
@@ -163,7 +188,7 @@ void Checkpoint::State::add(const std::string& path, const CheckpointFile& wante
   files.back()->fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (files.back()->fd < 0)
     throw Error(Errc::kUsage, path, "cannot be opened: " + errno_text(errno), kDamagedHint);
-  files.back()->file = std::make_unique<SafeTensors>(path);
+  files.back()->file = std::make_unique<SafeTensors>(path, "a file of a checkpoint");
   const SafeTensors& file = *files.back()->file;
   std::unordered_map<std::string, std::string> notes(file.metadata().begin(), file.metadata().end());
   for (const SafeTensors::Entry& entry : file.entries()) {
@@ -192,11 +217,11 @@ void Checkpoint::State::add_pins(const std::string& path, const CheckpointFile& 
   for (const PinnedPiece& p : pins.state().pieces) {
     const std::int64_t count = p.box.count(), blocks = (p.phase + count + kQuantBlock - 1) / kQuantBlock;
     const std::int64_t width = p.high_segment >= 0 ? 4 : p.width();
-    pinned_entries.push_back({p.tensor, p.dtype, {count}, nullptr, count * width});
+    pinned_entries.push_back({.name = p.tensor, .dtype = p.dtype, .shape = {count}, .bytes = count * width});
     Stored piece{p.box, files.back().get(), &pinned_entries.back()};
     piece.pinned = &p;
     if (p.scales >= 0) {
-      pinned_entries.push_back({p.tensor, "F32", {blocks}, nullptr, 4 * blocks});
+      pinned_entries.push_back({.name = p.tensor, .dtype = "F32", .shape = {blocks}, .bytes = 4 * blocks});
       piece.scales = &pinned_entries.back(), piece.phase = p.phase;
     }
     tensors[p.tensor].push_back(piece);
@@ -366,15 +391,11 @@ void Checkpoint::read(const std::string& tensor, const CheckpointBox& box, void*
   char* const to = static_cast<char*>(out);
   for (const State::Stored& piece : state_->tensors.at(tensor)) {
     const std::int64_t width = piece.width();
-    const char* const data = static_cast<const char*>(piece.entry->data);
-    std::int64_t begin = piece.box.count(), end = 0;  // what was read of the piece
+    ShortRuns runs(piece.file->file.get(), *piece.entry);
     for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
       if (piece.pinned != nullptr) return piece.file->pins->read(*piece.pinned, from, count, to + at * width);
-      std::memcpy(to + at * width, data + from * width, static_cast<std::size_t>(count * width));
-      begin = std::min(begin, from), end = std::max(end, from + count);
+      runs.read(from * width, count * width, to + at * width);
     });
-    if (begin < end && piece.pinned == nullptr)
-      piece.file->file->drop(data + begin * width, (end - begin) * width);
   }
 }
 
@@ -383,20 +404,19 @@ void Checkpoint::read_codes(const std::string& tensor, const CheckpointBox& box,
   const State::Pieces& pieces = state_->tensors.at(tensor);
   read(tensor, box, codes);
   if (State::has_own_blocks(pieces)) {
+    std::vector<float> blocks;
     for (const State::Stored& piece : pieces) {
-      const char* const data = static_cast<const char*>(piece.scales->data);  // of any alignment
       for_overlaps(box, piece.box, [&](std::int64_t at, std::int64_t from, std::int64_t count) {
+        const std::int64_t first = (piece.phase + from) / kQuantBlock;
+        const std::int64_t number = (piece.phase + from + count - 1) / kQuantBlock - first + 1;
+        blocks.resize(static_cast<std::size_t>(number));
         if (piece.pinned != nullptr) {
-          const std::int64_t first = (piece.phase + from) / kQuantBlock;
-          const std::int64_t last = (piece.phase + from + count - 1) / kQuantBlock;
-          std::vector<float> blocks(static_cast<std::size_t>(last - first + 1));
-          piece.file->pins->read_scales(*piece.pinned, first, last - first + 1, blocks.data());
-          for (std::int64_t i = 0; i < count; ++i)
-            scales[at + i] = blocks[static_cast<std::size_t>((piece.phase + from + i) / kQuantBlock - first)];
-          return;
+          piece.file->pins->read_scales(*piece.pinned, first, number, blocks.data());
+        } else {
+          piece.file->file->read(*piece.scales, 4 * first, 4 * number, blocks.data());
         }
         for (std::int64_t i = 0; i < count; ++i)
-          std::memcpy(scales + at + i, data + (piece.phase + from + i) / kQuantBlock * 4, sizeof(float));
+          scales[at + i] = blocks[static_cast<std::size_t>((piece.phase + from + i) / kQuantBlock - first)];
       });
     }
     return;

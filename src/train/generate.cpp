@@ -23,6 +23,17 @@ struct Generator::State {
 
 namespace {
 
+// One logit that is not finite makes every probability NaN, of which the last token would be drawn.
+void check_logits(const std::vector<float>& logits) {
+  const auto bad =
+      std::find_if(logits.begin(), logits.end(), [](float logit) { return !std::isfinite(logit); });
+  if (bad == logits.end()) return;
+  throw Error(
+      Errc::kNumeric, "generate",
+      fmt::format("the model's logits are not finite: that of token {} is {}", bad - logits.begin(), *bad),
+      "its training has diverged, or its weights are damaged: look at the losses of its run");
+}
+
 std::int32_t choose(const std::vector<float>& logits, const GenerateOptions& o, std::uint64_t index) {
   const auto best =
       static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -87,9 +98,7 @@ std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& p
     // A model's table may have more rows than there are tokens, so that it has a convenient size.
     if (const Tokenizer* tokenizer = state_->tokenizer.get())
       logits.resize(std::min(logits.size(), static_cast<std::size_t>(tokenizer->vocab_size())));
-    if (std::any_of(logits.begin(), logits.end(), [](float logit) { return std::isnan(logit); }))
-      throw Error(Errc::kNumeric, "generate", "the model's logits are not numbers",
-                  "its training has diverged");
+    check_logits(logits);
     const std::int32_t id = choose(logits, options, state_->drawn++);
     all.push_back(id);
     made.push_back(id);

@@ -1,6 +1,7 @@
 #include "train/inference.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ziggurat/base/units.hpp"
@@ -82,7 +83,9 @@ std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, st
   model_.head_logits(stream_, weights_.use(head), weights_.use(c.tied ? 0 : head),
                      rows.row_range(rows.rows - 1, 1), View(logits.data(), DType::kF32, 1, c.vocab_size),
                      workspace_.data());
-  for (float& logit : logits) logit = static_cast<float>(capped_logit(c, static_cast<double>(logit)));
+  for (float& logit : logits) {  // what is not finite stays so, for whoever looks
+    if (std::isfinite(logit)) logit = static_cast<float>(capped_logit(c, static_cast<double>(logit)));
+  }
   return logits;
 }
 

@@ -20,7 +20,9 @@ bool is_beside(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename(), kind = entry.path().extension();
   const bool weights = kind == ".safetensors" || kind == ".bin" || kind == ".pt" || kind == ".pth" ||
                        kind == ".gguf" || kind == ".h5" || name.find(".index.json") != name.npos;
-  return entry.is_regular_file() && !weights && name != "config.json" && entry.file_size() <= kMost;
+  std::error_code error;  // of a link to nothing or to itself, which is not copied
+  return !weights && name != "config.json" && entry.is_regular_file(error) && !error &&
+         entry.file_size(error) <= kMost && !error;
 }
 
 void refuse_same(const std::string& out, const std::string& other) {
@@ -50,9 +52,16 @@ std::int64_t merge_adapters(const std::string& base, const std::string& adapters
               }
               if (here && begin == 0 && p.file_row == 0) ++changed;
             });
-    for (const fs::directory_entry& entry : fs::directory_iterator(base)) {
-      if (is_beside(entry)) fs::copy_file(entry.path(), fs::path(fresh) / entry.path().filename());
+    std::error_code error;
+    const auto check = [&](const fs::path& path, const char* what) {
+      if (error) throw Error(Errc::kIo, path, fmt::format("{}: {}", what, errno_text(error.value())));
+    };
+    for (fs::directory_iterator at(base, error), end; !error && at != end; at.increment(error)) {
+      if (!is_beside(*at)) continue;
+      fs::copy_file(at->path(), fs::path(fresh) / at->path().filename(), error);
+      check(at->path(), "cannot be copied");
     }
+    check(base, "cannot be listed");
   });
   return changed;
 }

@@ -1,8 +1,21 @@
 #include "ziggurat/train/record_trace.hpp"
 
 #include <algorithm>
+#include <array>
+
+#include "ziggurat/base/error.hpp"
 
 namespace zg {
+namespace {
+
+[[noreturn]] void too_long(std::int64_t steps) {
+  throw Error(Errc::kUsage, "--steps",
+              fmt::format("found {}, which run programs more than {} times, expected at most that", steps,
+                          kMostTraceRuns),
+              "record fewer steps: those of a long run are alike");
+}
+
+}  // namespace
 
 AccessTrace record_trace(const RunPlan& plan, std::int64_t steps) {
   const StepPrograms& programs = *plan.programs;
@@ -21,18 +34,30 @@ AccessTrace record_trace(const RunPlan& plan, std::int64_t steps) {
       trace.sequence.push_back(static_cast<std::int32_t>(i));
     return trace;
   }
-  const std::vector<const StepProgram*> known{&programs.first, &programs.step, &programs.flush,
-                                              &programs.evaluate};
-  for (const StepProgram* program : known) trace.programs.push_back(program->program);
+  if (steps > kMostTraceRuns) too_long(steps);
+  const auto known = programs.all();
+  std::array<std::int32_t, known.size()>
+      numbers;  // in the trace: of programs that run, in the order of all()
+  numbers.fill(-1);
+  std::vector<std::size_t> ran;  // indices of all()
   for (const auto& [activity, times] : plan.history(steps)) {
     for (std::int64_t i = 0; i < times; ++i) {
       sequence.begin(activity);
       while (const auto start = sequence.next()) {
         const auto found = std::find(known.begin(), known.end(), start->program);
-        trace.sequence.push_back(static_cast<std::int32_t>(found - known.begin()));
+        ZG_ASSERT(found != known.end(), "a program that StepPrograms::all() does not name");
+        ran.push_back(static_cast<std::size_t>(found - known.begin()));
+        numbers[ran.back()] = 0;
       }
+      if (static_cast<std::int64_t>(ran.size()) > kMostTraceRuns) too_long(steps);
     }
   }
+  for (std::size_t p = 0; p < known.size(); ++p) {
+    if (numbers[p] < 0) continue;
+    numbers[p] = static_cast<std::int32_t>(trace.programs.size());
+    trace.programs.push_back(known[p]->program);
+  }
+  for (const std::size_t p : ran) trace.sequence.push_back(numbers[p]);
   return trace;
 }
 

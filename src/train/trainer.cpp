@@ -60,6 +60,24 @@ void tell_dropout(const RunConfig& config) {
       config.model_from, theirs, config.dropout.embedding, config.dropout.residual);
 }
 
+void tell_overflows(const LossScaler& scaler) {
+  if (!scaler.worth_a_warning()) return;
+  log::warning("{} steps in a row were skipped: gradients overflow in fp16, {}", scaler.overflows_in_a_row(),
+               scaler.dynamic()
+                   ? fmt::format("and the loss scale is {} now", scaler.scale())
+                   : fmt::format("with the constant loss scale {} (fp16.loss_scale; 0 is one that follows the "
+                                 "overflows)",
+                                 scaler.scale()));
+}
+
+// A run that has skipped all of its steps has trained nothing, and what it saved is what it began with.
+void check_that_something_was_learned(std::int64_t updates, std::int64_t skipped) {
+  if (updates > 0 || skipped == 0) return;
+  throw Error(Errc::kNumeric, "fp16",
+              fmt::format("gradients overflow in each of the {} steps, so nothing was learned", skipped),
+              "make fp16.initial_scale_power or fp16.loss_scale smaller, or use bf16, which needs no loss scale");
+}
+
 constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
                                              &Traffic::host_to_device, &Traffic::device_to_host,
                                              &Traffic::direct_read,    &Traffic::direct_write};
@@ -152,6 +170,8 @@ class Trainer::Loop {
       if (after.last) break;
     }
     t_.checkpoints_->of(rank_).settle();
+    if (state_.updates + state_.skipped == plan_.config.steps)
+      check_that_something_was_learned(state_.updates, state_.skipped);
     summary_.seconds = seconds_between(begin, Clock::now());
     Rank& mine = t_.rank(rank_);
     mine.engine().flush();
@@ -567,7 +587,10 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   state.loader_seconds = seconds_between(begin, Clock::now());
   const StepResult result = rank(r).engine().train_step(step, micro_batches, rule(state), then);
   ++(result.skipped ? state.skipped : state.updates);
-  if (state.scaler) state.scaler->update(result.skipped);
+  if (state.scaler) {
+    state.scaler->update(result.skipped);
+    if (plans_[static_cast<std::size_t>(r)].rank == 0) tell_overflows(*state.scaler);
+  }
   return result;
 }
 

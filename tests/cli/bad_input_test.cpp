@@ -225,7 +225,7 @@ std::vector<Mistake> configurations() {
       {"NoFile", {"train", "none.json"}, "none.json", "No such file or directory"},
       {"ADirectory", {"train", "d"}, "d: ", "this is a directory", folder("d")},
       {"EmptyFile", over(), "extra.json", "", extra("")},
-      {"NotJson", over(), "extra.json:2:9", "expected ':'", extra("{\"steps\": 3,\n \"seed\" 4}")},
+      {"NotJson", over(), "extra.json", "line 2, column 9", extra("{\"steps\": 3,\n \"seed\" 4}")},
       {"Unclosed", over(), "extra.json", "", extra("{\"steps\": 3")},
       {"AList", over(), "extra.json", "expected an object", extra("[1]")},
       {"KeyTwice", over(), "extra.json: steps", "", extra("{\"steps\": 3, \"steps\": 4}")},

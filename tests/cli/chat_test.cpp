@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "cli/text_stream.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/seed.hpp"
+#include "ziggurat/base/philox.hpp"
 
 namespace zg::cli_test {
 namespace {
@@ -324,6 +328,83 @@ TEST(ChatTemplate, IsReadFromADirectory) {
   }
   test::write_file(dir / "chat_template.jinja", "own");
   EXPECT_EQ(cli::read_chat_template(dir.path()), "own");
+}
+
+TEST(ChatTemplate, FilesThatAreNoneAreNamed) {
+  const test::TempDir dir;
+  const std::string config = dir / "tokenizer_config.json", own = dir / "chat_template.jinja";
+  const auto refused = [&](const std::string& path, const std::string& part) {
+    const Error error = test::error_of([&] { (void)cli::read_chat_template(dir.path()); });
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_EQ(error.where(), path);
+    EXPECT_TRUE(test::has(error, part)) << error.what();
+  };
+  test::write_file(config, "{\n \"chat_template\": }");
+  refused(config, "line 2, column 19");
+  test::write_file(config, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  refused(config, "git lfs pull");
+  test::write_file(config, std::string(1000, '[') + std::string(1000, ']'));
+  refused(config, "64 at most expected");
+  test::write_file(config, "{\"chat_template\": \"" + std::string((1 << 20) + 1, 'x') + "\"}");
+  refused(config, "a chat template of 1048577 bytes");
+  test::write_file(own, "version https://git-lfs.github.com/spec/v1\n");
+  refused(own, "git lfs pull");
+  test::write_file(own, std::string((1 << 20) + 1, 'x'));
+  refused(own, "has 1048577 bytes");
+  std::filesystem::remove(own);
+  std::filesystem::create_symlink("chat_template.jinja", own);
+  refused(own, "Too many levels of symbolic links");
+}
+
+// Pieces of templates, in any order: each is looked through soon, and gives a conversation or one error.
+TEST(ChatTemplate, AnyTemplateIsLookedThroughSoon) {
+  static const std::vector<std::string> kPieces = {"{{",
+                                                   "}}",
+                                                   "{%",
+                                                   "%}",
+                                                   "{#",
+                                                   "#}",
+                                                   "'",
+                                                   "\"",
+                                                   "\\",
+                                                   "\n",
+                                                   "bos_token",
+                                                   "strftime_now",
+                                                   "Today Date: ",
+                                                   "<|im_start|>system\n",
+                                                   "<|im_end|>",
+                                                   "<|im_start|>assistant\n<think>\n",
+                                                   "</think>",
+                                                   "26 Jul 2024",
+                                                   "<|start_header_id|>system<|end_header_id|>\n\n",
+                                                   "Cutting Knowledge Date: ",
+                                                   "\xff",
+                                                   " ",
+                                                   "x",
+                                                   "{",
+                                                   "}"};
+  const std::vector<NamedTokens> vocabularies = {
+      NamedTokens({"<|im_start|>", "<|im_end|>", "<think>", "</think>"}),
+      NamedTokens({"<bos>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"})};
+  const std::uint64_t inputs = test::inputs_asked(300), first = test::test_seed(93'000);
+  std::uint64_t answers = 0;
+  for (std::uint64_t seed = first; seed < first + inputs; ++seed) {
+    SCOPED_TRACE(seed);
+    const NamedRandom random(seed, "template");
+    std::string own;
+    const std::uint64_t length = random.below(0, 100) == 0 ? 20'000 : 1 + random.below(1, 60);
+    for (std::uint64_t i = 0; i < length; ++i) own += kPieces[random.below(2 + i, kPieces.size())];
+    const std::clock_t begin = std::clock();
+    try {
+      cli::Chat chat(vocabularies[seed % 2], "llama", cli::TemplateTexts(own), "05 Nov 2026");
+      EXPECT_FALSE(chat.ask("Hi").empty());
+      ++answers;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_code(), 2) << e.what();
+    }
+    ASSERT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 5);
+  }
+  EXPECT_GT(answers, inputs / 20);
 }
 
 TEST(Chat, UnknownTemplatesAreRefused) {

@@ -334,6 +334,8 @@ TEST_F(CheckpointTest, MistakesAreOneMessage) {
   const std::string other = refused(words("out", {"steps=3", "seed=5"}, {"--resume"}));
   EXPECT_HAS(other, "seed is 5, was 1337");
   EXPECT_HAS(other, "--set 'checkpoint.allow=[\"seed\"]'");
+  EXPECT_HAS(refused(words("out", {"steps=3", "seed=5", "optimizer.params.lr=0.5"}, {"--resume"})),
+             "--set 'checkpoint.allow=[\"optimizer.params.lr\", \"seed\"]'");
   EXPECT_HAS(refused(words("out", {"steps=3"})), "which a new run would replace");
   EXPECT_EQ(records("out").size(), 2u) << "the log stays";
   EXPECT_EQ(run(words("out", {"steps=3", "seed=5", "checkpoint.allow=[\"seed\"]"}, {"--resume"})).code, 0);

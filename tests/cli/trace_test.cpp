@@ -63,6 +63,29 @@ TEST_F(TraceCommand, RecordsARunInItsOrder) {
   }
 }
 
+// A checkpoint that copies the state runs a program of its own, which the trace has, too.
+TEST_F(TraceCommand, RecordsTheCheckpointsOfARunAndShowsThem) {
+  for (const char* state : {"copy", "pin"}) {
+    record(Strings{"--steps", "5"} + sets({"checkpoint.every=2", fmt::format("checkpoint.state={}", state)}));
+    const Json programs = json({"trace", "show", "t.trace"})["programs"];
+    std::map<std::string, int> times;
+    for (const Json& program : programs) times[program["name"]] = program["times"];
+    EXPECT_EQ(times.count("save"), std::string(state) == "copy" ? 1u : 0u) << programs;
+    if (times.count("save") > 0) {
+      EXPECT_EQ(times["save"], 2) << programs;
+    }
+    const Outcome replayed = run(Strings{"trace", "replay", "t.trace"});
+    EXPECT_EQ(replayed.code, 0) << replayed.err;
+  }
+}
+
+TEST_F(TraceCommand, RefusesToRecordMoreThanATraceHolds) {
+  const std::string message = refusal(Strings{"trace", "record", "config.json", "--steps", "1000000000"} +
+                                      kTiers + sets({"steps=1000000000"}));
+  EXPECT_HAS(message, "--steps");
+  EXPECT_HAS(message, "record fewer steps");
+}
+
 TEST_F(TraceCommand, ReplaysEveryPolicyUnderEveryBudget) {
   record();
   const Json all = json({"trace", "replay", "t.trace", "--policy", "next-use,next-use:2,lru,clock,pinned",

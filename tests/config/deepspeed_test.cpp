@@ -89,6 +89,31 @@ TEST_F(DeepSpeedFile, ClippingMayStandInTheOptimizer) {
   EXPECT_EQ(clipping("0", R"(, "gradient_clipping": 2)").gradient_clipping, 2);
 }
 
+// Sections of DeepSpeed's that people copy from other files or from its source.
+TEST_F(DeepSpeedFile, OtherSectionsAreKnown) {
+  const RunConfig run =
+      load_over(R"({"monitor_config": {"enabled": true}, "comms_config": {"comms_logger": {}},
+    "load_universal_checkpoint": true, "use_node_local_storage": true, "checkpoint_engine": {"type": "x"}})");
+  EXPECT_EQ(without_effect(run, over()), (Names{"monitor_config", "comms_config", "load_universal_checkpoint",
+                                                "use_node_local_storage", "checkpoint_engine"}));
+  for (const char* text : {R"({"random_ltd": {"enabled": true}})", R"({"data_sampling": {"enabled": true}})",
+                           R"({"fp32_allreduce": true})", R"({"zenflow": {"topk_ratio": 0.1}})"}) {
+    EXPECT_NE(usage_error([&] { return load_over(text); }).hint(), "") << text;
+  }
+  EXPECT_EQ(load_over(R"({"random_ltd": {"enabled": false}, "fp32_allreduce": false})").warnings, Strings{});
+}
+
+// In DeepSpeed norms and biases decay, too.
+TEST_F(DeepSpeedFile, WeightDecayThatLeavesSomeOutSaysSo) {
+  const char* const optimizer = R"({{"optimizer": {{"type": "AdamW", "params": {{"weight_decay": {}{}}}}}}})";
+  const RunConfig run = load_over(fmt::format(fmt::runtime(optimizer), 0.1, ""));
+  EXPECT_TRUE(warns(run, "optimizer.params.weight_decay: 0.1 is for matrices alone"));
+  EXPECT_TRUE(warns(run, "\"decay\": \"all\""));
+  EXPECT_EQ(load_over(fmt::format(fmt::runtime(optimizer), 0.1, R"(, "decay": "all")")).warnings, Strings{});
+  EXPECT_EQ(load_over(fmt::format(fmt::runtime(optimizer), 0, "")).warnings, Strings{});
+  EXPECT_EQ(load_set({"optimizer.type=AdamW", "optimizer.params.weight_decay=0.1"}).warnings, Strings{});
+}
+
 TEST_F(DeepSpeedFile, ADegreeOfDataParallelismIsTheNumberOfRanks) {
   EXPECT_EQ(load_over(R"({"devices": "host:4", "data_parallel_size": 4})").device.ranks, 4);
   EXPECT_EQ(load_over(R"({"devices": "host:4", "data_parallel_size": 1})").device.ranks, 4);

@@ -1,4 +1,7 @@
 // What is wrong with a configuration is said with its place; what does nothing is a warning.
+#include <chrono>
+#include <tuple>
+
 #include "config/config_fixture.hpp"
 
 namespace zg {
@@ -9,29 +12,78 @@ class ConfigErrors : public ConfigTest {};
 TEST_F(ConfigErrors, FilesThatAreNoJsonSayWhere) {
   struct Case {
     const char* text;
-    const char* position;  // line:column
+    const char* position;
     const char* message;
   };
   const Case cases[] = {
-      {"{\n  \"steps\": 1,\n}", "3:1", "expected string literal"},
-      {"{\n  \"steps\": 01\n}", "2:13", "expected '}'"},
-      {"{\n  \"steps\" 1\n}", "2:11", "expected ':'"},
-      {"{ \"a\": [1, 2 }", "1:14", "expected ']'"},
-      {"{ \"a\": tru }", "1:11", "invalid literal"},
-      {"{ \"a\": 1 } x", "1:12", "expected end of input"},
-      {"{ /* never closed", "1:18", "missing closing '*/'"},
-      {"", "1:1", "unexpected end of input"},
-      {"{ \"a\": \"\xff\" }", "1:9", "ill-formed UTF-8"},
+      {"{\n  \"steps\": 1,\n}", "3, column 1:", "expected string literal"},
+      {"{\n  \"steps\": 01\n}", "2, column 13:", "expected '}'"},
+      {"{\n  \"steps\" 1\n}", "2, column 11:", "expected ':'"},
+      {"{ \"a\": [1, 2 }", "1, column 14:", "expected ']'"},
+      {"{ \"a\": tru }", "1, column 11:", "invalid literal"},
+      {"{ \"a\": 1 } x", "1, column 12:", "expected end of input"},
+      {"{ /* never closed", "1, column 18:", "missing closing '*/'"},
+      {"", "1, column 1:", "unexpected end of input"},
+      {"{ \"a\": \"\xff\" }", "1, column 9:", "ill-formed UTF-8"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.text);
     const std::string file = write("bad.json", c.text);
     const Error error = usage_error([&] { return load({{file}, {}}); });
-    EXPECT_EQ(error.where(), file + ":" + c.position);
+    EXPECT_EQ(error.where(), file);
+    EXPECT_HAS(error.message(), std::string("line ") + c.position);
     EXPECT_HAS(error.message(), c.message);
   }
   const Error comma = usage_error([&] { return load({{write("c.json", "{\"steps\": 1,\n}")}, {}}); });
   EXPECT_HAS(comma.hint(), "comma");
+}
+
+// What other languages have and JSON has not.
+TEST_F(ConfigErrors, WhatIsNoJsonComesWithTheMend) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{\n  # the steps\n  \"steps\": 1 }", "a comment begins with //, not with #"},
+      {"{ \"steps\": 1 # many\n }", "a comment begins with //, not with #"},
+      {"{ 'steps': 1 }", "double quotes"},
+      {"{ steps: 1 }", "double quotes"},
+      {"{ \"bf16\": {\"enabled\": True} }", "write true, in small letters"},
+      {"{ \"bf16\": {\"enabled\": FALSE} }", "write false, in small letters"},
+      {"{ \"lora\": None }", "write null"},
+      {"{ \"gradient_clipping\": NaN }", "JSON has no such number"},
+      {"{ \"gradient_clipping\": -Infinity }", "JSON has no such number"},
+      {"{ \"steps\": [1,\n ] }", "remove the comma"},
+  };
+  for (const auto& [text, mend] : cases) {
+    SCOPED_TRACE(text);
+    EXPECT_HAS(usage_error([&, bad = text] { return load({{write("bad.json", bad)}, {}}); }).hint(), mend);
+  }
+  // All of that is well inside of texts and comments.
+  EXPECT_NO_THROW(
+      (void)load_over("// it's # True, None,]\n{\"sample\": {\"prompt\": \"# it's, ] None\"} /* ' # */}"));
+}
+
+TEST_F(ConfigErrors, CapitalsComeWithTheMend) {
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {R"({"train_batch_size": "Auto"})", "train_batch_size", "write \"auto\""},
+      {R"({"bf16": {"enabled": "AUTO"}})", "bf16.enabled", "write \"auto\""},
+      {R"({"bf16": {"enabled": "True"}})", "bf16.enabled", "write true, without quotes"},
+      {R"({"optimizer": {"type": "AdamW", "params": {"lr": "Auto"}}})", "optimizer.params.lr",
+       "write \"auto\""},
+      {R"({"zero_optimization": {"stage": 3, "reduce_bucket_size": "Auto"}})",
+       "zero_optimization.reduce_bucket_size", "write \"auto\""},
+      {R"({"zero_optimization": {"offload_param": {"device": "CPU"}}})",
+       "zero_optimization.offload_param.device", "write \"cpu\""},
+      {R"({"scheduler": {"type": "warmuplr"}})", "scheduler.type", "write \"WarmupLR\""},
+      {R"({"aio": {"backend": "Auto"}})", "aio.backend", "write \"auto\""},
+      {R"({"threads": {"bind": "Auto"}})", "threads.bind", "write \"auto\""},
+      {R"({"steps": "None"})", "steps", "write null, or leave the key out"},
+  };
+  for (const auto& [overlay, path, mend] : cases) {
+    SCOPED_TRACE(overlay);
+    const Error error = usage_error([&, text = overlay] { return load_over(text); });
+    EXPECT_HAS(error.where(), path);
+    EXPECT_HAS(error.hint(), mend);
+  }
+  EXPECT_EQ(load_over(R"({"devices": "HOST"})").device.ranks, 1);
 }
 
 TEST_F(ConfigErrors, FilesThatCannotBeRead) {
@@ -49,14 +101,122 @@ TEST_F(ConfigErrors, DuplicatesAndNestingAreErrors) {
   const std::string twice = write("twice.json", R"({"data": {"train": "a", "seq_len": 1, "train": "b"}})");
   const Error error = usage_error([&] { return load({{twice}, {}}); });
   EXPECT_EQ(error.where(), twice + ": data.train");
+  const std::string lines =
+      write("lines.json", "{\"steps\": 1,\n \"seed\": 2, // \"steps\": 5\n\n\"st\\u0065ps\": 3}");
+  const Error both = usage_error([&] { return load({{lines}, {}}); });
+  EXPECT_EQ(both.where(), lines + ": steps");
+  EXPECT_HAS(both.message(), "in line 1 and in line 4");
   // The same key in two objects is none.
   EXPECT_NO_THROW((void)load_over(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})"));
   const std::string deep = std::string(100000, '[');
   const Error nested = usage_error([&] { return load_over("{\"a\": " + deep + "}"); });
-  EXPECT_HAS(nested.message(), "levels deep");
+  EXPECT_HAS(nested.message(), "nests objects and lists 100001 deep, 64 at most");
   (void)usage_error([&] { return load_set({"a=" + deep + std::string(100000, ']')}); });
   const Error huge = usage_error([&] { return load_over(R"({"gradient_clipping": 1e999})"); });
   EXPECT_HAS(huge.message(), "1e999");
+}
+
+// What nobody writes by hand is one short error, at once.
+TEST_F(ConfigErrors, WhatIsHugeIsRefusedInTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string keys = "{\"a\": 1";
+  for (int i = 0; i < 100'000; ++i) keys += fmt::format(", \"k{}\": {}", i, i);
+  std::string values = "{\"a\": [0";
+  for (int i = 0; i < 1'000'000; ++i) values += ",0";
+  const std::string long_key(1'000'000, 'k'), brackets(100'000, '[');
+  const std::pair<std::string, const char*> overlays[] = {
+      {keys + "}", "more than 2000 keys"},
+      {values + "]}", "1000003 values"},
+      {"{\"" + long_key + "\": 1}", "has a key of 1000000 characters"},
+      {"{\"model\": {\"" + long_key + "\": 1}}", "has a key of 1000000 characters"},
+      {"{\"a\": " + brackets + "}", "deep"},
+      {std::string("{\"a\0\": 1}", 10), "a zero byte"},
+  };
+  for (const auto& [overlay, message] : overlays) {
+    SCOPED_TRACE(message);
+    const Error error = usage_error([&, text = overlay] { return load_over(text); });
+    EXPECT_HAS(error.message(), message);
+    EXPECT_LT(std::string(error.what()).size(), 1000u);
+  }
+  const std::pair<std::string, const char*> overrides[] = {
+      {long_key + "=1", "has a key of 1000000 characters"},
+      {"a=" + brackets, "has a value of 100000 characters"},
+      {"a=" + brackets + std::string(100'000, ']'), "deep"},
+      {"a." + std::string(200'000, '.') + "=1", "empty key"},
+      {"tiers.nvme.99999999999999999999.path=a", "found \"99999999999999999999\""},
+      {"tiers.nvme.-1.path=a", "found \"-1\""},
+      {"=1", "empty key"},
+      {"", "no '='"},
+      {"\x1b[31m=1", "is not a known key"},
+      {"steps.x=1", "expected a whole number"},
+      {"model.0=1", "0"},
+  };
+  for (const auto& [set, message] : overrides) {
+    SCOPED_TRACE(message);
+    const Error error = usage_error([&, text = set] { return load_set({text}); });
+    EXPECT_HAS(std::string(error.what()), message);
+    EXPECT_LT(std::string(error.what()).size(), 1000u);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+}
+
+// Each number alone, and products of numbers each of which is in its range.
+TEST_F(ConfigErrors, NumbersThatWouldOverflowAreRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"steps=1e30", "steps"},
+      {"steps=9223372036854775807", "steps"},
+      {"steps=-1", "steps"},
+      {"eval.every=1e18", "eval.every"},
+      {"eval.batches=1e18", "eval.batches"},
+      {"checkpoint.keep=9223372036854775807", "checkpoint.keep"},
+      {"checkpoint.every_seconds=1e300", "checkpoint.every_seconds"},
+      {"pipeline.stages=4294967298", "pipeline.stages"},
+      {"parallel.pipeline_group=4294967298", "parallel.pipeline_group"},
+      {"parallel.timeout_seconds=1e300", "parallel.timeout_seconds"},
+      {"threads.compute=4294967297", "threads.compute"},
+      {"aio.queue_depth=4294967297", "aio.queue_depth"},
+      {"aio.queues=4294967297", "aio.queues"},
+      {"fp16.enabled=true fp16.hysteresis=4294967297", "fp16.hysteresis"},
+      {"fp16.enabled=true fp16.loss_scale=1e300", "fp16.loss_scale"},
+      {"fp16.enabled=true fp16.loss_scale=1e-300", "fp16.loss_scale"},
+      {"fp16.enabled=true fp16.min_loss_scale=1e-300", "fp16.min_loss_scale"},
+      {"optimizer.type=AdamW optimizer.params.lr=1e300", "optimizer.params.lr"},
+      {"optimizer.type=AdamW optimizer.params.eps=1e-300", "optimizer.params.eps"},
+      {"optimizer.type=AdamW optimizer.params.weight_decay=1e300", "optimizer.params.weight_decay"},
+      {"gradient_clipping=1e300", "gradient_clipping"},
+      {"scheduler.type=WarmupLR scheduler.params.warmup_num_steps=9e18", "warmup_num_steps"},
+      {"scheduler.type=WarmupLR scheduler.params.warmup_max_lr=1e300", "warmup_max_lr"},
+      {"tiers.host=1e30", "tiers.host"},
+      {"tiers.host=9e18", "tiers.host"},
+      {"tiers.host=9000000TB", "tiers.host"},
+      {"tiers.host=-5MiB", "tiers.host"},
+      {"tiers.host=nanMiB", "tiers.host"},
+      {"tiers.host=0.0001", "tiers.host"},
+      {"tiers.device=1e400GiB", "tiers.device"},
+      {"tiers.ram.latency_seconds=1e300", "tiers.ram.latency_seconds"},
+      {"data.seq_len=4294967328", "data.seq_len"},
+      {"gradient_accumulation_steps=100000 train_batch_size=null", "gradient_accumulation_steps"},
+      {"train_batch_size=null train_micro_batch_size_per_gpu=1000000000 gradient_accumulation_steps=65536",
+       "train_micro_batch_size_per_gpu"},
+      {"train_batch_size=1000000000 train_micro_batch_size_per_gpu=1000000000", "train_batch_size"},
+      {"devices=host:256 train_batch_size=null train_micro_batch_size_per_gpu=1000000000 "
+       "gradient_accumulation_steps=65536",
+       "train_micro_batch_size_per_gpu"},
+      {"lora.rank=1e18", "lora.rank"},
+      {"lora.rank=2 lora.alpha=1e300", "lora.alpha"},
+      {"sample.tokens=1e18", "sample.tokens"},
+  };
+  for (const auto& [sets, path] : cases) {
+    SCOPED_TRACE(sets);
+    Strings overrides;
+    for (std::string_view rest = sets; !rest.empty();) {
+      const std::size_t space = std::min(rest.find(' '), rest.size());
+      overrides.emplace_back(rest.substr(0, space));
+      rest.remove_prefix(std::min(space + 1, rest.size()));
+    }
+    const Error error = usage_error([&] { return load_set(overrides); });
+    EXPECT_HAS(error.where(), path);
+  }
 }
 
 struct Bad {
@@ -366,6 +526,37 @@ TEST_F(ConfigErrors, FeaturesThatAreOnButMissingWarn) {
                              "data_types.grad_accum_dtype", "gradient_predivide_factor", "compile",
                              "tiers.ram", "tiers.nvme.1.ram", "activation_checkpointing.number_checkpoints",
                              "activation_checkpointing.partition_activations"}));
+}
+
+TEST_F(ConfigErrors, SettingsThatDoNothingBesideOthersAreTold) {
+  const RunConfig run = load_over(R"({
+    "data": {"validation": 0}, "eval": {"every": 5, "batches": 2}, "sample": {"prompt": "once"},
+    "checkpoint": {"keep": 3, "state": "copy"}, "aio": {"max_queue_depth": 300},
+    "fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 8, "loss_scale_window": 5, "hysteresis": 1,
+             "consecutive_hysteresis": true, "min_loss_scale": 2},
+    "parallel": {"pipeline_schedule": "gpipe", "pipeline_group": 2, "context_method": "ulysses",
+                 "quantized_gradient_bits": 8}})");
+  EXPECT_EQ(
+      without_effect(run, directory_ + "/over.json"),
+      (std::set<std::string>{"eval.every", "eval.batches", "sample.prompt", "checkpoint.keep",
+                             "checkpoint.state", "aio.max_queue_depth", "fp16.initial_scale_power",
+                             "fp16.loss_scale_window", "fp16.hysteresis", "fp16.consecutive_hysteresis",
+                             "fp16.min_loss_scale", "parallel.pipeline_schedule", "parallel.pipeline_group",
+                             "parallel.context_method", "parallel.quantized_gradient_bits"}));
+  EXPECT_EQ(load_over(R"({"eval": {"every": 5, "batches": 2}, "data": {"validation": 0.1},
+    "sample": {"prompt": "once", "tokens": 5}, "checkpoint": {"keep": 3, "state": "copy", "every": 2},
+    "aio": {"max_queue_depth": 300, "adaptive_depth": true},
+    "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 1}})")
+                .warnings,
+            Strings{});
+}
+
+TEST_F(ConfigErrors, LearningRatesThatAreNotReachedAreTold) {
+  EXPECT_TRUE(warns(load_over(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 51}}})"),
+                    "warmup_num_steps: 51 steps are more than the 50 of the run"));
+  EXPECT_TRUE(warns(load_over(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5,
+                      "warmup_max_lr": 0.5}}})"),
+                    "warmup_max_lr: 0.5 takes the place of optimizer.params.lr, which is 0.001"));
 }
 
 // Whatever is done to a good file, there is an Error or a configuration within its ranges, never anything

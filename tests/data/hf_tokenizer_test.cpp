@@ -247,11 +247,11 @@ TEST_F(HfTokenizerFile, WhatIsNotKnownIsRefusedByNameWithThePreparation) {
       {"/model/type", {"WordPiece", "model.type: \"WordPiece\""}},
       {"/model/dropout", {0.1, "model.dropout: 0.1"}},
       {"/model/end_of_word_suffix", {"</w>", "model.end_of_word_suffix"}},
-      {"/normalizer", {{{"type", "NFKC"}}, "normalizer.type: \"NFKC\""}},
+      {"/normalizer", {{{"type", "StripAccents"}}, "normalizer.type: \"StripAccents\""}},
       {"/pre_tokenizer", {{{"type", "BertPreTokenizer"}}, "pre_tokenizer.type: \"BertPreTokenizer\""}},
-      {"/post_processor", {{{"type", "BertProcessing"}}, "post_processor.type: \"BertProcessing\""}},
+      {"/post_processor", {{{"type", "Other"}}, "post_processor.type: \"Other\""}},
       {"/decoder", {{{"type", "CTC"}}, "decoder: {\"type\":\"CTC\"}"}},
-      {split, {regex("\\w+"), "\\w"}},
+      {split, {regex("\\b+"), "\\b"}},
       {split, {regex("\\p{Han}+"), "\"Han\""}},
       {split, {regex("(?<=a)b"), "a group of another kind"}},
       {split, {regex("a+?"), "lazy"}},
@@ -389,7 +389,8 @@ TEST(Unicode, CategoriesAreThoseOfVersion16) {
 
 TEST(Pattern, MatchesAsABacktrackingEngineDoes) {
   const auto end_of = [](const char* expression, std::string_view text) -> std::ptrdiff_t {
-    const std::size_t end = Pattern(expression, "here").match(text, 0);
+    Pattern::Effort effort(text.size());
+    const std::size_t end = Pattern(expression, "here").match(text, 0, effort);
     return end == Pattern::npos ? -1 : static_cast<std::ptrdiff_t>(end);
   };
   EXPECT_EQ(end_of("a|ab", "ab"), 1);

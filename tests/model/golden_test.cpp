@@ -70,7 +70,7 @@ TEST_P(Golden, Logits) {
   const std::vector<double> logits = runner.logits(batches[0]);
   ASSERT_EQ(e->count(), static_cast<std::int64_t>(logits.size()));
   std::vector<float> expected(logits.size());
-  std::memcpy(expected.data(), e->data, static_cast<std::size_t>(e->bytes));
+  file.read(*e, expected.data());
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const double rounding = 0x1p-24 * std::abs(static_cast<double>(expected[i]));  // they are stored as fp32
     ASSERT_NEAR(logits[i], static_cast<double>(expected[i]), tolerance.logits + rounding) << i;

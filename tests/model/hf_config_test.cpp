@@ -160,11 +160,16 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kGpt2, R"({"layer_norm_epsilon": 0})", "\"layer_norm_epsilon\" is 0"},
       {kGpt2, R"({"layer_norm_epsilon": "small"})", "a number > 0"},
       {kGpt2, R"({"tie_word_embeddings": 1})", "true or false"},
-      {kGpt2, R"({"activation_function": "gelu"})", "\"activation_function\" is \"gelu\"; only gelu_new"},
+      {kGpt2, R"({"activation_function": "gelu"})",
+       "\"activation_function\" is \"gelu\"; only the GELU by tanh"},
       {kGpt2, R"({"activation_function": 3})", "a text"},
-      {kGpt2, R"({"scale_attn_by_inverse_layer_idx": true})", "only false is supported"},
       {kGpt2, R"({"reorder_and_upcast_attn": true})", "only false is supported"},
-      {kGpt2, R"({"scale_attn_weights": false})", "only true is supported"},
+      {kGpt2, R"({"scale_attn_weights": 1})", "true or false"},
+      {kGpt2, R"({"n_layer": 1000000000})", "from 1 to 65536"},
+      {kGpt2, R"({"n_layer": 1e9})", "\"n_layer\" is 1000000000.0"},
+      {kGpt2, R"({"n_layer": -9223372036854775808})", "from 1 to 65536"},
+      {kGpt2, R"({"vocab_size": 50257.5})", "\"vocab_size\" is 50257.5"},
+      {kGpt2, R"({"initializer_range": -0.1})", "a number > 0"},
       {kGpt2, R"({"add_cross_attention": true})", "only false is supported"},
       {kGpt2, R"({"quantization_config": {"bits": 4}})", "\"quantization_config\" is {\"bits\":4}"},
       {kGpt2, R"({"model_type": "gpt_neo"})", "the architecture is \"gpt_neo\""},
@@ -177,13 +182,15 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"num_key_value_heads": 5})", "32 is no multiple of \"num_key_value_heads\" 5"},
       {kLlama, R"({"num_attention_heads": 28})", "2048 is no multiple of \"num_attention_heads\" 28"},
       {kLlama, R"({"head_dim": 63})", "even"},
-      {kLlama, R"({"hidden_act": "gelu"})", "only silu"},
+      {kLlama, R"({"hidden_act": "gelu"})", "only SiLU"},
       {kLlama, R"({"num_local_experts": 8})", "\"num_local_experts\" is 8; only null"},
       {kLlama, R"({"residual_multiplier": 0.22})", "\"residual_multiplier\" is 0.22"},
       {kLlama, R"({"final_logit_softcapping": 30.0})", "\"final_logit_softcapping\" is 30.0"},
       {kLlama, R"({"attention_bias": 1})", "true or false"},
       {kLlama, R"({"sliding_window": 128})", "\"sliding_window\" is 128"},
-      {kLlama, R"({"mlp_bias": true})", "\"mlp_bias\" is true"},
+      {kLlama, R"({"model_type": "mistral", "sliding_window": 64, "mlp_bias": true})",
+       "\"mlp_bias\" is true"},
+      {kLlama, R"({"mlp_bias": 1})", "true or false"},
       {kLlama, R"({"rope_theta": -1})", "\"rope_theta\" is -1"},
       {kLlama, R"({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}})",
        "\"low_freq_factor\" is missing"},
@@ -201,7 +208,7 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kLlama, R"({"partial_rotary_factor": 0.5})", "only 1 is supported"},
       {kLlama, R"({"model_type": "mixtral"})", "the architecture is \"mixtral\""},
       {kLlama, R"({"model_type": "gemma3", "text_config": {}})", "nested in \"text_config\""},
-      {kLlama, R"({"model_type": "gemma2", "hidden_activation": "gelu"})", "only gelu_pytorch_tanh"},
+      {kLlama, R"({"model_type": "gemma2", "hidden_activation": "gelu"})", "only the GELU by tanh"},
       {kLlama, R"({"model_type": "gemma2", "layer_types": ["full_attention"]})", "for 22 layers"},
       {kLlama, R"({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0, "sliding_window": 64})",
        "\"attn_logit_softcapping\" is 50.0; only null"},
@@ -239,15 +246,16 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
 
 TEST_F(HfConfigTest, RefusesWhatIsNoConfiguration) {
   const auto absent = thrown_by([&] { read_hf_config(dir_ / "nowhere"); });
-  EXPECT_HAS(absent->where(), "nowhere/config.json");
+  EXPECT_EQ(absent->where(), dir_ / "nowhere");
+  EXPECT_HAS(absent->message(), "there is no such directory");
   const std::pair<std::string, const char*> table[] = {
-      {"", "not valid JSON"},
-      {"{\"model_type\":", "not valid JSON"},
+      {"", "is no JSON: line 1, column 1"},
+      {"{\"model_type\":", "is no JSON: line 1, column 15"},
       {"[1]", "no object"},
       {"{\"model_type\":\"gpt2\",\"model_type\":\"llama\"}", "\"model_type\" appears twice"},
       {"{\"a\":{\"b\":1,\"b\":2}}", "\"b\" appears twice"},
-      {std::string("{}\0{}", 5), "zero byte"},
-      {"{\"a\":" + std::string(100000, '['), "nested deeper"},
+      {std::string("{}\0{}", 5), "a zero byte"},
+      {"{\"a\":" + std::string(100000, '['), "nests objects and lists 100001 deep, 100 at most"},
   };
   for (const auto& [text, told] : table) {
     const auto error = thrown_by([&, content = text] { read(content); });

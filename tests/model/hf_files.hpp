@@ -65,6 +65,12 @@ inline float rounded(const std::string& dtype, float x) {
   return x;
 }
 
+inline std::string bytes_of(const SafeTensors& file, const SafeTensors::Entry& entry) {
+  std::string bytes(static_cast<std::size_t>(entry.bytes), '\0');
+  file.read(entry, 0, entry.bytes, bytes.data());
+  return bytes;
+}
+
 // All parameters as a file has them: Conv1D matrices [in, out].
 inline Tensors tensors_of(const Model& model, const std::string& dtype, const std::string& prefix = "") {
   Tensors tensors;

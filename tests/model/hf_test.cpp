@@ -85,7 +85,8 @@ TEST_P(Variants, SaveAndLoad) {
     for (const auto& item : index["weight_map"].items()) {
       const std::string name = item.value();
       if (std::find(files.begin(), files.end(), name) == files.end()) files.push_back(name);
-      ASSERT_NE(SafeTensors(dir / name).find(item.key()), nullptr);
+      const SafeTensors shard(dir / name);
+      ASSERT_NE(shard.find(item.key()), nullptr);
     }
     std::int64_t total = 0;
     for (const auto& [name, t] : expected) total += static_cast<std::int64_t>(t.bytes.size());
@@ -100,9 +101,7 @@ TEST_P(Variants, SaveAndLoad) {
       ASSERT_NE(it, expected.end()) << entry.name;
       EXPECT_EQ(entry.dtype, it->second.dtype) << entry.name;
       EXPECT_EQ(entry.shape, it->second.shape) << entry.name;
-      EXPECT_EQ(std::string(static_cast<const char*>(entry.data), static_cast<std::size_t>(entry.bytes)),
-                it->second.bytes)
-          << entry.name;
+      EXPECT_EQ(test::bytes_of(file, entry), it->second.bytes) << entry.name;
       bytes += entry.bytes;
       expected.erase(it);
     }
@@ -247,7 +246,7 @@ TEST_F(HfTest, RefusesWhatDoesNotFitTheModel) {
   test::write_file(dir_ / "model.safetensors", bytes.substr(0, bytes.size() - 5));
   expect_refusal(model, fmt::format("truncated: the tensors take {} bytes", 4 * model.parameter_count()));
   fs::remove(dir_ / "model.safetensors");
-  expect_refusal(model, "has neither model.safetensors nor model.safetensors.index.json");
+  expect_refusal(model, "has neither model.safetensors or model.safetensors.index.json nor other weights");
   put(test::tensors_of(make_model(test::tiny_llama()), "F32"));
   expect_refusal(model, "among the 21 there is \"lm_head.weight\"");
 }
@@ -290,8 +289,10 @@ TEST_F(HfShards, RefusesAnIncompleteSet) {
   refused([](json& i) { i["weight_map"]["ln_f.bias"] = 3; }, "is mapped to \"\"");
   refused([](json& i) { i["weight_map"]["ln_f.bias"] = "../x"; }, "is mapped to \"../x\"");
   refused([](json& i) { i["weight_map"]["ln_f.bias"] = ".."; }, "is mapped to \"..\"");
+  refused([](json& i) { i["weight_map"]["ln_f.bias"] = "."; }, "is mapped to \".\"");
+  refused([](json& i) { i["weight_map"]["ln_f.bias"] = "/etc/passwd"; }, "is mapped to \"/etc/passwd\"");
   test::write_file(index_path(), "{\"weight_map\":");
-  expect_refusal(model_, "not valid JSON");
+  expect_refusal(model_, "is no JSON: line 1, column 15");
   test::write_file(index_path(), index.dump());
   fs::resize_file(dir_ / shard, fs::file_size(dir_ / shard) - 1);
   expect_refusal(model_, "truncated");
@@ -364,9 +365,10 @@ TEST_F(HfTest, TilesLargerMatrices) {
       const auto* entry = file.find(p.name);
       ASSERT_NE(entry, nullptr);
       std::int64_t wrong = 0;
+      const std::string bytes = test::bytes_of(file, *entry);
       for (std::int64_t k = 0; k < p.count(); ++k) {
         bf16 x;
-        std::memcpy(&x, static_cast<const char*>(entry->data) + 2 * k, 2);
+        std::memcpy(&x, bytes.data() + 2 * k, 2);
         wrong += static_cast<float>(x) != quick(k % p.rows * p.cols + k / p.rows);
       }
       EXPECT_EQ(wrong, 0) << p.name << " in the file";
@@ -448,7 +450,7 @@ TEST_F(HfSaveFailure, OfTheDisk) {
     EXPECT_EQ(error->where(), dir_ / "model.safetensors");
     EXPECT_HAS(error->message(), *from == '\0' ? "has no room" : "cannot be written");
     EXPECT_HAS(error->message(), "(errno ");
-    EXPECT_HAS(error->hint(), "make room");
+    EXPECT_FALSE(error->hint().empty());
     expect_untouched();
   }
   std::signal(SIGXFSZ, handler);

@@ -94,6 +94,36 @@ TEST(LossScale, AStaticScaleStays) {
   for (const double scale : scales(scaler, "oo..o...ooooo....")) EXPECT_EQ(scale, 128.0);
 }
 
+// Nothing is learned, and no scale will change that.
+TEST(LossScale, AStaticScaleThatOverflowsInEveryStepIsAnError) {
+  LossScaler scaler({.loss_scale = 128});
+  for (std::int64_t i = 1; i < LossScaler::kMostInVain; ++i) {
+    scaler.update(true);
+    EXPECT_EQ(scaler.overflows_in_a_row(), i);
+    EXPECT_EQ(scaler.worth_a_warning(), i == 10);
+  }
+  try {
+    scaler.update(true);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Errc::kNumeric);
+    EXPECT_EQ(error.where(), "fp16.loss_scale");
+  }
+  // One good step, of this run or of the one before, and it goes on.
+  LossScaler once({.loss_scale = 128}), restored({.loss_scale = 128});
+  once.update(false);
+  restored.restore(once.state());
+  int told = 0;
+  for (int i = 0; i < 2000; ++i) {
+    once.update(true);
+    restored.update(true);
+    told += once.worth_a_warning();
+  }
+  EXPECT_EQ(told, 3) << "after 10, 100 and 1000";
+  once.update(false);
+  EXPECT_EQ(once.overflows_in_a_row(), 0);
+}
+
 // The same in another form: the scale is what the history of overflows says, and is made anew from all of it.
 // Nothing: it fails.
 std::optional<double> scale_after(const LossScaleConfig& c, const std::vector<bool>& history) {

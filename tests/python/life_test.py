@@ -32,12 +32,12 @@ class Gil(InFolder):
 
     # Look at numbers that are there, or raise an error.
     NEVER_WAIT = {
-        _core.Store: {"leases", "pins", "closed", "segments", "__init__", "__reduce__", "open"},
+        _core.Store: {"leases", "pins", "closed", "__init__", "__reduce__", "open"},
         _core.Optimizer: {"__init__", "bytes", "extent"},
         _core.Hash: {"__init__", "text"},
         _core.Rule: None,  # plain numbers
-        _core.Lease: None,  # ends by a lock that is held for microseconds
-        _core.Pin: None,
+        _core.Lease: {"nbytes", "dtype", "mode", "released", "views", "address", "numpy", "torch", "__init__"},
+        _core.Pin: {"released", "__init__"},
     }
     MODULE_NEVER_WAITS = {"set_log_level"}
 
@@ -96,7 +96,7 @@ class Gil(InFolder):
             "prefetch": lambda: c.prefetch(n, next(extra) % 8, "host"), "step_begin": step, "step_end": step,
             "add": add, "remove": lambda: c.remove(add()), "statistics": c.statistics, "state": c.state,
             "explain": lambda: c.explain(n), "drain": c.drain, "demote": c.demote,
-            "has_content": lambda: c.has_content(n, 0), "discard": lambda: c.discard(n, 7),
+            "segments": lambda: c.segments(n), "has_content": lambda: c.has_content(n, 0), "discard": lambda: c.discard(n, 7),
             "close": lambda: zg.Store(host_bytes="1MiB").close(),
         }  # fmt: skip
 
@@ -107,6 +107,19 @@ class Gil(InFolder):
             for name, call in calls.items():
                 self.assertTrue(self.releases(call), name)
             self.assertTrue(self.releases(lambda: zg.Store(host_bytes="1MiB")), "open")
+
+    def test_of_leases_and_pins(self):
+        """Beside a call that takes the lease and lets go of the GIL itself: of each pair one tick is the release's."""
+        with zg.Store(host_bytes="4MiB") as store:
+            t = store.add("t", "u8", MIB, segment_bytes=4096)
+            t.write(bytes(MIB))
+            for owner, made in (_core.Lease, [t.acquire(i % 256) for i in range(40_000)]), (
+                _core.Pin, [t.pin(i % 256) for i in range(40_000)],
+            ):  # fmt: skip
+                self.assertEqual(self.methods(owner), {"release"})
+                self.assertTrue(self.releases(lambda: made.pop().release()), owner)
+                while made:
+                    made.pop().release()
 
     def test_of_optimizers(self):
         with zg.Store(host_bytes="4MiB", drives={self.folder: "64MiB"}) as store:
@@ -173,6 +186,95 @@ class Gil(InFolder):
         self.assertEqual(functions - self.MODULE_NEVER_WAITS, set(calls))
         for name, call in calls.items():
             self.assertTrue(self.releases(call), name)
+
+
+class Threads(InFolder):
+    """Programs of their own, with a deadline: what they show is a process that hangs, or is ended by a signal."""
+
+    def run_program(self, code, seconds=120):
+        code = "import sys, threading, time, ziggurat as zg\nMIB = 1 << 20\n" + code
+        try:
+            return subprocess.run([sys.executable, "-c", code, self.folder], capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired as e:
+            self.fail(f"hangs: {e.stdout!r} {e.stderr!r}")
+
+    def test_who_looks_a_tensor_up_does_not_keep_the_gil_from_who_has_the_store_alone(self):
+        """demote() asks for the GIL while it waits for moves, and holds the store's lock meanwhile."""
+        done = self.run_program(
+            "store = zg.Store(host_bytes='32MiB', drives={sys.argv[1]: '256MiB'})\n"
+            "tensors = [store.add(f't{i}', 'u8', 8 * MIB, segment_bytes=MIB // 4) for i in range(8)]\n"
+            "def demote():\n"
+            "    try: store.demote(); store.demote()\n"
+            "    except zg.UsageError: pass\n"
+            "sys.setswitchinterval(1e-5)\n"
+            "end = time.monotonic() + 10\n"
+            "for turn in range(40):\n"
+            "    for t in tensors: t.write(bytes(8 * MIB))\n"
+            "    thread = threading.Thread(target=demote)\n"
+            "    thread.start()\n"
+            "    while thread.is_alive(): assert store._core.segments(tensors[0]._number) == 32\n"
+            "    if time.monotonic() > end: break\n"
+            "print('done', turn)\n"
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("done", done.stdout)
+
+    def test_an_exit_with_a_thread_in_acquire(self):
+        """The wait ends with an error, the process with its own code, and nothing is left on the drive."""
+        done = self.run_program(
+            "def wait():\n"
+            "    try: tensor.acquire(0)\n"
+            "    except zg.Interrupted as e: sys.stdout.write(f'woken: {e}'); sys.stdout.flush()\n"
+            "store = zg.Store(host_bytes='1MiB', drives={sys.argv[1]: '16MiB'})\n"
+            "tensor = store.add('t', 'u8', MIB // 2)\n"
+            "tensor.write(bytes(MIB // 2))\n"
+            "lease = tensor.acquire(0, 'write')\n"
+            "threading.Thread(target=wait, daemon=True).start()\n"
+            "while 'waits' not in tensor.explain() and not store.statistics().waits: time.sleep(0.01)\n"
+            "time.sleep(0.3)\n"
+            "sys.exit(3)\n"
+        )
+        self.assertEqual((done.returncode, done.stderr), (3, ""))
+        self.assertIn("woken: ", done.stdout)
+        self.assertEqual([p.name for p in pathlib.Path(self.folder).glob("*.tier")], [])
+
+    def test_an_exit_with_a_thread_that_never_stops(self):
+        """It is refused again and again while the interpreter ends, and nothing aborts."""
+        for call in ("tensor.read()", "store.statistics()", "tensor.acquire(0).release()", "store.demote()"):
+            done = self.run_program(
+                "def work():\n"
+                "    while True:\n"
+                f"        try: {call}\n"
+                "        except zg.Error: pass\n"
+                "store = zg.Store(host_bytes='1MiB', drives={sys.argv[1]: '16MiB'})\n"
+                "tensor = store.add('t', 'u8', 4 * MIB, segment_bytes=MIB // 4)\n"
+                "tensor.write(bytes(4 * MIB))\n"
+                "for _ in range(3): threading.Thread(target=work, daemon=True).start()\n"
+                "time.sleep(0.5)\n"
+            )
+            self.assertEqual((done.returncode, done.stderr), (0, ""), call)
+            self.assertEqual(list(pathlib.Path(self.folder).glob("*.tier")), [], call)
+
+    def test_an_exit_during_a_measurement(self):
+        done = self.run_program(
+            "call = lambda: zg.io_bench(sys.argv[1], size='16MiB', seconds=600)\n"
+            "threading.excepthook = lambda args: print(args.exc_type.__name__, flush=True)\n"
+            "threading.Thread(target=call, daemon=True).start()\n"
+            "time.sleep(2)\n"
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_an_open_store_is_closed_at_exit_however_it_is_held(self):
+        done = self.run_program(
+            "store = zg.Store(host_bytes='1MiB', drives={sys.argv[1]: '16MiB'})\n"
+            "tensor = store.add('t', 'u8', 4 * MIB, segment_bytes=MIB // 4)\n"
+            "tensor.write(bytes(4 * MIB))\n"
+            "store.itself = store  # only the collector of cycles would free it\n"
+            "sys.kept = store, tensor.acquire(0)\n"
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(list(pathlib.Path(self.folder).glob("*.tier")), [])
 
 
 class LateViews(InFolder):

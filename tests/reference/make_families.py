@@ -47,6 +47,9 @@ FAMILIES = {
         original_max_position_embeddings=16))),
     "llama_bias": ("Llama", dict(attention_bias=True, rope_parameters=dict(
         rope_type="linear", rope_theta=10000.0, factor=3.0))),
+    "llama_mlp_bias": ("Llama", dict(mlp_bias=True, hidden_act="swish", rope_parameters=dict(
+        rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0,
+        mscale_all_dim=0))),
     "mistral": ("Mistral", dict(sliding_window=WINDOW, rope_parameters=dict(rope_type="default", rope_theta=1e6))),
     # Layers from the second on have the window.
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True, head_dim=6, use_sliding_window=True, sliding_window=WINDOW,

@@ -29,6 +29,8 @@ ADAPTERS = {
     "gemma2": dict(r=2, lora_alpha=3, target_modules=["k_proj", "o_proj", "down_proj"]),
     "olmo2": dict(r=7, lora_alpha=7, target_modules=["o_proj", "gate_proj"]),
     "gpt2": dict(r=3, lora_alpha=7, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
+    # Scores that are not divided by the root of a head's size, but by the layer's number.
+    "gpt2_scores": dict(r=3, lora_alpha=7, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
 }
 
 
@@ -37,10 +39,13 @@ def plain(name):
     return name.removeprefix("base_model.model.").removeprefix("transformer.").replace(".default", "")
 
 
-def make_gpt2():
+GPT2_SCORES = dict(scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True, activation_function="gelu_fast")
+
+
+def make_gpt2(**options):
     """GPT-2 with the sizes of the other models, whose Conv1D matrices are filled as [outputs, inputs]."""
     config = transformers.GPT2Config(vocab_size=97, n_positions=40, n_embd=36, n_layer=3, n_head=4, n_inner=52,
-                                     resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager")
+                                     resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager", **options)
     model = transformers.GPT2LMHeadModel(config).to(torch.float64).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -53,7 +58,10 @@ def make_gpt2():
 
 def make_adapted(name):
     """The model with adapters, of which the base does not change."""
-    model, config = make_gpt2() if name == "gpt2" else make_model(name)
+    if name.startswith("gpt2"):
+        model, config = make_gpt2(**GPT2_SCORES if name == "gpt2_scores" else {})
+    else:
+        model, config = make_model(name)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[name]),
                                   autocast_adapter_dtype=False).eval()
     trained = [(plain(n), p) for n, p in adapted.named_parameters() if p.requires_grad]

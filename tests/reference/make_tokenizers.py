@@ -4,11 +4,11 @@ makes of some texts with them (cases.json).
 
     python3 -m venv venv
     venv/bin/pip install tokenizers==0.23.3
-    venv/bin/python tests/reference/make_tokenizers.py
+    venv/bin/python tests/reference/make_tokenizers.py [--kinds nfkc,whitespace]
     venv/bin/python tests/reference/make_tokenizers.py --large DIR [--kinds mistral,phi3] [--text FILE...]
 
-The last writes 10 MB of text, or what the files have, and their tokens, which zg_test_data compares where
-ZG_TOKENIZER_CASES names DIR.
+With --kinds the other kinds' files stay, of which not all come out the same twice. The last writes 10 MB of text, or
+what the files have, and their tokens, which zg_test_data compares where ZG_TOKENIZER_CASES names DIR.
 """
 import argparse
 import json
@@ -59,6 +59,7 @@ TEXTS = [
     "zebra zebras a zebra", "<|a|>x<|a|> y <|b|>  \n z  <|c|>  w x<word>y <word> <word>. <word>word",
     "<|a|><|b|><|b|> <|a|", "héllo wörld ſ 's 'ſ ſt K", "\u2581x \u2581\u2581 y\u2581z", "tab\tsep\t\tx",
     "if a<b and b>c:\n    print(a)\n        pass\n", "\x00\x01\x1f\x7f", "a" * 70 + " " * 40 + "b" * 3,
+    "\ufb01ne \uff21\uff22\uff23 \u2460\u00bd \u3392 \ufdfa \u00a8 \u1e9b\u0323 \u0130I\u03a3 \u2126 \u200b\u200cx\u200dy \uffa1\u3131",
     "pre-1990's \"quote\" (x) [y] {z} $5.00 50% #1 a_b c/d", "new  caf\u00e9 cafe\u0301 xcaf\u00e9x",
 ]
 
@@ -162,6 +163,16 @@ def smollm():
     return byte_alphabet(TRAINING * 3, 320, split)
 
 
+def words(size, normalizer, split):
+    """Characters of words alone, without a decoder: the tokenizers of the library's own first steps."""
+    t = Tokenizer(models.BPE(unk_token="<unk>"))
+    t.normalizer, t.pre_tokenizer = normalizer, split
+    t.train_from_iterator(TRAINING * 3, trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<unk>", "<s>", "</s>"], limit_alphabet=120, show_progress=False))
+    t.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), add_prefix_space=False)
+    return t
+
+
 KINDS = {
     "gpt2": lambda: byte_alphabet(TRAINING * 3, 320, pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "gpt2_prefix": lambda: byte_alphabet(TRAINING * 3, 320, pre_tokenizers.ByteLevel(add_prefix_space=True)),
@@ -178,6 +189,10 @@ KINDS = {
     "metaspace": lambda: with_marks(200, None, pre_tokenizers.Metaspace(MARK, "always", True)),
     "gemma": gemma,
     "phi3": phi3,
+    "nfkc": lambda: byte_level(r"\w+|[^\w\s]+|\s+", 330, normalizers.NFKC()),
+    "whitespace": lambda: words(260, normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()]),
+                                pre_tokenizers.Whitespace()),
+    "whitespace_split": lambda: words(260, normalizers.NFD(), pre_tokenizers.WhitespaceSplit()),
 }
 
 
@@ -231,13 +246,13 @@ def main():
     texts = TEXTS + [large_text(s, 200) for s in range(2, 8)]
     cases = {"texts": texts, "kinds": {}}
     for name, make in KINDS.items():
-        tokenizer = make()
-        root = json.loads(tokenizer.to_str())
-        if name == "tekken":  # as older files write merges
-            root["model"]["merges"] = [" ".join(m) for m in root["model"]["merges"]]
-        content = json.dumps(root, ensure_ascii=True, separators=(",", ":"))
-        (here / f"{name}.json").write_text(content + "\n")
-        tokenizer = Tokenizer.from_str(content)
+        file = here / f"{name}.json"
+        if name in arguments.kinds.split(","):
+            root = json.loads(make().to_str())
+            if name == "tekken":  # as older files write merges
+                root["model"]["merges"] = [" ".join(m) for m in root["model"]["merges"]]
+            file.write_text(json.dumps(root, ensure_ascii=True, separators=(",", ":")) + "\n")
+        tokenizer = Tokenizer.from_file(str(file))
         ids = [tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
         cases["kinds"][name] = {"ids": ids, "document": tokenizer.encode("x").ids,
                                 "decoded": [tokenizer.decode(i, skip_special_tokens=False) for i in ids]}

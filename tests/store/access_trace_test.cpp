@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 
 #include "store/trace_support.hpp"
@@ -138,7 +139,7 @@ TEST_F(TraceFile, CutAnywhereIsRefused) {
   const std::string whole = read();
   for (std::size_t length = 1; length + 1 < whole.size(); ++length) {
     write(whole.substr(0, length));
-    expect_refused(":", "the file ends in the middle of the trace");
+    expect_refused("t.trace", "is no JSON: line ");
     if (testing::Test::HasFailure()) {
       ADD_FAILURE() << "after " << length << " bytes";
       return;
@@ -180,10 +181,15 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"NoTrace", "ziggurat access trace", "something", "t.trace", "is no trace"},
         Damage{"Version", "\"version\": 1", "\"version\": 2", "version", "found 2, expected 1"},
         Damage{"NoVersion", "\"version\"", "\"v\"", "version", "is missing"},
-        Damage{"NotJson", "\"drives\": 1", "\"drives\" 1", ":1:", "is no JSON from here on"},
+        Damage{"NotJson", "\"drives\": 1", "\"drives\" 1", "t.trace", "is no JSON: line 1, column 60"},
+        Damage{"HugeBudget", "8192", "9223372036854775807", "budgets.host", "found 9223372036854775807"},
+        Damage{"BytesOfAllVersions", "1024, \"weight\", \"nvme\", 0, 0",
+               "100000000000000000, \"weight\", \"nvme\", 0, 0, 64", "tensors[0][2]", "bytes up to here"},
+        Damage{"NameTwice", "\"b\", \"bf16\"", "\"a\", \"bf16\"", "tensors[1][0]",
+               "found \"a\" a second time"},
+        Damage{"NoName", "\"b\", \"bf16\"", "\"\", \"bf16\"", "tensors[1][0]", "is empty"},
         Damage{"NumberOfNoType", "\"drives\": 1", "\"drives\": 1e400", "t.trace", "is no JSON"},
-        Damage{"Deep", "\"drives\": 1", "\"drives\": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]", "t.trace",
-               "nests objects and lists 18 deep"},
+        Damage{"Deep", "\"drives\": 1", "\"drives\": [[[[[[[[[1]]]]]]]]]", "t.trace", "nests objects"},
         Damage{"NoBudget", "\"host\": 8192", "\"hots\": 8192", "budgets.host", "is missing"},
         Damage{"NegativeBudget", "\"device\": 4096", "\"device\": -1", "budgets.device",
                "found -1, expected"},
@@ -237,6 +243,48 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"SequenceEmpty", "[[0, 3]]", "[]", "sequence", "is empty"},
         Damage{"SequenceFlat", "[[0, 3]]", "[0, 3]", "sequence[0]", "found 0, expected a program"}),
     [](const auto& param) { return std::string(param.param.name); });
+
+// Sums of numbers each of which is in bounds.
+TEST_F(TraceFile, NumbersThatOverflowTogetherAreRefused) {
+  const std::string head =
+      R"({"format": "ziggurat access trace", "version": 1, "drives": 1, "budgets": {"device": 4096, "host": 8192},
+ "tensors": [["a", "f32", 1024, "weight", "nvme", 0, 0]], "sequence": [[0, 1]], "programs": [)";
+  std::string ops = "[0, \"hr\"]", times = "1099511627776";
+  for (int i = 0; i < 17; ++i) ops += ", " + ops, times += ", " + times;
+  write(head + R"({"name": "p", "ops": [)" + ops + R"(], "times": [)" + times + "]}]}");
+  expect_refused("programs[0].times[65536]", "in all, expected at most");
+}
+
+// Each program has an index over all segments: 70,000 of them would take hundreds of GB.
+TEST_F(TraceFile, ManyProgramsOverManySegmentsAreRefused) {
+  std::string text =
+      R"({"format": "ziggurat access trace", "version": 1, "drives": 1, "budgets": {"device": 4096, "host": 8192},
+ "tensors": [["a", "u8", 1000000, "weight", "nvme", 1, 0]], "sequence": [[0, 1]], "programs": [)";
+  for (int i = 0; i < 70'000; ++i)
+    text += fmt::format("{}{{\"name\": \"p\", \"ops\": [[0, \"hr\"]]}}", i == 0 ? "" : ", ");
+  write(text + "]}");
+  expect_refused("programs", "over 1000000 segments, expected at most");
+}
+
+// A line of a million accesses takes time that grows with them, not with their square.
+TEST_F(TraceFile, AnOperationOfManyAccessesIsReadInTime) {
+  std::string text =
+      R"({"format": "ziggurat access trace", "version": 1, "drives": 1, "budgets": {"device": 4096, "host": 8192},
+ "tensors": [["a", "u8", 300000, "weight", "nvme", 1, 0]], "sequence": [[0, 1]], "programs": [{"name": "p", "ops": [[)";
+  for (int i = 0; i < 300'000; ++i) text += fmt::format("{}{}, \"hr\"", i == 0 ? "" : ", ", i);
+  write(text + "]]}]}");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(load_trace(path_).programs[0].access_count(), 300'000);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_F(TraceFile, WhatNobodyCouldLoadIsNotWritten) {
+  const AccessTrace trace = equal_trace(2, {at_host(0)});
+  const Error error = error_of([&] { save_trace(trace, path_, 100); });
+  EXPECT_EQ(error.code(), Errc::kUsage);
+  EXPECT_HAS(error.message(), "at most expected");
+  EXPECT_FALSE(fs::exists(path_));
+}
 
 TEST_F(TraceFile, MissingOrAFolderIsRefused) {
   expect_refused("t.trace", "No such file or directory");

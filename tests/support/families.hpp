@@ -12,7 +12,7 @@
 
 namespace zg::test {
 
-inline constexpr const char* kFamilyNames[] = {"llama3", "llama_bias", "mistral", "qwen2",  "qwen3",
+inline constexpr const char* kFamilyNames[] = {"llama3", "llama_bias", "llama_mlp_bias", "mistral", "qwen2",  "qwen3",
                                                "phi3",   "olmo2",      "gemma2",  "gemma3", "mistral_sinks"};
 
 class FamilyFile {
@@ -34,7 +34,7 @@ class FamilyFile {
     if (e == nullptr || e->bytes != e->count() * static_cast<std::int64_t>(sizeof(T)))
       throw std::runtime_error("no tensor " + name);
     std::vector<T> list(static_cast<std::size_t>(e->count()));
-    std::memcpy(list.data(), e->data, static_cast<std::size_t>(e->bytes));
+    file_.read(*e, 0, e->bytes, list.data());
     return list;
   }
 

@@ -53,15 +53,15 @@ inline std::string reference_directory() {
 class GoldenFile {
  public:
   explicit GoldenFile(Arch arch)
-      : file_(reference_directory() + (arch == Arch::kGpt2 ? "gpt2" : "llama") +
-              "_tiny.safetensors") {}
+      : file_(reference_directory() + (arch == Arch::kGpt2 ? "gpt2" : "llama") + "_tiny.safetensors") {}
 
   const SafeTensors::Entry* find(const std::string& name) const { return file_.find(name); }
+  void read(const SafeTensors::Entry& entry, void* out) const { file_.read(entry, 0, entry.bytes, out); }
   std::vector<double> doubles(const std::string& name) const {
     const SafeTensors::Entry* e = file_.find(name);
     if (e == nullptr || e->dtype != "F64") throw std::runtime_error("no F64 tensor " + name);
     std::vector<double> values(static_cast<std::size_t>(e->count()));
-    std::memcpy(values.data(), e->data, static_cast<std::size_t>(e->bytes));
+    file_.read(*e, 0, e->bytes, values.data());
     return values;
   }
   Digest stored(const std::string& name) const {

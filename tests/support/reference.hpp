@@ -56,7 +56,7 @@ inline ModelConfig with_every_option(ModelConfig c) {
   b.norms = NormPlacement::kBoth;
   b.norm_weight = NormWeight::kPlusOne;
   b.head_norms = HeadNorms::kEach;
-  b.qkv_bias = b.o_bias = b.sinks = true;
+  b.qkv_bias = b.o_bias = b.mlp_bias = b.sinks = true;
   b.gate = Gate::kGeluTanh;
   b.query_pre_attn_scalar = 5;
   b.attention_softcap = 2, b.final_softcap = 3;

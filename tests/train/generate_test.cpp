@@ -146,6 +146,35 @@ TEST_F(GenerateTest, ATokenThatEndsATextEndsIt) {
   EXPECT_TRUE(has(error_of([&] { Generator damaged(dir_.path()); }), "eos_token_id"));
 }
 
+// A weight that is not finite, in the row of a token that the prompt has not: the table is the output matrix,
+// too. Gemma 2 caps its logits, which must not make a number of it.
+TEST_F(GenerateTest, LogitsThatAreNotFiniteAreAnErrorAndNoToken) {
+  for (const char* family : {"gemma3", "gemma2"}) {
+    const ModelConfig config = FamilyFile(family).config();
+    const Model model(config, DType::kF64, host_ops());
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      SCOPED_TRACE(fmt::format("{}, {}", family, bad));
+      TempDir dir;
+      save_hf(dir.path(), model, DType::kF32,
+              [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+                for (std::int64_t i = begin; i < end; ++i)
+                  out[i - begin] =
+                      static_cast<float>(family_weight(config, p, i / p.whole_cols, i % p.whole_cols));
+                const std::int64_t place = 50 * p.whole_cols + 1;
+                const bool table = &unit == &model.units().front() && &p == &unit.params.front();
+                if (table && begin <= place && place < end) out[place - begin] = bad;
+              });
+      Generator generator(dir.path());
+      for (const bool greedy : {false, true}) {
+        const Error error = error_of([&] { (void)made(generator, {1, 2, 3}, {.greedy = greedy}); });
+        EXPECT_EQ(error.code(), Errc::kNumeric);
+        EXPECT_TRUE(has(error, "not finite")) << error.what();
+        EXPECT_TRUE(has(error, "token 50")) << error.what();
+      }
+    }
+  }
+}
+
 TEST_F(GenerateTest, LossIsThatOfTheTokensThatCountPieceByPiece) {
   HostStream stream("test", HostStream::Mode::kInline);
   ModelRunner runner(config_, DType::kF32, host_ops(), stream);

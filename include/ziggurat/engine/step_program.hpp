@@ -77,6 +77,10 @@ struct StepPrograms {
   StepProgram save;        // with LayoutOptions::saves: reads weights and state between two steps
   StepProgram adopt;       // with LayoutOptions::pins, in place of initialize: state is read, not written
   bool pins = false;       // LayoutOptions::pins
+  // Every program, in the order of the members: for those who look a program up, or list what may run.
+  std::array<const StepProgram*, 7> all() const {
+    return {&initialize, &first, &step, &flush, &evaluate, &save, &adopt};
+  }
 };
 
 }  // namespace zg

@@ -20,14 +20,16 @@ Lora parse_adapter_config(const std::string& json_text, const std::string& where
 std::string write_adapter_config(const Lora& lora, const std::string& base);
 
 // The adapters of a directory. Opening it checks both files against the model: each module that the
-// configuration names must have an A and a B of the right shape and a supported type in every layer, and
-// there may be no other tensor. Throws Error(kUsage). Owns the mapping.
+// configuration names must have an A and a B of the right shape and a supported type in every layer that it
+// names, and there may be no other tensor. Throws Error(kUsage). Owns the open file.
 class AdapterWeights {
  public:
   // model: the one that the adapters belong to. Its own Lora settings do not matter.
   AdapterWeights(const std::string& directory, const ModelConfig& model);
   const Lora& lora() const { return lora_; }
   // Writes elements [begin, end) of an adapter's parameter (Param::adapter) to fp32 `out` [end - begin].
+  // Where the directory adapts a module in some layers alone, A and B of the others are zero: they then add
+  // nothing, and their gradients are zero, too.
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   // Adds factor() * B A, computed in fp32, to elements [begin, end) of a parameter of the model, `out` [end -
   // begin], if the adapters stand beside it. Returns whether they do.
@@ -35,6 +37,8 @@ class AdapterWeights {
 
  private:
   const SafeTensors::Entry* find(const std::string& module, const char* which) const;
+  // Checks a tensor that must be there, and returns its name.
+  std::string check(const std::string& name, const std::vector<std::int64_t>& shape) const;
 
   Lora lora_;
   std::string prefix_;  // of names in the file

@@ -63,6 +63,7 @@ struct BlockDescription {
   NormWeight norm_weight = NormWeight::kPlain;  // of all norms, the last one and those of heads, too
   HeadNorms head_norms = HeadNorms::kNone;
   bool qkv_bias = false, o_bias = false;
+  bool mlp_bias = false;  // of all three matrices of the MLP
   // Each head has a learned score that takes part in the softmax's denominator alone (AttentionRule::sinks).
   bool sinks = false;
   Gate gate = Gate::kSilu;
@@ -92,6 +93,8 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double init_std = 0.02;  // standard deviation of the initial weights
   bool tied = true;        // the output matrix is the embedding
+  // GPT-2: whether scores are divided by the root of a head's size, and those of layer l, from 0, by l + 1.
+  bool scaled_scores = true, scores_by_layer = false;
   DropoutRates dropout = {};
   BlockDescription block = {};  // of all families but GPT-2
   Lora lora = {};               // adapters beside the model's own parameters

@@ -11,46 +11,47 @@
 #include <utility>
 #include <vector>
 
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/model/model.hpp"
 
 namespace zg {
 
-// A safetensors file, mapped into memory. Opening it checks the whole header: its length, JSON, dtypes,
-// shapes and offsets (no hole, overlap or duplicate; the last tensor ends the file). Throws Error(kUsage)
-// with file and reason.
+// A safetensors file. Opening it checks the whole header: its length, JSON, dtypes, shapes and offsets (no
+// hole, overlap or duplicate; the last tensor ends the file). Throws Error(kUsage) with file and reason.
 //
-// Owns the mapping, into which Entry::data points. Tensors may have any alignment. The file must not be
-// truncated while it is open: the operating system answers a read beyond its end with SIGBUS.
+// Owns the open file. Its bytes are read with pread(): memory that is mapped would end the process where the
+// drive fails, or where another program cuts the file.
 class SafeTensors {
  public:
   struct Entry {
     std::string name;
     std::string dtype;  // as in the file: "F32", "BF16", ...
     std::vector<std::int64_t> shape;
-    const void* data = nullptr;
+    std::int64_t offset = 0;  // of its first byte in the file
     std::int64_t bytes = 0;
     std::int64_t count() const;
   };
-  explicit SafeTensors(const std::string& path);
-  ~SafeTensors();
+  // `what` names the file's purpose in errors.
+  explicit SafeTensors(const std::string& path, const std::string& what = "a safetensors file");
   SafeTensors(const SafeTensors&) = delete;
   SafeTensors& operator=(const SafeTensors&) = delete;
-  const std::string& path() const { return path_; }
-  // The tensors, in the order of their bytes in the file.
-  const std::vector<Entry>& entries() const { return entries_; }
-  const Entry* find(const std::string& name) const;  // null: there is none
-  const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
-  // Drops these bytes of the mapping from the process's resident memory. If they are read again, they come
-  // back from the page cache or the drive.
-  void drop(const void* data, std::int64_t bytes) const;
+  const std::string& path() const { return file_.path(); }
+  // The tensors, in the order of their bytes in the file. These, and what is found among them, are those of a
+  // file with a name: a loop over those of a temporary one would outlive them.
+  const std::vector<Entry>& entries() const& { return entries_; }
+  const std::vector<Entry>& entries() const&& = delete;
+  const Entry* find(const std::string& name) const&;  // null: there is none
+  const Entry* find(const std::string& name) const&& = delete;
+  const std::vector<std::pair<std::string, std::string>>& metadata() const& { return metadata_; }
+  const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
+  // Reads bytes [begin, begin + bytes) of one of the tensors. Throws Error(kIo) with file, tensor, place and
+  // cause for an error of the drive's, and for a file that was cut since it was opened.
+  void read(const Entry& entry, std::int64_t begin, std::int64_t bytes, void* out) const;
 
  private:
-  void open_and_map();
   void parse();
 
-  std::string path_;
-  void* map_ = nullptr;
-  std::int64_t map_bytes_ = 0;
+  InputFile file_;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, std::size_t> by_name_;
   std::vector<std::pair<std::string, std::string>> metadata_;
@@ -74,18 +75,20 @@ std::string read_hf_dropout(const std::string& directory, const DropoutRates& ou
 std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32);
 
 // The weights of a directory. Opening it checks them against the model: each parameter must be present with
-// the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.". One
-// of two tied names suffices; if both are there they must hold equal values. Buffers that are no parameters
-// (attn.bias, attn.masked_bias, rotary_emb.inv_freq) are ignored; any other unknown tensor is an error. An
-// index is ignored where model.safetensors is there. Throws Error(kUsage). Owns the mappings; does not refer
-// to `model` afterwards.
+// the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.",
+// or lack "model.", as those of models without a head do. One of two tied names suffices; if both are there
+// they must hold equal values. Buffers that are no parameters (attn.bias, attn.masked_bias,
+// rotary_emb.inv_freq) are ignored; other tensors outside of the model that is trained (another head, an
+// encoder of images) are left out, with one warning; any other unknown tensor is an error. An index is
+// ignored where model.safetensors is there. Throws Error(kUsage). Owns the open files; does not refer to
+// `model` afterwards.
 class HfWeights {
  public:
   HfWeights(const std::string& directory, const Model& model);
   ~HfWeights();
-  // Writes elements [begin, end) of a parameter, as Param holds them, to fp32 `out` [end - begin]. At most
-  // a few MiB of the file become resident, and are dropped again. A Conv1D is gathered from the transposed
-  // file, and each call then walks over the whole tensor: ask for large ranges. Any thread, several at once.
+  // Writes elements [begin, end) of a parameter, as Param holds them, to fp32 `out` [end - begin], through at
+  // most a few MiB of memory. A Conv1D is gathered from the transposed file, and each call then walks over
+  // the whole tensor: ask for large ranges. Any thread, several at once. Throws Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   bool all_bf16() const;  // whether the files hold all parameters as BF16
 

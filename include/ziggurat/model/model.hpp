@@ -158,7 +158,9 @@ class Model {
   const ModelPart& part() const { return part_; }
   DType dtype() const { return dtype_; }
   DType accumulator_dtype() const { return dtype_ == DType::kF64 ? DType::kF64 : DType::kF32; }
-  const std::vector<Unit>& units() const { return units_; }
+  // Of a model with a name alone: a loop over those of a temporary one would outlive them.
+  const std::vector<Unit>& units() const& { return units_; }
+  const std::vector<Unit>& units() const&& = delete;
   std::int64_t parameter_count() const;  // of the whole model, without padding
   // Rows of the residual stream, N below, that this part has: all, or its piece of them
   // (ModelPart::sequence).

@@ -35,7 +35,14 @@ class LossScaler {
   double scale() const { return state_.scale; }
   // Call after each step, with whether a gradient overflowed. Throws Error(kNumeric), and changes nothing,
   // when the scale should halve but is at its minimum. A static scale never changes.
+  // A static scale that overflows in every step, from the first on, would change nothing for ever: after
+  // kMostInVain steps that is an Error(kNumeric), too.
   void update(bool overflow);
+  static constexpr std::int64_t kMostInVain = 100;
+  // The steps up to now, one behind the other, that overflowed since this scaler was made or restored.
+  std::int64_t overflows_in_a_row() const { return in_a_row_; }
+  // Whether to tell the user of them now: after 10, 100, 1000, ...
+  bool worth_a_warning() const;
 
   const State& state() const { return state_; }
   // Continues from `state`. Where the configuration has changed since, the configuration wins: a static scale
@@ -46,6 +53,8 @@ class LossScaler {
  private:
   LossScaleConfig config_;
   State state_;
+  std::int64_t in_a_row_ = 0;
+  bool in_vain_ = true;  // no step yet, of the runs before either, was without overflow
 };
 
 }  // namespace zg

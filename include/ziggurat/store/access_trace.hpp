@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/store/program.hpp"
 #include "ziggurat/store/residency.hpp"
 #include "ziggurat/store/table.hpp"
@@ -45,8 +46,12 @@ struct AccessTrace {
   std::vector<std::int32_t> sequence;  // indices into programs, in the order in which they ran
 };
 
-// Writes a temporary file and renames it. Throws Error(kIo).
-void save_trace(const AccessTrace& trace, const std::string& path);
+// Runs of programs that a trace may have, one with another.
+inline constexpr std::int64_t kMostTraceRuns = 1 << 24;
+
+// Writes a temporary file and renames it. Throws Error(kIo), and Error(kUsage) for a trace with more values,
+// or a file with more bytes, than load_trace() takes.
+void save_trace(const AccessTrace& trace, const std::string& path, std::int64_t largest = kLargestTextFile);
 // Throws Error(kUsage) that names the file and the place in it, what was found and what is expected.
 AccessTrace load_trace(const std::string& path);
 

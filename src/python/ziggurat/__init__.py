@@ -21,6 +21,10 @@ from ._measure import io_bench, io_tune, probe
 from ._records import BenchResult, Probe, Record, Statistics, TuneResult
 from ._run import RunResult, train
 from ._store import Store, Tensor, bytes_of
+from ._views import numpy_view, torch_view
+
+Lease.numpy, Lease.torch = numpy_view, torch_view
+del numpy_view, torch_view
 
 __all__ = [
     "Store", "Tensor", "Lease", "Pin", "train", "RunResult", "io_bench", "io_tune", "probe", "read_log", "Log",

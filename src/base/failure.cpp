@@ -1,5 +1,6 @@
 #include "ziggurat/base/failure.hpp"
 
+#include <execinfo.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -165,6 +166,10 @@ Error error_from(const std::exception& e) {
 
 void install_failure_handler() {
   std::set_terminate(&on_terminate);
+  // The C library loads what unwinds a thread when it is first needed, and aborts where there is no memory for
+  // it by then.
+  void* frame = nullptr;
+  (void)::backtrace(&frame, 1);
 }
 
 void at_sudden_end(void (*clean)()) {

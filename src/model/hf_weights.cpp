@@ -153,8 +153,8 @@ void tell_left_out(const std::string& where, const std::vector<std::string>& nam
   for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i)
     text += (i > 0 ? ", " : "") + hf::in_quotes(names[i]);
   if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
-  log::warning("{}: {} {} no part of the model that is trained, and {} left out, of what is saved, too", where,
-            text, names.size() == 1 ? "is" : "are", names.size() == 1 ? "is" : "are");
+  log::warning("{}: {} {} no part of the model that is trained, and {} left out, of what is saved, too",
+               where, text, names.size() == 1 ? "is" : "are", names.size() == 1 ? "is" : "are");
 }
 
 // The weight files of a directory, and the tensors that they hold.
@@ -165,7 +165,8 @@ class Directory {
     const std::string single = directory + "/model.safetensors", index = single + ".index.json";
     if (hf::is_there(single)) {
       where_ = single;
-      for (const auto& entry : open(single).entries()) add(*files_.back(), entry);
+      const SafeTensors& file = open(single);
+      for (const auto& entry : file.entries()) add(file, entry);
     } else if (hf::is_there(index)) {
       where_ = index;
       open_shards(directory);

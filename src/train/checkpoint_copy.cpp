@@ -1,5 +1,7 @@
 // Copies all tensors of a checkpoint into new files.
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
@@ -46,13 +48,20 @@ class Checkpoint::Copy {
       : from_(from), files_(files), directory_(std::move(directory)) {
     const TensorShapes shapes(from);
     for (const CheckpointTensor& tensor : from.tensors()) {
+      const TensorShapes::Shape& shape = shapes.of(tensor.name);
+      const std::int64_t count =
+          std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+      if (State::gap_in(from.state_->tensors.at(tensor.name), count) >= 0) {
+        damaged(from.path_,
+                fmt::format("does not hold the {} elements of {}, each once", count, tensor.name));
+      }
       const bool whole = from.state_->tensors.at(tensor.name).size() == 1;
       int number = 0;
       for (const State::Stored& piece : from.state_->tensors.at(tensor.name)) {
         const std::string suffix = ++number > 1 ? fmt::format("[{}]", number) : "";
         const CheckpointBox& box = piece.box;
         add(piece, *piece.entry, tensor.name + suffix,
-            whole           ? shapes.of(tensor.name)
+            whole           ? shape
             : box.lines > 1 ? TensorShapes::Shape{box.lines, box.width}
                             : TensorShapes::Shape{box.width},
             fmt::format(" {} {} {}", box.lines, box.stride, piece.phase));

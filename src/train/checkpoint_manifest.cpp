@@ -56,7 +56,11 @@ class Reader {
       fail(fmt::format("has {} as \"{}\", {} to {} expected", it->dump(), key, least, most));
     return it->get<std::int64_t>();
   }
-  int small(const char* key) const { return static_cast<int>(count(key, kMostRanks)); }
+  int small(const char* key, int least = 0) const {
+    const auto number = static_cast<int>(count(key, kMostRanks));
+    if (number < least) fail(fmt::format("has {} as \"{}\", {} at least expected", number, key, least));
+    return number;
+  }
   double number_or_nan(const char* key) const {
     return json(key).is_null() ? std::nan("") : get<double>(key);
   }
@@ -223,9 +227,9 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
       s.fail(fmt::format("has {} as \"scale\", a number above 0 expected", m.scaler->scale));
   }
   const Reader t(r.json("topology"), where);
-  m.ranks = t.small("ranks");
-  m.processes = t.small("processes");
-  m.shards = t.small("shards");
+  m.ranks = t.small("ranks", 1);
+  m.processes = t.small("processes", 1);
+  m.shards = t.small("shards", 1);
   m.stage = t.small("zero_stage");
   const Reader bits(r.json("bits"), where);
   for (const auto& [key, value] : r.json("bits").items())

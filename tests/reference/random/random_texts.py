@@ -126,7 +126,7 @@ def over_characters(r, unknown, fallback):
 
 
 def of_odd_parts(r, unknown):
-    """Most of these must be refused."""
+    """Some of these must be refused."""
     affixes = {name: affix for name, affix in (("continuing_subword_prefix", "##"), ("end_of_word_suffix", "</w>"))
                if r.random() < 0.2}
     t = Tokenizer(models.BPE(fuse_unk=r.random() < 0.5, **affixes, **unknown))

@@ -25,7 +25,7 @@ TEST_F(ConfigKeys, SectionsOfTheSameColumnsAreOneTable) {
   EXPECT_EQ(lines[1], "| --- | --- | --- | --- |");
   EXPECT_EQ(
       lines[2],
-      "| `eval.every` | whole number, 0 or more | `0` | Steps between evaluations; 0: at the end only. |");
+      "| `eval.every` | whole number, 0 to 1000000000 | `0` | Steps between evaluations; 0: at the end only. |");
   EXPECT_EQ(lines[4].rfind("| `tiers.nvme[].path` | text | required | ", 0), 0u) << lines[4];
 }
 

@@ -36,8 +36,8 @@ class Gil(InFolder):
         _core.Optimizer: {"__init__", "bytes", "extent"},
         _core.Hash: {"__init__", "text"},
         _core.Rule: None,  # plain numbers
-        _core.Lease: {"nbytes", "dtype", "mode", "released", "views", "address", "numpy", "torch", "__init__"},
-        _core.Pin: {"released", "__init__"},
+        _core.Lease: None,  # ends by a lock that is held for microseconds
+        _core.Pin: None,
     }
     MODULE_NEVER_WAITS = {"set_log_level"}
 
@@ -107,19 +107,6 @@ class Gil(InFolder):
             for name, call in calls.items():
                 self.assertTrue(self.releases(call), name)
             self.assertTrue(self.releases(lambda: zg.Store(host_bytes="1MiB")), "open")
-
-    def test_of_leases_and_pins(self):
-        """Beside a call that takes the lease and lets go of the GIL itself: of each pair one tick is the release's."""
-        with zg.Store(host_bytes="4MiB") as store:
-            t = store.add("t", "u8", MIB, segment_bytes=4096)
-            t.write(bytes(MIB))
-            for owner, made in (_core.Lease, [t.acquire(i % 256) for i in range(40_000)]), (
-                _core.Pin, [t.pin(i % 256) for i in range(40_000)],
-            ):  # fmt: skip
-                self.assertEqual(self.methods(owner), {"release"})
-                self.assertTrue(self.releases(lambda: made.pop().release()), owner)
-                while made:
-                    made.pop().release()
 
     def test_of_optimizers(self):
         with zg.Store(host_bytes="4MiB", drives={self.folder: "64MiB"}) as store:

@@ -32,7 +32,8 @@ constexpr int kDeepest = 8;  // sequences within sequences
 constexpr std::size_t kMostNormalizers = 64, kMostSplits = 64, kMostReplaced = 32, kMostTemplateTokens = 1024;
 constexpr std::size_t kLongestText = 1024, kMostAddedBytes = 4 << 20;
 constexpr std::int64_t kSpareIds = 1'000'000;
-constexpr JsonBounds kBounds = {.depth = 64, .values = 4'000'000};
+constexpr JsonBounds kBounds = {.depth = 64, .values = 3'000'000};
+constexpr std::size_t kMostTokens = 1 << 20;
 
 class Reader {
   using Behavior = HfSplitStep::Behavior;
@@ -169,6 +170,7 @@ class Reader {
     d_.ignore_merges = flag(model, "ignore_merges", place, false);
     const Json& vocabulary = object(model, "vocab", place);
     if (vocabulary.empty()) fail("model.vocab", "is empty");
+    check_count(vocabulary, kMostTokens, "model.vocab");
     d_.tokens.reserve(vocabulary.size());
     for (auto it = vocabulary.begin(); it != vocabulary.end(); ++it) {
       const std::string& token = it.key();

@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kMostHeader = 1'000'000'000;  // bytes
+constexpr std::uint64_t kMostHeader = 100'000'000;  // bytes, as the format has it
 
 // The text before the tensors' bytes, with its length.
 std::string header_of(const std::string& path) {

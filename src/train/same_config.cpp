@@ -23,7 +23,7 @@ std::string key_of(std::string pointer) {
 
 std::string value_of(const Json& flat, const std::string& pointer) {
   const auto it = flat.find(pointer);
-  return it == flat.end() ? "nothing" : it->dump(-1, ' ', false, Json::error_handler_t::replace);
+  return it == flat.end() ? "not set" : it->dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 // Process 0's text, for all.

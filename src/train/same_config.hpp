@@ -7,7 +7,7 @@
 namespace zg {
 
 // The first key whose value differs, and what each of two configurations, as text of JSON, says of it; a key
-// that one of them lacks has "nothing".
+// that one of them lacks is "not set".
 struct ConfigDifference {
   std::string key, first, second;
 };

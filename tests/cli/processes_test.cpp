@@ -222,7 +222,7 @@ TEST_F(CliTest, ALauncherOfSeveralIsNotTakenForOne) {
     EXPECT_EQ(o.code, 2) << o.err;
     EXPECT_HAS(message_of(o), fmt::format("MPI: {} is 2", name));
     EXPECT_HAS(o.err, fmt::format("unset {}", name));
-    EXPECT_FALSE(fs::exists(path("out")));
+    EXPECT_FALSE(fs::exists(path("out/log.jsonl")));
     const Outcome one = run(
         Launch{.arguments = {"train", "config.json", "--plan"}, .in_child = [&] { setenv(name, "1", 1); }});
     EXPECT_EQ(one.code, 0) << one.err;

@@ -157,6 +157,10 @@ TEST_F(HostileTokenizer, NumbersFarBeyondTheTokensAreRefused) {
   EXPECT_HAS(refused(root), "18446744073709551615 found");
   root["model"]["vocab"]["!"] = 1e300;
   EXPECT_HAS(refused(root), "a number from 0");
+  std::string many = R"({"model": {"type": "BPE", "merges": [], "vocab": {"a": 0)";
+  for (int i = 1; i <= 1 << 20; ++i) many += ",\"" + std::to_string(i) + "\":" + std::to_string(i);
+  write_file(path_, many + "}}}");
+  EXPECT_HAS(refusal([&] { (void)make_file_tokenizer(path_); }), "model.vocab: has more than 1048576 parts");
   // Some are free in real files.
   root = bytes_;
   root["added_tokens"].push_back({{"id", 500'000}, {"content", "<far>"}});

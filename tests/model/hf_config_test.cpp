@@ -265,6 +265,58 @@ TEST_F(HfConfigTest, RefusesWhatIsNoConfiguration) {
   }
 }
 
+// Each number is allowed by itself; what they make together is not: the product of sizes, and angles.
+TEST_F(HfConfigTest, RefusesWhatNumbersMakeTogether) {
+  const Refusal table[] = {
+      {kLlama, R"({"hidden_size": 16777216, "num_attention_heads": 1024, "num_key_value_heads": 1024,
+                   "head_dim": 16384, "intermediate_size": 16777216, "num_hidden_layers": 65536})",
+       "parameters; 1e+15 at most"},
+      {kGpt2, R"({"n_embd": 16777216, "n_head": 16, "n_inner": 16777216, "n_layer": 65536})",
+       "parameters; 1e+15 at most"},
+      {kLlama, R"({"head_dim": 1000000000})", "is not between 1 and"},
+      {kLlama, R"({"rope_theta": 1, "rope_scaling": {"rope_type": "yarn", "factor": 4}})", "not finite"},
+      {kLlama,
+       R"({"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_fast": 5e-324, "beta_slow": 5e-324}})",
+       "not finite"},
+      {kLlama, R"({"model_type": "phi3", "sliding_window": 64, "partial_rotary_factor": 1e308})",
+       "which are no pairs"},
+  };
+  for (const Refusal& r : table) {
+    json config = json::parse(r.base);
+    config.merge_patch(json::parse(r.patch));
+    const auto error = thrown_by([&] { validate(read(config.dump())); });
+    ASSERT_TRUE(error.has_value()) << r.patch << " was accepted";
+    EXPECT_EQ(error->code(), Errc::kUsage) << r.patch;
+    EXPECT_HAS(error->message(), r.told) << r.patch;
+  }
+}
+
+// Names of one function, and what transformers reads nowhere or takes for "not given".
+TEST_F(HfConfigTest, TakesOtherNamesOfTheSame) {
+  const auto with = [&](const char* base, const char* patch) {
+    json config = json::parse(base);
+    config.merge_patch(json::parse(patch));
+    return read(config.dump());
+  };
+  for (const char* same :
+       {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"}) {
+    EXPECT_EQ(with(kGpt2, fmt::format(R"({{"activation_function": "{}"}})", same).c_str()), read(kGpt2));
+  }
+  EXPECT_EQ(with(kLlama, R"({"hidden_act": "swish"})"), read(kLlama));
+  const char* const yarn = R"({"rope_scaling": {"rope_type": "yarn", "factor": 4,
+      "original_max_position_embeddings": 512}})";
+  EXPECT_EQ(with(kLlama, R"({"rope_scaling": {"rope_type": "yarn", "factor": 4, "finetuned": true,
+      "original_max_position_embeddings": 512, "mscale": 0, "mscale_all_dim": 0, "beta_fast": 0, "beta_slow": 0}})"),
+            with(kLlama, yarn));
+  const ModelConfig scores =
+      with(kGpt2, R"({"scale_attn_weights": false, "scale_attn_by_inverse_layer_idx": true})");
+  EXPECT_TRUE(!scores.scaled_scores && scores.scores_by_layer && scores.layers_differ());
+  EXPECT_EQ(read(write_hf_config(scores)), scores);
+  const ModelConfig biases = with(kLlama, R"({"mlp_bias": true})");
+  EXPECT_TRUE(biases.block.mlp_bias);
+  EXPECT_EQ(read(write_hf_config(biases)), biases);
+}
+
 // A Llama's file as one of another family, with these keys.
 ModelConfig family(const char* text) {
   json config = json::parse(kLlama);

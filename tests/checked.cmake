@@ -18,6 +18,12 @@ foreach(name io/hash src/model/safetensors src/model/adapter_files src/model/ada
   list(APPEND checked_sources ${PROJECT_SOURCE_DIR}/${name}.cpp)
 endforeach()
 
+# What a source file is compiled with holds in its own folder's CMakeLists.txt alone.
+if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/src/data/sentencepiece.cpp PROPERTIES
+    COMPILE_DEFINITIONS ZG_SENTENCEPIECE)
+endif()
+
 # Objects, not an archive: so none of these is taken from the release's archives.
 add_library(zg_checked OBJECT ${checked_sources})
 target_include_directories(zg_checked PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)

@@ -6,7 +6,6 @@
 //   ZG_TEST_SEED=N     the seed, which a failure prints
 //   ZG_FUZZ_CASE=DIR   this input alone, in the test's own process; a failure prints its directory
 #pragma once
-#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -30,11 +29,6 @@ struct Wrong : std::logic_error {
 };
 inline void require(bool holds, const std::string& what) {
   if (!holds) throw Wrong(what);
-}
-
-// Reads all of it, so that a sanitizer, or the operating system, finds what is not there.
-inline void touch(const void* data, std::int64_t bytes) {
-  for (std::int64_t i = 0; i < bytes; ++i) (void)static_cast<const volatile unsigned char*>(data)[i];
 }
 
 struct Parser {

@@ -68,13 +68,13 @@ std::string json_problem(std::string_view text, std::int64_t byte, const std::st
     if (at == cause.npos || (std::string_view(end) != "] " && !place)) continue;
     cause.erase(0, at + std::string_view(end).size());
   }
+  constexpr std::size_t kShown = 200;  // the parser quotes all of a token
+  if (cause.size() > kShown) cause = cause.substr(0, kShown) + " ...";
   if (byte < 1) return "is no JSON: " + cause;
   const std::string_view before = text.substr(0, static_cast<std::size_t>(byte - 1));
   const auto line = first_line + std::count(before.begin(), before.end(), '\n');
   const std::size_t newline = before.rfind('\n');
   const std::size_t column = newline == before.npos ? before.size() + 1 : before.size() - newline;
-  constexpr std::size_t kShown = 200;  // the parser quotes all of a token
-  if (cause.size() > kShown) cause = cause.substr(0, kShown) + " ...";
   return fmt::format("is no JSON: line {}, column {}: {}", line, column, cause);
 }
 

@@ -180,8 +180,8 @@ TEST(Parts, HoldEveryElementAndCountItOnce) {
         EXPECT_EQ(model.parameter_count(), whole.parameter_count());
         for (std::size_t u = 0; u < model.units().size(); ++u) {
           const Unit& unit = model.units()[u];
-          const Model first(c.config, DType::kF32, host_ops(), 0, {parts, 0});
-          EXPECT_EQ(unit.count, first.units()[u].count);
+          const Model first_part(c.config, DType::kF32, host_ops(), 0, {parts, 0});
+          EXPECT_EQ(unit.count, first_part.units()[u].count);
           for (std::size_t i = 0; i < unit.params.size(); ++i) {
             const Param& p = unit.params[i];
             EXPECT_EQ(p.whole_count(), whole.units()[u].params[i].count()) << p.name;

@@ -126,7 +126,7 @@ TEST_F(HostileCheckpoint, NumbersOfAManifestHaveTheirRanges) {
     return refused(newest).message();
   };
   for (const char* key : {"ranks", "processes", "shards"}) {
-    for (const char* number : {"4294967296", "2147483647", "-1", "1.5", "18446744073709551615"})
+    for (const char* number : {"0", "4294967296", "2147483647", "-1", "1.5", "18446744073709551615"})
       EXPECT_HAS(problem(fmt::format("\"{}\": 1", key), fmt::format("\"{}\": {}", key, number)), key);
   }
   EXPECT_HAS(problem("\"number\": ", "\"number\": 922337203685477580"), "\"number\"");

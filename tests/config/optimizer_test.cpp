@@ -133,7 +133,8 @@ TEST_F(OptimizerSection, Overlap) {
 }
 
 TEST_F(OptimizerSection, Groups) {
-  const RunConfig run = load(R"({"type": "AdamW", "params": {"weight_decay": 0.1}, "param_groups": [
+  const RunConfig run = load(R"({"type": "AdamW", "params": {"weight_decay": 0.1, "decay": "matrices"},
+      "param_groups": [
       {"params": "wte.*", "weight_decay": 0},
       {"params": ["*.bias", "ln_?.weight"], "lr_factor": 2, "weight_decay": 0.5},
       {"params": "h.0.*", "frozen": true},

@@ -239,7 +239,7 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
     "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"},
                           "zero_quantized_weights": false, "zero_hpz_partition_size": 1},
     "aio": {"backend": "threads", "block_size": 8192, "queue_depth": 7, "thread_count": 3, "verify": false,
-            "adaptive_depth": false, "max_queue_depth": 9, "queues": 4, "sqpoll": false, "iopoll": false},
+            "adaptive_depth": true, "max_queue_depth": 9, "queues": 4, "sqpoll": false, "iopoll": false},
     "activation_checkpointing": {"recompute": false, "cpu_checkpointing": false},
     "tiers": {"device": 1000000, "host": "1.5 MiB", "nvme": [{"path": "a"}, {"path": "b", "bytes": "1GB"}],
               "prefetch_depth": 0},
@@ -261,7 +261,7 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   EXPECT_EQ(run.aio.block_size, 8192);
   EXPECT_EQ(run.aio.queue_depth, 7);
   EXPECT_EQ(run.aio.threads, 3);
-  EXPECT_FALSE(run.aio.adaptive_depth);
+  EXPECT_TRUE(run.aio.adaptive_depth);
   EXPECT_EQ(run.aio.max_queue_depth, 9);
   EXPECT_EQ(run.aio.queues, 4);
   EXPECT_FALSE(run.aio.verify);
@@ -393,7 +393,8 @@ TEST_F(ConfigTest, Schedules) {
   EXPECT_DOUBLE_EQ(run.schedule.warmup_max_lr, 2e-3);
   EXPECT_EQ(run.schedule.total_num_steps, 40);
   EXPECT_TRUE(run.schedule.warmup_linear);
-  EXPECT_EQ(run.warnings, Strings{});
+  ASSERT_EQ(run.warnings.size(), 1u);
+  EXPECT_HAS(run.warnings[0], "warmup_max_lr: 0.002 takes the place of optimizer.params.lr, which is 0.001");
   run = load_over(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 100}}})");
   EXPECT_EQ(run.schedule.total_num_steps, 50);
   EXPECT_TRUE(warns(run, "less than the 100 of the warm-up"));
@@ -417,7 +418,7 @@ TEST_F(ConfigTest, BatchTriad) {
       {R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 4})", 3, 4},
       {R"({"train_batch_size": 12})", 12, 1},
       {R"({"train_micro_batch_size_per_gpu": 3})", 3, 1},
-      {R"({"train_batch_size": 5e8, "train_micro_batch_size_per_gpu": 5e8})", 500000000, 1},
+      {R"({"train_batch_size": 1.6e7, "train_micro_batch_size_per_gpu": 1.6e7})", 16000000, 1},
   };
   for (const Case& c : cases) {
     const RunConfig run = load({{base, write("over.json", c.text)}, {}});

@@ -8,20 +8,35 @@
 
 namespace zg {
 
+// Few are compared in place, since a step adds them without allocating; a trace's file may have many in one
+// op.
+static bool all_differ(std::span<const AccessStep> accesses) {
+  constexpr std::size_t kFew = 64;
+  if (accesses.size() <= kFew) {
+    for (std::size_t i = 0; i < accesses.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (accesses[i].segment == accesses[j].segment) return false;
+      }
+    }
+    return true;
+  }
+  std::vector<SegmentId> named;
+  for (const AccessStep& access : accesses) named.push_back(access.segment);
+  std::sort(named.begin(), named.end());
+  return std::adjacent_find(named.begin(), named.end()) == named.end();
+}
+
 void Program::add_op(std::span<const AccessStep> accesses, std::int64_t time) {
   ZG_ASSERT(use_first_.empty(), "the program is finished");
   ZG_ASSERT(!accesses.empty());
   ZG_ASSERT_GE(time, 0);
   op_first_.push_back(access_count());
   op_time_.push_back(time);
-  std::vector<SegmentId> named;
+  ZG_ASSERT(all_differ(accesses), "named twice in one op");
   for (const AccessStep& access : accesses) {
     ZG_ASSERT(access.tier != Tier::kNvme, "nobody computes on NVMe");
     accesses_.push_back(access);
-    named.push_back(access.segment);
   }
-  std::sort(named.begin(), named.end());
-  ZG_ASSERT(std::adjacent_find(named.begin(), named.end()) == named.end(), "named twice in one op");
 }
 
 void Program::finish(std::int32_t segment_count) {

@@ -13,6 +13,7 @@
 
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/trainer.hpp"
 

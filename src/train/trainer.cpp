@@ -62,20 +62,24 @@ void tell_dropout(const RunConfig& config) {
 
 void tell_overflows(const LossScaler& scaler) {
   if (!scaler.worth_a_warning()) return;
-  log::warning("{} steps in a row were skipped: gradients overflow in fp16, {}", scaler.overflows_in_a_row(),
-               scaler.dynamic()
-                   ? fmt::format("and the loss scale is {} now", scaler.scale())
-                   : fmt::format("with the constant loss scale {} (fp16.loss_scale; 0 is one that follows the "
-                                 "overflows)",
-                                 scaler.scale()));
+  log::warning(
+      "{} steps in a row were skipped: gradients overflow in fp16, {}", scaler.overflows_in_a_row(),
+      scaler.dynamic()
+          ? fmt::format("and the loss scale is {} now", scaler.scale())
+          : fmt::format("with the constant loss scale {} (fp16.loss_scale; 0 is one that follows the "
+                        "overflows)",
+                        scaler.scale()));
 }
 
-// A run that has skipped all of its steps has trained nothing, and what it saved is what it began with.
-void check_that_something_was_learned(std::int64_t updates, std::int64_t skipped) {
+// A run that has skipped all of its steps has trained nothing, and what it saved is what it began with. That
+// is no error: more steps, with --resume, may find a scale that fits.
+void tell_that_nothing_was_learned(std::int64_t updates, std::int64_t skipped) {
   if (updates > 0 || skipped == 0) return;
-  throw Error(Errc::kNumeric, "fp16",
-              fmt::format("gradients overflow in each of the {} steps, so nothing was learned", skipped),
-              "make fp16.initial_scale_power or fp16.loss_scale smaller, or use bf16, which needs no loss scale");
+  log::warning(
+      "nothing was learned: gradients overflow in fp16 in each of the {} steps; make "
+      "fp16.initial_scale_power or "
+      "fp16.loss_scale smaller, or use bf16, which needs no loss scale",
+      skipped);
 }
 
 constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
@@ -170,8 +174,8 @@ class Trainer::Loop {
       if (after.last) break;
     }
     t_.checkpoints_->of(rank_).settle();
-    if (state_.updates + state_.skipped == plan_.config.steps)
-      check_that_something_was_learned(state_.updates, state_.skipped);
+    if (plan_.rank == 0 && state_.updates + state_.skipped == plan_.config.steps)
+      tell_that_nothing_was_learned(state_.updates, state_.skipped);
     summary_.seconds = seconds_between(begin, Clock::now());
     Rank& mine = t_.rank(rank_);
     mine.engine().flush();

@@ -310,7 +310,7 @@ TEST(Direct, RamfsIsBufferedAndSparseAndSaysSo) {
   const auto engine = make_engine(small(Backend::kAuto), {{ramfs.path(), kMiB}});
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_HAS(log, "ramfs refuses O_DIRECT");
-  EXPECT_HAS(log, "space is not reserved (ramfs cannot reserve space)");
+  EXPECT_HAS(log, "space is not reserved (ramfs cannot reserve space: Operation not supported");
   EXPECT_HAS(engine->describe(), "space not reserved");
   EXPECT_TRUE(works(*engine));
 }

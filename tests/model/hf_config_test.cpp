@@ -269,7 +269,7 @@ TEST_F(HfConfigTest, RefusesWhatIsNoConfiguration) {
 TEST_F(HfConfigTest, RefusesWhatNumbersMakeTogether) {
   const Refusal table[] = {
       {kLlama, R"({"hidden_size": 16777216, "num_attention_heads": 1024, "num_key_value_heads": 1024,
-                   "head_dim": 16384, "intermediate_size": 16777216, "num_hidden_layers": 65536})",
+                   "head_dim": 128, "intermediate_size": 16777216, "num_hidden_layers": 65536})",
        "parameters; 1e+15 at most"},
       {kGpt2, R"({"n_embd": 16777216, "n_head": 16, "n_inner": 16777216, "n_layer": 65536})",
        "parameters; 1e+15 at most"},

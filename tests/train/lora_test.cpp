@@ -349,7 +349,7 @@ TEST_F(LoraRuns, RefuseWhatCannotBe) {
   refused({"lora.rank=2", "lora.target=[\"c_attn\"]"}, "lora.target", "matches no module of qwen3");
   refused({"lora.rank=2", "lora.target=[]"}, "lora.target", "expected");
   refused({"lora.rank=2", "lora.from=x"}, "lora.rank", "is said by the adapters of lora.from");
-  refused({"lora.from=" + directory_ + "/none"}, "adapter_config.json", "");
+  refused({"lora.from=" + directory_ + "/none"}, directory_ + "/none", "");
   refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"frozen\": true}]"},
           "optimizer.param_groups", "all but the adapters is frozen already");
   refused({"lora.rank=2", "optimizer.param_groups=[{\"params\": \"*norm*\", \"lr_factor\": 2}]"},

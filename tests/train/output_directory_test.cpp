@@ -144,8 +144,8 @@ TEST_F(OutputDirectories, RoomIsAskedForBeforeTheFirstStep) {
   EXPECT_NO_THROW(check_room({own}, {.path = directory_, .bytes = free / 8}));
   error = usage_error([&] { check_room({own}, {.path = directory_, .bytes = free / 2}); });
   EXPECT_HAS(error.message(), "beside the model");
-  const FileSizeLimit limit(1000);
-  error = usage_error([&] { check_room({}, {.path = directory_, .bytes = 2000, .largest_file = 1001}); });
+  const FileSizeLimit limit(20'000);  // the tokens of the text have less
+  error = usage_error([&] { check_room({}, {.path = directory_, .bytes = 30'000, .largest_file = 20'001}); });
   EXPECT_HAS(error.hint(), "ulimit -f");
   // A run asks.
   error = usage_error([&] { return run("out", {}); });

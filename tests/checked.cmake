@@ -31,8 +31,8 @@ target_link_libraries(zg_checked PRIVATE zg_flags zg_train nlohmann_json::nlohma
   PkgConfig::XXHASH)
 target_compile_options(zg_checked PRIVATE ${checked_options})
 
-# zg_checked(NAME SOURCES...): one program, which is one test.
-function(zg_checked name)
+# zg_checked(NAME INPUTS SOURCES...): one program, which is one test, with so many inputs by chance of each kind.
+function(zg_checked name inputs)
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   add_executable(zg_checked_${name} ${ARGN} $<TARGET_OBJECTS:zg_checked>)
   target_include_directories(zg_checked_${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src
@@ -45,12 +45,13 @@ function(zg_checked name)
     ZG_BINARY="$<TARGET_FILE:ziggurat>")
   add_test(NAME checked.${name} COMMAND zg_checked_${name} --gtest_brief=1)
   set_tests_properties(checked.${name} PROPERTIES LABELS checked TIMEOUT 900
-    ENVIRONMENT "ZG_TEST_INPUTS=150;ASAN_OPTIONS=detect_leaks=1;LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/lsan.supp")
+    ENVIRONMENT "ZG_TEST_INPUTS=${inputs};ASAN_OPTIONS=detect_leaks=1;LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/lsan.supp")
 endfunction()
 
 file(GLOB fuzz_tests CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/fuzz/*.cpp)
-zg_checked(fuzz ${fuzz_tests})
-file(GLOB data_tests CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/data/*_test.cpp)
-zg_checked(data ${data_tests})
-zg_checked(model model/safetensors_test.cpp model/hf_config_test.cpp model/hf_test.cpp model/lora_test.cpp
+zg_checked(fuzz 100 ${fuzz_tests})
+# Not those of large texts, which take minutes so.
+zg_checked(data 10 data/damage_test.cpp data/documents_test.cpp data/file_kind_test.cpp data/hostile_tokenizer_test.cpp
+  data/records_test.cpp data/sentencepiece_test.cpp)
+zg_checked(model 100 model/safetensors_test.cpp model/hf_config_test.cpp model/hf_test.cpp model/lora_test.cpp
   support/process.cpp)

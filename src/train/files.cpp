@@ -269,8 +269,9 @@ void replace_directory(const std::string& path, const std::function<void(const s
     if (const int failed = system_files().sync_directory(directory); failed != 0)
       throw_io(directory, "cannot be brought to the drive", failed);
   };
-  if (target.has_parent_path()) fs::create_directories(target.parent_path(), error);
-  if (error) throw_io(target.parent_path(), "cannot be created", error.value());
+  std::error_code failed;
+  if (target.has_parent_path()) fs::create_directories(target.parent_path(), failed);
+  if (failed) throw_io(target.parent_path(), "cannot be created", failed.value());
   TemporaryDirectory::remove_leftovers(target);
   const TemporaryDirectory part(target);
   try {

@@ -64,7 +64,7 @@ TEST_F(LoraCommands, RefuseWhatDoesNotFit) {
     EXPECT_HAS(o.err, said);
   };
   refused({"merge", "base/model", "tuned/adapter", "base/model"}, "is the directory that is read");
-  refused({"merge", "base/model", "nowhere", "merged"}, "nowhere/adapter_config.json");
+  refused({"merge", "base/model", "nowhere", "merged"}, "nowhere: there is no such directory");
   refused({"merge", "tuned/adapter", "tuned/adapter", "merged"}, "tuned/adapter");
   const std::string whole = read("tuned/adapter/adapter_model.safetensors");
   write("tuned/adapter/adapter_model.safetensors", whole.substr(0, whole.size() / 2));

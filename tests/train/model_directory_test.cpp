@@ -57,6 +57,13 @@ TEST_F(ModelDirectory, ADirectoryTakesAnothersPlaceAtOnce) {
   EXPECT_EQ(inode(path), fresh) << "it is the new directory that lies there now";
   EXPECT_TRUE(fs::is_symlink(link));
   EXPECT_FALSE(fs::exists(part));
+  // A name alone, in the working directory.
+  const fs::path before = fs::current_path();
+  fs::current_path(directory_);
+  EXPECT_NO_THROW(replace_directory("named", write_model));
+  fs::current_path(before);
+  EXPECT_EQ(read(directory_ + "/named/model.safetensors"), "new");
+  EXPECT_NO_THROW(replace_directory(directory_ + "/deep/er/model", write_model));
   EXPECT_EQ(usage_error([&] {
               replace_directory(path + "/notes.txt", [](const std::string& directory) {
                 throw Error(Errc::kUsage, directory, "is no directory");

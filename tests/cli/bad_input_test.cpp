@@ -146,7 +146,7 @@ std::vector<Mistake> flags() {
       {"GenerateNoDirectory",
        {"generate", "--model", "none", "--prompt", "a"},
        "none",
-       "No such file or directory"},
+       "there is no such directory"},
       {"GenerateIdTooLarge",
        {"generate", "--model", "hf", "--prompt-ids", "1,256"},
        "prompt",
@@ -284,7 +284,7 @@ std::vector<Mistake> configurations() {
       {"DriveIsAFile", with({"tiers.nvme.0.path=text.txt"}), "text.txt", "is no directory"},
       {"DriveTooSmall", with({"tiers.nvme.0.path=.", "tiers.nvme.0.bytes=64KiB"}), "tiers.nvme .",
        "has 64.0 KiB, this run needs"},
-      {"BudgetsBeyondTheMachine", with({"tiers.host=4000TiB"}), "tiers", "this process may take"},
+      {"BudgetsBeyondTheMachine", with({"tiers.host=1000TiB"}), "tiers", "this process may take"},
   };
 }
 
@@ -315,7 +315,7 @@ std::vector<Mistake> files() {
          t.write("bpe/encoder.json", "not json");
          t.write("bpe/vocab.bpe", "#version: 0.2\n");
        }},
-      {"ModelMissing", over(), "none/config.json", "No such file or directory",
+      {"ModelMissing", over(), "none", "there is no such directory",
        extra("{\"model\": {\"from\": \"none\"}}")},
       {"ModelWithoutWeights", over(), "hf", "safetensors",
        [](const BadInput& t) {

@@ -11,8 +11,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/train/machine.hpp"
 #include "ziggurat/train/trainer.hpp"

@@ -166,8 +166,8 @@ Error error_from(const std::exception& e) {
 
 void install_failure_handler() {
   std::set_terminate(&on_terminate);
-  // The C library loads what unwinds a thread when it is first needed, and aborts where there is no memory for
-  // it by then.
+  // The C library loads what unwinds a thread when it is first needed, and aborts where there is no memory
+  // for it by then.
   void* frame = nullptr;
   (void)::backtrace(&frame, 1);
 }

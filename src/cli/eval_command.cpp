@@ -114,9 +114,10 @@ void add_eval(CLI::App& app, int& exit_code) {
   command->add_option("--model", f->model, "Hugging Face directory (a run leaves one in output.dir/model)")
       ->required();
   command
-      ->add_option("--data", f->data,
-                   "Files of documents: JSON objects, one a line or all in a list; a text is one document, and token "
-                   "files (.bin) have those that lie beside them, or are one")
+      ->add_option(
+          "--data", f->data,
+          "Files of documents: JSON objects, one a line or all in a list; a text is one document, and token "
+          "files (.bin) have those that lie beside them, or are one")
       ->required();
   command
       ->add_option("--context", f->context,

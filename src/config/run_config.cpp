@@ -70,7 +70,8 @@ const Keys& data_keys() {
   static const DataConfig d;
   static const Keys keys({
       {"train", FormSpec{},
-       "Text file, documents (JSON objects, one a line or all in a list), or token file (`.bin`) to train on, "
+       "Text file, documents (JSON objects, one a line or all in a list), or token file (`.bin`) to train "
+       "on, "
        "or a list of them. A name with `*`, `?` or `[` stands for all files that match.",
        "this or `blend` is required", "a text, or a list of texts"},
       {"blend", ListSpec{blend_keys},

@@ -63,11 +63,12 @@ void LossScaler::update(bool overflow) {
   in_a_row_ = overflow ? in_a_row_ + 1 : 0;
   in_vain_ = in_vain_ && overflow;
   if (!dynamic() && in_vain_ && in_a_row_ >= kMostInVain) {
-    throw Error(Errc::kNumeric, "fp16.loss_scale",
-                fmt::format("gradients overflow in fp16 with the constant loss scale {} in each of the first {} "
-                            "steps, so nothing was learned",
-                            s.scale, in_a_row_),
-                "make it smaller, or 0, for one that follows the overflows; bf16 needs none");
+    throw Error(
+        Errc::kNumeric, "fp16.loss_scale",
+        fmt::format("gradients overflow in fp16 with the constant loss scale {} in each of the first {} "
+                    "steps, so nothing was learned",
+                    s.scale, in_a_row_),
+        "make it smaller, or 0, for one that follows the overflows; bf16 needs none");
   }
   if (dynamic() && overflow) {
     if (s.hysteresis > 1) {

@@ -23,9 +23,9 @@ TEST_F(ConfigKeys, SectionsOfTheSameColumnsAreOneTable) {
   ASSERT_EQ(lines.size(), 8u);
   EXPECT_EQ(lines[0], "| key | type | default | meaning |");
   EXPECT_EQ(lines[1], "| --- | --- | --- | --- |");
-  EXPECT_EQ(
-      lines[2],
-      "| `eval.every` | whole number, 0 to 1000000000 | `0` | Steps between evaluations; 0: at the end only. |");
+  EXPECT_EQ(lines[2],
+            "| `eval.every` | whole number, 0 to 1000000000 | `0` | Steps between evaluations; 0: at the end "
+            "only. |");
   EXPECT_EQ(lines[4].rfind("| `tiers.nvme[].path` | text | required | ", 0), 0u) << lines[4];
 }
 

@@ -242,7 +242,8 @@ TEST_F(Refused, TooLittleMemoryIsSaid) {
     const Outcome loaded =
         run(Launch{.arguments = {"--version"}, .in_child = [mib] { limit_addresses(mib << 20); }});
     if (loaded.code != 0) continue;
-    // A library that is not ours may use the memory that it was not given: seldom, and never twice in a sweep.
+    // A library that is not ours may use the memory that it was not given: seldom, and never twice in a
+    // sweep.
     if (o.signal == SIGSEGV) {
       ++crashed;
       clean();

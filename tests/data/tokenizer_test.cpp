@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "data/data_support.hpp"
 #include "data/bpe.hpp"
+#include "data/data_support.hpp"
 #include "data/text_tokenizer.hpp"
 #include "ziggurat/base/trace.hpp"
 

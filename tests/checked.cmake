@@ -1,5 +1,5 @@
-# What reads files that nobody trusts, and its tests, under AddressSanitizer and UndefinedBehaviorSanitizer, as a part of
-# a release build: only these sources are compiled a second time, and all else is the release's. `tools/test.sh asan` has
+# Builds the parsers of untrusted files and their tests a second time, under AddressSanitizer and
+# UndefinedBehaviorSanitizer, as a part of a release build; all other objects are those of the release build. `tools/test.sh asan` has
 # all of it under them.
 # Compiling takes most of the time: at -O0 half of that at -O1.
 set(checked_options -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)

@@ -182,7 +182,7 @@ std::string read_text_file(const std::string& path, const std::string& what, std
                 "is this the right file?");
   };
   check(file.bytes());
-  // Files of /proc say that they have no bytes, and a file may grow: what counts is where reading ends.
+  // Files of /proc report a size of 0, and a file may grow, so the size that was read is checked, too.
   std::string text;
   for (std::int64_t step = std::max<std::int64_t>(file.bytes() + 1, 4096);; step = 1 << 16) {
     const auto had = static_cast<std::int64_t>(text.size());

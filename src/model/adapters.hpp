@@ -43,7 +43,8 @@ class AdapterList {
   enum class Which { kAll, kAdapted };
   // config: the sizes of the whole model, or of a part.
   explicit AdapterList(const ModelConfig& config, Which which = Which::kAdapted);
-  // Of a list with a name alone: the span of a temporary one would outlive it, as in a loop over it.
+  // The overload for a temporary list is deleted, since its span would outlive it, as in a range-based for
+  // loop.
   std::span<const Adapter> all() const& { return {adapters_.data(), count_}; }
   std::span<const Adapter> all() const&& = delete;
   std::size_t count() const { return count_; }

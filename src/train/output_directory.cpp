@@ -67,7 +67,7 @@ void say_what_is_replaced(const RunConfig& config) {
       keys[0].empty() ? "is not known" : fmt::format("differs in {}{}", fmt::join(keys, ", "), rest));
 }
 
-// The records of the steps that the checkpoint has, as a run would have left them that did not stop there.
+// Cuts the log behind the last step of the checkpoint, as a run that had not stopped would have left it.
 void go_on_with_log(const Trainer& trainer, const std::string& path) {
   const std::int64_t done = trainer.first_step();
   const RunConfig& config = trainer.plan().config;

@@ -210,7 +210,7 @@ void RunCheckpoints::compare(const RunPlan& plan) {
   }
 }
 
-// The output directory has its lock already (OutputDirectory).
+// Locks a directory of checkpoints, unless it is the output directory, which OutputDirectory has locked.
 void RunCheckpoints::lock(const std::string& key, const std::string& path) {
   std::error_code unknown;
   if (std::filesystem::equivalent(path, output_dir_, unknown)) return;

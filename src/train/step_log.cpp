@@ -139,7 +139,7 @@ void StepLog::on_step(const StepRecord& r) {
   }
 }
 
-// A line that was written in part is taken back, so that programs which read the file find whole ones.
+// Truncates a line that was written in part, so that programs which read the file find whole lines.
 int StepLog::write_waiting() {
   const auto bytes = static_cast<std::int64_t>(waiting_.size());
   std::int64_t done = 0;

@@ -50,7 +50,7 @@ class LineReader {
   const InputFile& file_;
   const std::int64_t longest_;
   std::string buffer_;
-  std::size_t begin_ = 0;  // of what was not taken of the buffer
+  std::size_t begin_ = 0;  // start of the bytes in buffer_ that next() has not returned yet
   std::int64_t read_ = 0, number_ = 0;
   bool ended_ = false;
 };

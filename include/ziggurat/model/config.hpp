@@ -93,7 +93,8 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double init_std = 0.02;  // standard deviation of the initial weights
   bool tied = true;        // the output matrix is the embedding
-  // GPT-2: whether scores are divided by the root of a head's size, and those of layer l, from 0, by l + 1.
+  // GPT-2: scaled_scores divides attention scores by the square root of the head size; scores_by_layer also
+  // divides the scores of layer l, counted from 0, by l + 1.
   bool scaled_scores = true, scores_by_layer = false;
   DropoutRates dropout = {};
   BlockDescription block = {};  // of all families but GPT-2

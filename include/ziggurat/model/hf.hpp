@@ -36,11 +36,11 @@ class SafeTensors {
   SafeTensors(const SafeTensors&) = delete;
   SafeTensors& operator=(const SafeTensors&) = delete;
   const std::string& path() const { return file_.path(); }
-  // The tensors, in the order of their bytes in the file. These, and what is found among them, are those of a
-  // file with a name: a loop over those of a temporary one would outlive them.
+  // The tensors, in the order of their bytes in the file. The references belong to this object; the overloads
+  // for temporary objects are deleted, so that no loop can run over tensors whose file has been destroyed.
   const std::vector<Entry>& entries() const& { return entries_; }
   const std::vector<Entry>& entries() const&& = delete;
-  const Entry* find(const std::string& name) const&;  // null: there is none
+  const Entry* find(const std::string& name) const&;  // null if there is no tensor of this name
   const Entry* find(const std::string& name) const&& = delete;
   const std::vector<std::pair<std::string, std::string>>& metadata() const& { return metadata_; }
   const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;

@@ -158,7 +158,8 @@ class Model {
   const ModelPart& part() const { return part_; }
   DType dtype() const { return dtype_; }
   DType accumulator_dtype() const { return dtype_ == DType::kF64 ? DType::kF64 : DType::kF32; }
-  // Of a model with a name alone: a loop over those of a temporary one would outlive them.
+  // The overload for a temporary model is deleted, since a loop over its units would run after it was
+  // destroyed.
   const std::vector<Unit>& units() const& { return units_; }
   const std::vector<Unit>& units() const&& = delete;
   std::int64_t parameter_count() const;  // of the whole model, without padding

@@ -234,6 +234,11 @@ std::vector<int> usable_cores() {
   return cpus;
 }
 
+bool can_read_affinity() {
+  CpuMask mask;
+  return mask.read() == 0;
+}
+
 int bind_this_thread(const std::vector<int>& cpus) {
   ZG_ASSERT(!cpus.empty(), "a thread must run somewhere");
   return CpuMask(cpus).apply();

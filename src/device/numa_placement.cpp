@@ -1,9 +1,8 @@
-#include <hwloc.h>
-
 #include <algorithm>
 #include <memory>
 #include <optional>
 
+#include "device/hwloc_topology.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/memory.hpp"
@@ -148,13 +147,10 @@ MemoryPlacement place_on_numa_nodes(const NodeTopology& topology, const std::vec
 
 NodeTopology read_node_topology(const std::string& synthetic) {
   NodeTopology out;
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return {{{0, 0}}, {}};
-  const std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)> topology(raw, &hwloc_topology_destroy);
-  if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0)
-    throw Error(Errc::kUsage, synthetic, "is no description of a machine that hwloc reads");
   // hwloc leaves out nodes that this process may not use.
-  if (hwloc_topology_load(raw) != 0) return {{{0, 0}}, {}};
+  const HwlocTopology topology = load_topology(synthetic);
+  if (topology == nullptr) return {{{0, 0}}, {}};
+  hwloc_topology* const raw = topology.get();
   const int count = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE);
   std::vector<hwloc_obj_t> objects;
   for (int i = 0; i < count; ++i)

@@ -1,12 +1,13 @@
 #include "ziggurat/device/probe.hpp"
 
-#include <hwloc.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 
+#include "device/hwloc_topology.hpp"
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parse.hpp"
@@ -40,10 +41,14 @@ std::string instruction_sets() {
 }
 
 void probe_topology(MachineProbe& out) {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return;
-  const std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)> topology(raw, &hwloc_topology_destroy);
-  if (hwloc_topology_load(raw) != 0) return;
+  const HwlocTopology topology = load_topology();
+  if (topology == nullptr) {
+    out.cores = static_cast<int>(usable_cores().size());
+    out.numa_nodes = 1;
+    out.memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+    return;
+  }
+  hwloc_topology* const raw = topology.get();
   out.cores = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_PU);
   out.numa_nodes = hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE);
   for (int i = 0; i < out.numa_nodes; ++i) {

@@ -200,6 +200,40 @@ TEST(PinnedRegions, GoesQuietlyWhenTheDeviceHasFailed) {
   EXPECT_EQ(runtime.pinned(), 0);
 }
 
+// CUDA waits for the device's work before it lets host memory go, and this work may wait for a copy that
+// another thread is about to enqueue, of other memory.
+TEST(EmulatedPinned, CopiesAreEnqueuedWhileOtherMemoryIsLetGo) {
+  FakeRuntime runtime({.granule = 64 * kKiB});
+  Device device(runtime, 64 * kKiB);
+  Pages gone(8), stays(2);
+  PinnedRegions pinned(runtime, {.piece = 4 * kPage});
+  pinned.mapped(gone.at, gone.bytes);
+  pinned.mapped(stays.at, stays.bytes);
+  std::uint32_t* word = static_cast<std::uint32_t*>(runtime.allocate_host(4));
+  *word = 0;
+  const cuda::StreamHandle waits = runtime.create_stream(false);
+  runtime.wait_value(waits, word, 1);
+  std::thread unmaps([&] { pinned.unmapped(gone.at, gone.bytes); });
+  while (runtime.calls("unregister_host") == 0) std::this_thread::yield();
+  std::atomic<bool> enqueued{false};
+  std::thread copies([&] {
+    copy_parts(runtime, pinned, device, stays.at, stays.bytes, Direction::kToDevice);
+    enqueued = true;
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!enqueued && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(enqueued) << "the copy waits for the device, which waits for the copy";
+  std::atomic_ref(*word).store(1);
+  copies.join();
+  unmaps.join();
+  EXPECT_EQ(pinned.report().bytes, stays.bytes);
+  EXPECT_EQ(runtime.pinned(), stays.bytes + kPage) << "and the word";
+  runtime.synchronize();
+  runtime.destroy_stream(waits);
+  runtime.release_host(word);
+}
+
 // Devices that share host memory: CUDA knows it once, until the last of them lets it go.
 TEST(EmulatedPinned, SharedMemoryStaysRegisteredUntilItsLastDeviceLetsItGo) {
   FakeRuntime runtime({.devices = 2});

@@ -15,8 +15,10 @@ std::vector<int> parse_cpu_list(const std::string& text);
 std::string format_cpu_list(const std::vector<int>& cpus);
 
 // The cores that the calling thread may run on, in rising order: its affinity, within its control group's
-// cpuset. Empty where the system does not tell.
+// cpuset. All that are online where the system refuses to tell; {0} where it hides those, too.
 std::vector<int> usable_cores();
+// Whether the system tells the cores of a thread. hwloc 2.9 asks for them again and again where it does not.
+bool can_read_affinity();
 // Binds the calling thread to these cores. Returns 0, or the errno of the refusal. `cpus` must not be empty.
 [[nodiscard]] int bind_this_thread(const std::vector<int>& cpus);
 

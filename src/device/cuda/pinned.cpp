@@ -84,20 +84,29 @@ void PinnedRegions::unmapped(void* at, std::int64_t bytes) {
 }
 
 void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
+  // The lock is let go before CUDA is called. CUDA waits for all work of the device here, and this work may
+  // wait for a copy of other memory, which needs the lock.
+  std::map<Address, std::int64_t> gone;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = pieces_.lower_bound(begin); it != pieces_.end() && it->first - begin < bytes;) {
+      bytes_ -= it->second;
+      gone.insert(pieces_.extract(it++));
+    }
+  }
+  if (gone.empty()) return;
+  double seconds = 0;
+  {
+    const Stopwatch stopwatch(seconds);
+    try {
+      runtime_.use_device(options_.device);
+    } catch (const Error& error) {  // the device has failed
+      log::debug("unregistering host memory: {}", error.what());
+    }
+    for (const auto& [at, size] : gone) runtime_.unregister_host(pointer(at));
+  }
   std::lock_guard lock(mutex_);
-  const auto first = pieces_.lower_bound(begin);
-  auto last = first;
-  try {
-    if (first != pieces_.end()) runtime_.use_device(options_.device);
-  } catch (const Error& error) {  // the device has failed
-    log::debug("unregistering host memory: {}", error.what());
-  }
-  const Stopwatch stopwatch(seconds_);
-  for (; last != pieces_.end() && last->first - begin < bytes; ++last) {
-    runtime_.unregister_host(pointer(last->first));
-    bytes_ -= last->second;
-  }
-  pieces_.erase(first, last);
+  seconds_ += seconds;
 }
 
 PinnedRegions::Part PinnedRegions::part(const Hold& hold, const void* at, std::int64_t bytes) const {

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <condition_variable>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -116,7 +117,8 @@ struct Registered {
     return registered;
   }
   std::mutex mutex;
-  std::map<void*, int> devices;
+  std::condition_variable gone;
+  std::map<void*, int> devices;  // 0: CUDA is about to let it go
 };
 
 class CudaRuntime final : public Runtime {
@@ -319,21 +321,31 @@ class CudaRuntime final : public Runtime {
   // CUDA registers memory for all devices at once, and refuses to do so twice.
   void register_host(void* at, std::int64_t bytes) override {
     Registered& registered = Registered::of_process();
-    std::lock_guard lock(registered.mutex);
-    if (const auto it = registered.devices.find(at); it != registered.devices.end()) {
-      ++it->second;
-      return;
+    std::unique_lock lock(registered.mutex);
+    for (auto it = registered.devices.find(at); it != registered.devices.end();
+         it = registered.devices.find(at)) {
+      if (it->second > 0) {
+        ++it->second;
+        return;
+      }
+      registered.gone.wait(lock);
     }
     check(cudaHostRegister(at, size(bytes), cudaHostRegisterPortable), "registering host memory");
     registered.devices[at] = 1;
   }
+  // CUDA waits for all work of the device here. The lock is let go meanwhile, since the work may wait for a
+  // thread that registers other memory.
   void unregister_host(void* at) override {
     Registered& registered = Registered::of_process();
-    std::lock_guard lock(registered.mutex);
+    std::unique_lock lock(registered.mutex);
     const auto it = registered.devices.find(at);
     if (it != registered.devices.end() && --it->second > 0) return;
-    if (it != registered.devices.end()) registered.devices.erase(it);
+    lock.unlock();
     warn(cudaHostUnregister(at), "unregistering host memory");
+    if (it == registered.devices.end()) return;
+    lock.lock();
+    registered.devices.erase(it);
+    registered.gone.notify_all();
   }
   void* allocate_host(std::int64_t bytes) override {
     void* at = nullptr;

@@ -34,15 +34,13 @@ target_compile_options(zg_checked PRIVATE ${checked_options})
 # zg_checked(NAME INPUTS SOURCES...): one program, which is one test, with so many inputs by chance of each kind.
 function(zg_checked name inputs)
   list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  add_executable(zg_checked_${name} ${ARGN} $<TARGET_OBJECTS:zg_checked>)
+  add_executable(zg_checked_${name} ${ARGN} $<TARGET_OBJECTS:zg_checked> $<TARGET_OBJECTS:zg_test_places>)
   target_include_directories(zg_checked_${name} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src
     ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(zg_checked_${name} PRIVATE zg_flags zg_train nlohmann_json::nlohmann_json spdlog::spdlog
     PkgConfig::XXHASH GTest::gtest GTest::gtest_main)
   target_compile_options(zg_checked_${name} PRIVATE ${checked_options})
   target_link_options(zg_checked_${name} PRIVATE -fsanitize=address,undefined)
-  target_compile_definitions(zg_checked_${name} PRIVATE ZG_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-    ZG_BINARY="$<TARGET_FILE:ziggurat>")
   add_test(NAME checked.${name} COMMAND zg_checked_${name} --gtest_brief=1)
   set_tests_properties(checked.${name} PROPERTIES LABELS checked TIMEOUT 900
     ENVIRONMENT "ZG_TEST_INPUTS=${inputs};ASAN_OPTIONS=detect_leaks=1;LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/lsan.supp")

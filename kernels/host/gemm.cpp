@@ -11,7 +11,6 @@
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -95,6 +94,7 @@ struct Entry {
   std::size_t scratchpad_bytes = 0;
   std::unordered_map<int, dnnl::memory> arguments;
   bool supported = false;  // false: oneDNN has only its slow reference implementation on this CPU
+  bool has_run = false;    // oneDNN makes a part of the code when a product runs for the first time
 };
 
 dnnl::memory::desc matrix_desc(std::int64_t rows, std::int64_t cols, DnnlType type, Trans trans,
@@ -129,7 +129,7 @@ dnnl::matmul::primitive_desc describe(const Problem& problem) {
 // oneDNN generates code for a product, and some of its versions follow a null pointer where they get no
 // memory for it. Where address space runs out, or code may not be made at all, this says so before they try.
 void expect_memory_for_code() {
-  constexpr std::size_t kBytes = 16 << 20;  // of code, and of what generates it
+  constexpr std::size_t kBytes = 16 << 20;  // of code, and of its generator
   void* const memory =
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
@@ -191,6 +191,8 @@ class ThreadState {
       entry.scratchpad.set_data_handle(
           scratchpad_.at_least(static_cast<std::int64_t>(entry.scratchpad_bytes)));
     }
+    if (!entry.has_run) expect_memory_for_code();
+    entry.has_run = true;
     entry.primitive.execute(stream_, entry.arguments);
     stream_.wait();
     return true;

@@ -156,7 +156,7 @@ Error error_from(const std::exception& e) {
     return error_from_system(of_file->code(), of_file->path1().string());
   const std::string_view text = e.what();
   if (const auto* of_system = dynamic_cast<const std::system_error*>(&e)) {
-    // The standard library says EAGAIN of nothing but threads, its own and those of std::async.
+    // The standard library reports EAGAIN for threads alone: its own ones and the threads of std::async.
     return of_system->code().value() == EAGAIN ? thread_error("of the standard library", EAGAIN)
                                                : error_from_system(of_system->code(), "the system");
   }

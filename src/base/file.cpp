@@ -59,7 +59,7 @@ void remove_leftovers(const std::string& path) {
   }
 }
 
-// From the kernel, or from its device where a sandbox refuses the call. So few bytes come whole.
+// The kernel gives it, or its device where a sandbox refuses the call. Reads so short are never partial.
 std::uint64_t random_number() {
   std::uint64_t number = 0;
   ssize_t n = 0;

@@ -22,7 +22,7 @@ extern "C" void on_demand(int) {
   if (demands.fetch_add(1) >= 1) end_at_once(130);
 }
 
-// A shell sends SIGHUP to what the terminal has told already, and the kernel sends SIGXCPU every second.
+// A shell sends SIGHUP again after the terminal has, and the kernel sends SIGXCPU every second.
 extern "C" void on_request(int) {
   is_interrupted = true;
 }

@@ -12,7 +12,7 @@
 namespace zg::cli {
 namespace {
 
-// Of a pipe or socket whose other end is closed.
+// True where stdout is a pipe or socket whose other end is closed.
 bool nobody_reads() {
   pollfd output{STDOUT_FILENO, POLLOUT, 0};
   return ::poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;

@@ -94,6 +94,7 @@ RunSummary run(Trainer& trainer, OutputDirectory* output, std::string& saved) {
   progress.reset();
   log::info("saving the {} to {}", config.lora.on() ? "adapters" : "model", config.model_dir());
   saved = trainer.save_model();
+  if (log != nullptr) log->write_rest_to(saved);
   return summary;
 }
 

@@ -57,8 +57,7 @@ std::string sign_of_others(const Environment& environment) {
   return step && tasks && *tasks > 1 ? sign_of({"SLURM_NTASKS", "srun"}, *tasks) : std::string();
 }
 
-void expect_no_others(const std::string& mpi, const Environment& environment) {
-  const std::string sign = sign_of_others(environment);
+void expect_no_others(const std::string& mpi, const std::string& sign) {
   if (sign.empty()) return;
   const std::string name = sign.substr(0, sign.find(' '));
   throw Error(

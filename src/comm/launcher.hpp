@@ -13,7 +13,7 @@ using Environment = std::function<const char*(const char*)>;
 std::string sign_of_others(const Environment& environment);
 
 // Throws Error(kUsage) where there is such a sign: each of the processes would train the whole run alone, and
-// their results would overwrite each other. `mpi`: the name of the library; empty: this build has none.
-void expect_no_others(const std::string& mpi, const Environment& environment);
+// their results would overwrite each other. `mpi`: the name of the library; empty: it is not used.
+void expect_no_others(const std::string& mpi, const std::string& sign);
 
 }  // namespace zg::comm

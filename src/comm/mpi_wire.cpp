@@ -320,8 +320,9 @@ struct Processes::State {
 };
 
 Processes Processes::join(std::chrono::duration<double> limit) {
+  const std::string others = comm::sign_of_others(::getenv);  // before MPI sets variables of its own
   if (!is_under_mpi()) {
-    comm::expect_no_others("", ::getenv);
+    comm::expect_no_others("", others);
     return {};
   }
   auto state = std::make_unique<State>(limit);
@@ -329,7 +330,7 @@ Processes Processes::join(std::chrono::duration<double> limit) {
   comm::Mpi& mpi = *state->mpi;
   Processes p;
   if (mpi.processes == 1) {
-    comm::expect_no_others(comm::name_of_mpi(), ::getenv);
+    comm::expect_no_others(comm::name_of_mpi(), others);
     return p;
   }
   p.count_ = mpi.processes, p.number_ = mpi.process;
@@ -406,7 +407,7 @@ std::unique_ptr<comm::Wire> comm::make_mpi_wire(int ranks, std::vector<int>& ran
 struct Processes::State {};
 
 Processes Processes::join(std::chrono::duration<double>) {
-  comm::expect_no_others("", ::getenv);
+  comm::expect_no_others("", comm::sign_of_others(::getenv));
   return {};
 }
 Processes::~Processes() = default;

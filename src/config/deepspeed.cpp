@@ -109,7 +109,7 @@ std::vector<Key> batch_keys() {
 
 namespace {
 
-// Of a float, whose inverse is one, too.
+// The range of floats whose inverse is a float, too.
 constexpr NumberRange kScale{"a number from 1e-37 to 1e37", [](double x) { return x >= 1e-37 && x <= 1e37; }};
 constexpr NumberRange kScaleOrZero{"0, or a number from 1e-37 to 1e37",
                                    [](double x) { return x == 0 || (x >= 1e-37 && x <= 1e37); }};

@@ -1,5 +1,5 @@
-// A configuration's text before it is parsed: what nlohmann's parser would take in silence, or refuse without
-// a word of how to mend it. Private to src/config.
+// Checks a configuration's text before it is parsed: nlohmann's parser takes some faults, or refuses them
+// without a word of how to mend it. Private to src/config.
 #pragma once
 #include <string>
 #include <string_view>

@@ -14,7 +14,7 @@ namespace zg {
 namespace config {
 namespace {
 
-// With the tokens of the largest step the tokens of a run fit into 64 bits.
+// The tokens of a run fit into 64 bits even where each step has the most.
 constexpr std::int64_t kMostSteps = 1'000'000'000;
 
 const Keys& dropout_keys() {

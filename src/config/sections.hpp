@@ -62,7 +62,7 @@ void read_threads(Section& root, RunConfig& run);
 // back, and refuses what cannot be combined.
 void settle_composition(Section& root, RunConfig& run);
 
-// idle_keys.cpp: warns of what is set and does nothing beside the rest of the run.
+// idle_keys.cpp: warns of keys that are set and do nothing in this run.
 void warn_of_idle_keys(Section& root, const RunConfig& run);
 
 // other.cpp: the sections of DeepSpeed's that this engine has not.

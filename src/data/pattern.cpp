@@ -375,7 +375,7 @@ Pattern::Pattern(std::string_view expression, const std::string& where)
   }
 }
 
-// Of each step, with which ASCII characters a match from it may begin, all of them where it may take nothing.
+// For each step, the ASCII characters that a match from it may begin with: all, where it may take nothing.
 // Steps lead to later ones alone, so that one pass from the last to the first tells all.
 std::vector<Pattern::Ascii> Pattern::first_characters() const {
   constexpr Ascii kAll = {~std::uint64_t{0}, ~std::uint64_t{0}};
@@ -396,7 +396,7 @@ std::vector<Pattern::Ascii> Pattern::first_characters() const {
   return first;
 }
 
-// Of each step, whether what comes from it on may take a blank next, or look whether there is one.
+// For each step, whether the match from it on may take a blank next, or look whether there is one.
 std::vector<bool> Pattern::blanks_that_may_follow() const {
   std::vector<bool> follows(steps_.size());
   for (std::size_t i = steps_.size(); i-- > 0;) {

@@ -23,7 +23,7 @@ class TextFile {
   bool documents() const { return is_documents(kind_); }
   std::int64_t begin() const { return begin_; }  // behind a byte order mark
   std::int64_t size() const { return file_.bytes(); }
-  // By which a changed file is known.
+  // A change of either tells that the file has changed.
   nlohmann::json stamp() const;
 
   // Throws Error(kIo) for a drive's error, and for a file that has become shorter.

@@ -35,7 +35,7 @@ std::size_t size(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes);
 }
 
-// By a sandbox, and not for want of memory.
+// A sandbox refuses it; memory is not short.
 bool is_forbidden(int error) {
   return error == EPERM || error == EACCES || error == ENOSYS;
 }

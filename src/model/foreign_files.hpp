@@ -1,4 +1,4 @@
-// Files that are not what their name says: what stands in a model's directory instead of weights or JSON,
+// Files that are not what their name says: other contents in place of a model's weights or JSON,
 // told by its first bytes. And what a directory without the files of a model has. Private to src/model.
 #pragma once
 #include <cstddef>

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPatience{60};
 
 std::atomic<int> away{0};       // threads without the GIL, until they have it again, and RunsPython
-std::atomic<int> returning{0};  // those of them that have looked at `given_up`, and ask for the GIL
+std::atomic<int> returning{0};  // threads that have read `given_up`, and ask for the GIL
 std::atomic<bool> ending{false}, given_up{false};
 std::atomic<std::thread::id> exit_thread{};  // runs Python's code to the very end
 
@@ -116,7 +116,7 @@ PyObject* exit_exception() {
 void bind_exit() {
   ending = given_up = false;
   closers().clear();
-  // In a forked child no other thread is left.
+  // A forked child has no other thread.
   pthread_atfork(nullptr, nullptr, [] { away = returning = 0; });
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(leave));
 }

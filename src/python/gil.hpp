@@ -24,7 +24,7 @@ class WithoutGil {
  public:
   // Lets go of the GIL, which the caller holds. Throws Error(kInterrupted) when the interpreter ends.
   WithoutGil();
-  // For destructors, which cannot refuse: keeps the GIL when the interpreter ends.
+  // Destructors use it, since they cannot refuse: it keeps the GIL when the interpreter ends.
   explicit WithoutGil(std::nothrow_t);
   // Takes the GIL again. Never returns where the interpreter has not waited for this thread.
   ~WithoutGil();

@@ -81,7 +81,7 @@ class Inside {
 class Alone {
  public:
   Alone(const WithoutGil&, const std::shared_ptr<StoreHandle>& handle, const char* call);
-  // For who takes a closed store, too: owns() says whether nobody else is inside.
+  // Takes a closed store, too: owns() says whether nobody else is inside.
   Alone(const WithoutGil&, StoreHandle& handle);
   bool owns() const { return lock_.owns_lock(); }
   TensorStore& store() const { return handle_.opened->store(); }

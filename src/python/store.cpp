@@ -84,7 +84,7 @@ class OpenStores {
     std::erase_if(all_, [](const std::weak_ptr<StoreHandle>& s) { return s.expired(); });
     all_.push_back(store);
   }
-  // Where a thread is still inside, or leases and views live, the memory stays: the files lose their names,
+  // The memory stays where a thread is still inside, or leases and views live: the files lose their names,
   // which nobody needs, since the store has them open.
   void close() {
     const std::vector<std::weak_ptr<StoreHandle>> all = all_;

@@ -15,7 +15,7 @@ ReplayCounts operator-(const ReplayCounts& a, const ReplayCounts& b) {
           a.device_evictions - b.device_evictions, a.host_evictions - b.host_evictions};
 }
 
-// Of one call of reuse_distances(), which takes some 30 bytes for each.
+// The most accesses of one call of reuse_distances(), which takes some 30 bytes for each.
 constexpr std::int64_t kMostDistances = 1 << 27;
 
 class Replayer final : private DryRunObserver {

@@ -5,8 +5,8 @@
 
 namespace zg {
 
-// The largest number of a checkpoint, of steps, and of what else a manifest counts: adding some to it is no
-// overflow.
+// The largest number of a checkpoint, of steps and of all else that a manifest counts: adding some to it is
+// no overflow.
 inline constexpr std::int64_t kMostNumber = 1'000'000'000'000'000;
 
 // Whether a file of a checkpoint's directory has a name that this program gives: manifest.json, index.json,

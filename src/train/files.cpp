@@ -150,7 +150,7 @@ bool is_of_a_model(const std::string& name) {
   return shard || name == "model.safetensors" || name == "model.safetensors.index.json";
 }
 
-// The names in a directory. A link in its place is not followed: what it leads to is somebody else's.
+// The names in a directory. A link in its place is not followed: it may lead to another user's files.
 // Nothing, and errno set, where it cannot be listed.
 std::optional<std::vector<std::string>> names_in(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -171,7 +171,7 @@ std::optional<std::vector<std::string>> names_in(const std::string& path) {
 }
 
 // A directory that is being filled, under a temporary name beside its own. It is locked, so that the next
-// save tells it from what a killed one has left. What is still there at the end is removed.
+// save tells it from the leftover of a killed one. Files that are still in it at the end are removed.
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const fs::path& target) : path_(temporary_name(target.string())) {

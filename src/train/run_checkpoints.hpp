@@ -35,7 +35,7 @@ class RunCheckpoints {
   // Before anything is trained, once the drives are open: takes the directories, in which nobody else's
   // checkpoints may be in the way, and finds out whether there is room. Removes what killed runs have left.
   // In the first process alone.
-  // `results`: what the run will write besides. Throws Error(kUsage).
+  // `results`: the other files that the run will write. Throws Error(kUsage).
   void prepare(const ResultRoom& results);
   // Before the ranks are added, in all processes: the world in which they agree where they commit beside the
   // training.

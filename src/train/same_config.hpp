@@ -13,7 +13,7 @@ struct ConfigDifference {
 };
 ConfigDifference first_difference(const std::string& first, const std::string& second);
 
-// Throws Error(kUsage) with that key in the processes whose configuration, as resolved, is not that of
+// Throws Error(kUsage) with that key in the processes whose resolved configuration differs from the one of
 // process 0. All processes call it.
 void expect_same_config(Processes& processes, const std::string& resolved_json);
 

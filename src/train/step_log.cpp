@@ -48,7 +48,7 @@ StepLog::StepLog(const std::string& path, std::int64_t steps_done) : path_(path)
 }
 
 StepLog::~StepLog() {
-  if (!waiting_.empty()) (void)write_waiting();
+  if (!waiting_.empty() && write_waiting() == 0) since_ = 0;
   if (dropped_ > 0) log::warning("{} lacks {} records: there was no room for them", path_, dropped_);
   if (since_ > 0)
     log::warning("{} lacks the records from step {} on: there was no room for them", path_, since_);
@@ -137,6 +137,19 @@ void StepLog::on_step(const StepRecord& r) {
         path_, errno_text(error), since);
     since_ = since;
   }
+}
+
+void StepLog::write_rest_to(const std::string& directory) {
+  if (waiting_.empty() || write_waiting() == 0) return;
+  const std::string rest = directory + "/log.jsonl";
+  try {
+    write_file_atomically(rest, waiting_);
+  } catch (const Error&) {
+    return;  // the destructor says what is lost
+  }
+  log::warning("{} has the records from step {} on, for which {} had no room", rest, since_, path_);
+  waiting_.clear();
+  since_ = 0;
 }
 
 // Truncates a line that was written in part, so that programs which read the file find whole lines.

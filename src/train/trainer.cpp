@@ -18,13 +18,13 @@
 #include "train/run_checkpoints.hpp"
 #include "train/run_checks.hpp"
 #include "train/same_config.hpp"
+#include "train/warnings.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/failure.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/model/hf.hpp"
 
 namespace zg {
 namespace {
@@ -34,52 +34,6 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
-}
-
-// Explains why the first steps may take longer than later ones: drives may be slow at first writes. Writing
-// everything once before the first step would take just as long, so the run does not.
-void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
-  if (roofs.nvme_first_write == 0) return;  // there are no drives, or simulated ones
-  const double more = nvme_seconds(roofs, 0, nvme_bytes, nvme_bytes) - nvme_seconds(roofs, 0, nvme_bytes, 0);
-  if (roofs.nvme_first_write > 0.9 * roofs.nvme_write || more < 0.1) return;
-  log::info(
-      "the drives write {} where nothing was written before, and {} later: {} go there first, by loading "
-      "the model and in the first steps, and cost up to {} more",
-      format_rate(roofs.nvme_first_write), format_rate(roofs.nvme_write), format_bytes(nvme_bytes),
-      format_seconds(more));
-}
-
-// A directory may have been trained with dropout, which the run does not take over.
-void tell_dropout(const RunConfig& config) {
-  const std::string theirs =
-      config.model_from.empty() ? "" : read_hf_dropout(config.model_from, config.dropout);
-  if (theirs.empty()) return;
-  log::warning(
-      "{}/config.json has {}: the run goes by model.dropout.embedding {} and model.dropout.residual {} "
-      "instead, and probabilities of attention are never dropped",
-      config.model_from, theirs, config.dropout.embedding, config.dropout.residual);
-}
-
-void tell_overflows(const LossScaler& scaler) {
-  if (!scaler.worth_a_warning()) return;
-  log::warning(
-      "{} steps in a row were skipped: gradients overflow in fp16, {}", scaler.overflows_in_a_row(),
-      scaler.dynamic()
-          ? fmt::format("and the loss scale is {} now", scaler.scale())
-          : fmt::format("with the constant loss scale {} (fp16.loss_scale; 0 is one that follows the "
-                        "overflows)",
-                        scaler.scale()));
-}
-
-// A run that has skipped all of its steps has trained nothing, and what it saved is what it began with. That
-// is no error: more steps, with --resume, may find a scale that fits.
-void tell_that_nothing_was_learned(std::int64_t updates, std::int64_t skipped) {
-  if (updates > 0 || skipped == 0) return;
-  log::warning(
-      "nothing was learned: gradients overflow in fp16 in each of the {} steps; make "
-      "fp16.initial_scale_power or "
-      "fp16.loss_scale smaller, or use bf16, which needs no loss scale",
-      skipped);
 }
 
 constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
@@ -156,6 +110,7 @@ class Trainer::Loop {
       record.step = step + 1;
       const UpdateRule rule = t_.rule(state_);
       record.lr = rule.params.lr;
+      highest_rate_ = std::max(highest_rate_, record.lr);
       if (state_.scaler) record.loss_scale = rule.loss_scale;
       for (TrainObserver* o : observers_) o->on_step_begin(record.step);
       record.result = t_.train_step_of(rank_, step, after.then());
@@ -174,8 +129,9 @@ class Trainer::Loop {
       if (after.last) break;
     }
     t_.checkpoints_->of(rank_).settle();
-    if (plan_.rank == 0 && state_.updates + state_.skipped == plan_.config.steps)
-      tell_that_nothing_was_learned(state_.updates, state_.skipped);
+    if (plan_.rank == 0 && state_.updates + state_.skipped == plan_.config.steps &&
+        t_.first_step() < plan_.config.steps)
+      tell_that_nothing_was_learned(state_.updates, state_.skipped, highest_rate_);
     summary_.seconds = seconds_between(begin, Clock::now());
     Rank& mine = t_.rank(rank_);
     mine.engine().flush();
@@ -293,6 +249,7 @@ class Trainer::Loop {
   const std::vector<TrainObserver*> observers_;
   RunSummary summary_;
   std::optional<Validation> validation_;  // the last one, of the runs before, too
+  double highest_rate_ = 0;               // of the steps of this process
   std::int64_t tokens_ = 0;               // in a step
   bool told_of_no_target_ = false;
   std::vector<double> step_seconds_;
@@ -591,9 +548,12 @@ StepResult Trainer::train_step_of(int r, std::int64_t step, Then then) {
   state.loader_seconds = seconds_between(begin, Clock::now());
   const StepResult result = rank(r).engine().train_step(step, micro_batches, rule(state), then);
   ++(result.skipped ? state.skipped : state.updates);
+  const bool tells = plans_[static_cast<std::size_t>(r)].rank == 0;
+  if (tells && step == first_step() && result.tokens > 0)
+    tell_zero_gradients(step + 1, result.grad_norm, state.scaler ? state.scaler->scale() : 1);
   if (state.scaler) {
     state.scaler->update(result.skipped);
-    if (plans_[static_cast<std::size_t>(r)].rank == 0) tell_overflows(*state.scaler);
+    if (tells) tell_overflows(*state.scaler);
   }
   return result;
 }

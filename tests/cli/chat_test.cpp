@@ -11,6 +11,7 @@
 #include "cli/text_stream.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/philox.hpp"
 
@@ -74,7 +75,7 @@ std::string two_turns(const NamedTokens& tokenizer, const std::string& answer, c
 // Two turns of each family, with the texts that transformers makes of its template: plain ones, some with
 // blanks around all that is said, and answers with thoughts.
 TEST(Chat, TurnsAreThoseOfTransformers) {
-  const auto root = nlohmann::json::parse(test::read_file(ZG_SOURCE_DIR "/tests/reference/chats.json"));
+  const auto root = nlohmann::json::parse(test::read_file(test::in_source("tests/reference/chats.json")));
   int count = 0;
   for (const auto& form : root.at("forms")) {
     const NamedTokens tokenizer(form.at("tokens").get<std::vector<std::string>>());

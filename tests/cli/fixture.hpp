@@ -10,6 +10,7 @@
 
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "support/process.hpp"
 
 namespace zg::cli_test {
@@ -71,7 +72,7 @@ class CliTest : public ::testing::Test {
   Outcome run(const Strings& arguments) const { return run(Launch{.arguments = arguments}); }
   Outcome run(Launch what) const {
     what.directory = directory_;
-    return test::launch(ZG_BINARY, what);
+    return test::launch(test::built_program(), what);
   }
   // Trains config.json with these overrides; must succeed.
   Outcome train(const Strings& overrides, const Strings& flags = {}) const {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cli/fixture.hpp"
+#include "support/places.hpp"
 
 namespace zg::cli_test {
 namespace {
@@ -285,7 +286,7 @@ TEST_F(WithoutBackends, WithoutLibaioTooThreadsDoTheIo) {
 void become_nobody() {
   if (geteuid() == 0 && (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0))
     _exit(125);
-  if (access(ZG_BINARY, X_OK) != 0) _exit(125);
+  if (access(test::built_program().c_str(), X_OK) != 0) _exit(125);
 }
 
 TEST_F(CliTest, DirectoriesThatMayNotBeWrittenAreNamed) {

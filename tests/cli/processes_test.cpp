@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "cli/fixture.hpp"
+#include "support/places.hpp"
 #include "support/seed.hpp"
 
 namespace zg::cli_test {
@@ -49,7 +50,7 @@ class ProcessesTest : public CliTest {
     const std::string words = fmt::format(
         "--oversubscribe --allow-run-as-root --bind-to none --mca odls_base_sigkill_timeout {} "
         "--mca orte_tmpdir_base {} --mca btl_vader_backing_directory {} -n {} {}",
-        patience, directory_, directory_, processes, ZG_BINARY);
+        patience, directory_, directory_, processes, test::built_program());
     std::istringstream in(words);
     return {std::istream_iterator<std::string>(in), {}};
   }
@@ -204,8 +205,8 @@ TEST_F(ProcessesTest, AMistakeIsOneMessage) {
 
 TEST_F(ProcessesTest, ProcessesWithOtherFlagsAreRefused) {
   const Strings words = train_words("host:2", "out");
-  const Outcome two = run_in(
-      mpirun(1), words + Strings{":", "-n", "1", ZG_BINARY} + train_words("host:2", "out", {"seed=2"}));
+  const Outcome two = run_in(mpirun(1), words + Strings{":", "-n", "1", test::built_program()} +
+                                            train_words("host:2", "out", {"seed=2"}));
   EXPECT_EQ(two.code, 2);
   EXPECT_EQ(count(two.err, "ziggurat: "), 1u) << two.err;
   EXPECT_HAS(two.err, "seed: is 2 for process 1, ");
@@ -227,6 +228,11 @@ TEST_F(CliTest, ALauncherOfSeveralIsNotTakenForOne) {
         Launch{.arguments = {"train", "config.json", "--plan"}, .in_child = [&] { setenv(name, "1", 1); }});
     EXPECT_EQ(one.code, 0) << one.err;
   }
+  // MPI, which this one has the process start, sets it to 0 meanwhile.
+  const Outcome second =
+      run(Launch{.arguments = {"train", "config.json"}, .in_child = [&] { setenv("PMIX_RANK", "1", 1); }});
+  EXPECT_EQ(second.code, 2) << second.err;
+  EXPECT_HAS(message_of(second), "MPI: PMIX_RANK is 1");
 }
 
 // Where the first process fails alone, and where all ranks fail in one step.
@@ -453,7 +459,8 @@ TEST_F(ProcessesTest, AFlushThatFailsInOneOfThemLeavesTheCheckpointBefore) {
                      "aio.backend=threads"};
   ASSERT_EQ(run_in(mpirun(2), train_words("host:2", "whole", more)).code, 0);
   Strings launcher = mpirun(2);
-  const Strings failing{"-x", "LD_PRELOAD=" ZG_FAULTY_DRIVE, "-x", "ZG_TEST_FAILING_FLUSH=1"};
+  const Strings failing{"-x", "LD_PRELOAD=" + test::built_for_tests("libzg_faulty_drive.so"), "-x",
+                        "ZG_TEST_FAILING_FLUSH=1"};
   launcher.insert(launcher.end() - 1, failing.begin(), failing.end());
   const Outcome first = run_in(launcher, train_words("host:2", "parts", more));
   ASSERT_EQ(first.code, 0) << first.err;
@@ -482,7 +489,8 @@ TEST_F(ProcessesTest, AFailureLeavesTheCheckpointThatWasBegun) {
                      "optimizer.params.lr=1e30",
                      "gradient_clipping=1"};
   Strings launcher = mpirun(2);
-  const Strings slow{"-x", "LD_PRELOAD=" ZG_FAULTY_DRIVE, "-x", "ZG_TEST_SLOW_FLUSH=0"};
+  const Strings slow{"-x", "LD_PRELOAD=" + test::built_for_tests("libzg_faulty_drive.so"), "-x",
+                     "ZG_TEST_SLOW_FLUSH=0"};
   launcher.insert(launcher.end() - 1, slow.begin(), slow.end());
   const Outcome o = run_in(launcher, train_words("host:2", "out", more));
   EXPECT_NE(o.code, 0);
@@ -508,7 +516,7 @@ TEST_F(ProcessesTest, AFailureOfOneLeavesTheCheckpointThatAllHaveBegun) {
     SCOPED_TRACE(failing);
     const std::string out = std::string("out") + failing;
     Strings launcher = mpirun(2);
-    const Strings faults{"-x", "LD_PRELOAD=" ZG_FAULTY_DRIVE, "-x",
+    const Strings faults{"-x", "LD_PRELOAD=" + test::built_for_tests("libzg_faulty_drive.so"), "-x",
                          std::string("ZG_TEST_FAILING_READ=") + failing};
     launcher.insert(launcher.end() - 1, faults.begin(), faults.end());
     const Outcome o = run_in(launcher, train_words("host:2", out, more));

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cli/fixture.hpp"
+#include "support/places.hpp"
 
 namespace zg::cli_test {
 namespace {
@@ -38,7 +39,7 @@ std::set<std::string> keys_of(const json& object) {
 
 // Checks that docs/training.md has a row for each key of the record.
 void expect_documented(const json& record) {
-  const std::string page = test::read_file(std::string(ZG_SOURCE_DIR) + "/docs/training.md");
+  const std::string page = test::read_file(test::in_source("docs/training.md"));
   const std::string table = page.substr(page.find("## log.jsonl"));
   for (const auto& item : record.items()) {
     EXPECT_HAS(table, "| `" + item.key());
@@ -141,8 +142,8 @@ TEST_F(CliTest, RanksAreInTheLogTheReportAndThePlan) {
     EXPECT_HAS(line_with(o.out, axis), "exact");
   EXPECT_HAS(line_with(o.out, "  4 ranks "), "the slowest; rank ");
 
-  // One group of lanes for each rank, each with the same lanes; the drives and the node's other threads are in
-  // none of them.
+  // One group of lanes for each rank, each with the same lanes; the drives and the node's other threads are
+  // in none of them.
   std::map<int, std::string> groups;
   std::map<int, std::set<std::string>> lanes;
   const json trace = json::parse(read("trace.json"));
@@ -162,8 +163,9 @@ TEST_F(CliTest, RanksAreInTheLogTheReportAndThePlan) {
   EXPECT_HAS(plan.out, "bytes per step from rank to rank: shards ");
 }
 
-// Where the speed of the drives is known, the bound is the time that the step's bytes take on them, and no run is
-// faster. A step may count bytes that moved while the one before it ended, so all steps are taken together.
+// Where the speed of the drives is known, the bound is the time that the step's bytes take on them, and no
+// run is faster. A step may count bytes that moved while the one before it ended, so all steps are taken
+// together.
 TEST_F(CliTest, TheBoundOfDrivesOfKnownSpeedHolds) {
   const double rate = 2e7;
   for (const bool duplex : {false, true}) {
@@ -172,7 +174,8 @@ TEST_F(CliTest, TheBoundOfDrivesOfKnownSpeedHolds) {
            "tiers.ram.bytes_per_second=2e7", std::string("tiers.ram.duplex=") + (duplex ? "true" : "false")});
     double bound = 0, taken = 0;
     for (const json& r : log()) {
-      const auto read = r["bytes"]["nvme_read"].get<double>(), written = r["bytes"]["nvme_write"].get<double>();
+      const auto read = r["bytes"]["nvme_read"].get<double>(),
+                 written = r["bytes"]["nvme_write"].get<double>();
       EXPECT_GT(read + written, 0);
       EXPECT_EQ(r["bound_by"], "nvme");
       const double expected = 1e3 * (duplex ? std::max(read, written) : read + written) / rate;
@@ -328,6 +331,29 @@ TEST_F(CliTest, ARefusedRunLeavesTheLastOneAlone) {
   }
 }
 
+// What is allowed, and seldom meant.
+TEST_F(CliTest, StepsThatChangeNothingAreTold) {
+  const struct {
+    const char *setting, *told;
+  } cases[] = {
+      {R"(fp16={"enabled": true, "loss_scale": 1e-30})",
+       "all gradients of step 1 are 0, so nothing was learned from it: they vanish in fp16 with the loss "
+       "scale"},
+      {R"(fp16={"enabled": true, "loss_scale": 1e30})", "gradients overflow in fp16 in each of the 5 steps"},
+      {"optimizer.params.lr=0", "nothing was learned: the learning rate was 0 in all of these steps"},
+  };
+  for (const auto& [setting, told] : cases) {
+    SCOPED_TRACE(setting);
+    const Outcome o = run(Strings{"train", "config.json"} + sets({setting}));
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_HAS(o.err, told);
+  }
+  const Outcome learns = run(Strings{"train", "config.json"} +
+                             sets({R"(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 5}})"}));
+  EXPECT_EQ(learns.code, 0) << learns.err;
+  EXPECT_HAS_NOT(learns.err, "nothing was learned");
+}
+
 TEST_F(CliTest, GeneratedTextDependsOnTheSeedAlone) {
   train({"steps=2"});
   const auto generate = [&](const Strings& flags) {
@@ -384,7 +410,7 @@ TEST_F(CliTest, ARunGoesOnFromAModelThatItSaved) {
 
 Strings shipped(const char* folder) {
   Strings files;
-  for (const auto& entry : fs::directory_iterator(fs::path(ZG_SOURCE_DIR) / folder)) {
+  for (const auto& entry : fs::directory_iterator(test::in_source(folder))) {
     if (entry.path().extension() == ".json") files.push_back(entry.path().string());
   }
   return files;
@@ -405,8 +431,8 @@ TEST_F(CliTest, ShippedDeepSpeedFilesTrain) {
   }
 }
 
-// What our overlays for tests change is where things lie and how they move: the same bits as without them. One
-// that changes the order of sums is compared with a run in that order.
+// What our overlays for tests change is where things lie and how they move: the same bits as without them.
+// One that changes the order of sums is compared with a run in that order.
 TEST_F(CliTest, OverlaysForTestsChangeNoBit) {
   const auto results = [&](const Strings& arguments, const Strings& overrides) {
     const Outcome o = run(arguments + sets(overrides + Strings{"steps=3"}));

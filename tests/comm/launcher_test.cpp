@@ -34,12 +34,13 @@ TEST(Launcher, MoreThanOneProcessIsSeenByItsVariable) {
   for (const auto& [variables, sign] : cases) {
     const Environment environment = from(variables);
     const std::string name = std::string(sign).substr(0, std::string(sign).find(' '));
-    const Error alone = test::error_of([&] { expect_no_others("", environment); });
+    const Error alone = test::error_of([&] { expect_no_others("", sign_of_others(environment)); });
     EXPECT_EQ(alone.code(), Errc::kUsage);
     EXPECT_HAS(alone.message(), sign);
     EXPECT_HAS(alone.message(), "this process knows of no other");
     EXPECT_HAS(alone.hint(), "unset " + name);
-    const Error other = test::error_of([&] { expect_no_others("Open MPI v4.1.4", environment); });
+    const Error other =
+        test::error_of([&] { expect_no_others("Open MPI v4.1.4", sign_of_others(environment)); });
     EXPECT_HAS(other.message(), "Open MPI v4.1.4 knows of one process");
     EXPECT_HAS(other.hint(), "mpirun of that MPI");
   }
@@ -53,7 +54,7 @@ TEST(Launcher, OneProcessMayRunAlone) {
       {{"WORLD_SIZE", "1"}, {"RANK", "0"}},
       {{"WORLD_SIZE", ""}},
       {{"WORLD_SIZE", "many"}},
-      // In an allocation, as after salloc or in the script of a batch job.
+      // An allocation: after salloc, or in the script of a batch job.
       {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_NPROCS", "8"}},
       {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}},
       // The step of an interactive shell.
@@ -66,7 +67,7 @@ TEST(Launcher, OneProcessMayRunAlone) {
   };
   for (const Variables& variables : alone) {
     EXPECT_EQ(sign_of_others(from(variables)), "");
-    EXPECT_NO_THROW(expect_no_others("", from(variables)));
+    EXPECT_NO_THROW(expect_no_others("", sign_of_others(from(variables))));
   }
 }
 

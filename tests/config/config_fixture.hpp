@@ -11,6 +11,7 @@
 
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/config/run_config.hpp"
 
@@ -71,7 +72,7 @@ class ConfigTest : public ::testing::Test {
 };
 
 inline std::string shipped(const std::string& name) {
-  return std::string(ZG_SOURCE_DIR) + "/configs/" + name;
+  return test::in_source("configs/") + name;
 }
 
 inline Strings shipped_in(const std::string& folder) {

@@ -103,7 +103,7 @@ TEST_F(DeepSpeedFile, OtherSectionsAreKnown) {
   EXPECT_EQ(load_over(R"({"random_ltd": {"enabled": false}, "fp32_allreduce": false})").warnings, Strings{});
 }
 
-// In DeepSpeed norms and biases decay, too.
+// DeepSpeed decays norms and biases, too.
 TEST_F(DeepSpeedFile, WeightDecayThatLeavesSomeOutSaysSo) {
   const char* const optimizer = R"({{"optimizer": {{"type": "AdamW", "params": {{"weight_decay": {}{}}}}}}})";
   const RunConfig run = load_over(fmt::format(fmt::runtime(optimizer), 0.1, ""));

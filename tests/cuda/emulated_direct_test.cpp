@@ -18,16 +18,19 @@
 
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 
 namespace zg::test {
 namespace {
+
+const std::string kFakeCufile = test::built_for_tests("libzg_fake_cufile.so");
 
 constexpr std::int64_t kGranule = 64 * kKiB;
 
 class DirectOverFake : public testing::Test {
  protected:
   DirectOverFake() {
-    void* library = dlopen(ZG_FAKE_CUFILE, RTLD_NOW);
+    void* library = dlopen(kFakeCufile.c_str(), RTLD_NOW);
     ZG_ASSERT(library != nullptr, "{}", dlerror());
     cufile_ = static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
     *cufile_ = {};
@@ -39,8 +42,8 @@ class DirectOverFake : public testing::Test {
     options.most_delay_us = 20;
     auto fake = std::make_unique<FakeRuntime>(options);
     runtime_ = fake.get();
-    device_ = cuda::make_device({.device = 1, .budget = 16 * kMiB}, std::move(fake), make_host_blas,
-                                ZG_FAKE_CUFILE);
+    device_ =
+        cuda::make_device({.device = 1, .budget = 16 * kMiB}, std::move(fake), make_host_blas, kFakeCufile);
   }
   ~DirectOverFake() override {
     device_.reset();
@@ -123,7 +126,7 @@ TEST_F(DirectOverFake, LittleMemoryMakesTransfersWaitForEachOther) {
   options.devices = 1;
   cufile_->granule = 0;
   device_ = cuda::make_device({.budget = 16 * kMiB}, std::make_unique<FakeRuntime>(options), make_host_blas,
-                              ZG_FAKE_CUFILE);
+                              kFakeCufile);
   cufile_->fail_memory = 5036;
   const auto io = engine();
   if (io == nullptr) GTEST_SKIP() << "no O_DIRECT in " << path_;

@@ -11,6 +11,7 @@
 #include "device/cuda/gds.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/cuda/programs/fake_cufile.hpp"
 #include "ziggurat/base/units.hpp"
@@ -18,12 +19,14 @@
 namespace zg::test {
 namespace {
 
+const std::string kFakeCufile = test::built_for_tests("libzg_fake_cufile.so");
+
 using cuda::Gds;
 
 class GdsOverFake : public testing::Test {
  protected:
   GdsOverFake() : arena_(runtime_, {.budget = 16 * kMiB}) {
-    void* library = dlopen(ZG_FAKE_CUFILE, RTLD_NOW);
+    void* library = dlopen(kFakeCufile.c_str(), RTLD_NOW);
     ZG_ASSERT(library != nullptr, "{}", dlerror());
     fake_ = static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
     *fake_ = {};
@@ -43,7 +46,7 @@ class GdsOverFake : public testing::Test {
   }
   std::unique_ptr<Gds> load() {
     std::string why;
-    auto gds = Gds::load(&why, true, ZG_FAKE_CUFILE);
+    auto gds = Gds::load(&why, true, kFakeCufile);
     EXPECT_NE(gds, nullptr) << why;
     return gds;
   }
@@ -158,16 +161,16 @@ TEST_F(GdsOverFake, ALibraryThatCannotBeHadSaysWhy) {
   EXPECT_EQ(Gds::load(&why, true, "/nowhere/libcufile.so.0"), nullptr);
   EXPECT_HAS(why, "not installed");
   EXPECT_HAS(why, "/nowhere/libcufile.so.0");
-  EXPECT_EQ(Gds::load(&why, true, ZG_INCOMPLETE_CUFILE), nullptr);
+  EXPECT_EQ(Gds::load(&why, true, test::built_for_tests("libzg_incomplete_cufile.so")), nullptr);
   EXPECT_HAS(why, "has no function cuFileDriverClose");
   EXPECT_EQ(Gds::load(&why, true), nullptr) << "this program uses no driver of NVIDIA's";
   EXPECT_HAS(why, "needs NVIDIA's driver");
   fake_->fail_open = 5001;
-  EXPECT_EQ(Gds::load(&why, true, ZG_FAKE_CUFILE), nullptr);
+  EXPECT_EQ(Gds::load(&why, true, kFakeCufile), nullptr);
   EXPECT_HAS(why, "nvidia-fs is not loaded");
   fake_->nvfs_major = 0;
   why.clear();
-  EXPECT_EQ(Gds::load(&why, false, ZG_FAKE_CUFILE), nullptr);
+  EXPECT_EQ(Gds::load(&why, false, kFakeCufile), nullptr);
   EXPECT_HAS(why, "nvidia-fs is not loaded");
   EXPECT_EQ(load()->describe(), "compatibility mode");
   EXPECT_TRUE(load()->passes_host());
@@ -182,12 +185,12 @@ TEST_F(GdsOverFake, CompatibilityModeIsAskedFor) {
   fake_->odd_files = 1;
   std::string why;
   {
-    const auto gds = Gds::load(&why, false, ZG_FAKE_CUFILE);
+    const auto gds = Gds::load(&why, false, kFakeCufile);
     ASSERT_NE(gds, nullptr) << why;
     EXPECT_FALSE(static_cast<bool>(gds->open(fd_, &why)));
     EXPECT_HAS(why, "this file system is not supported");
   }
-  const auto gds = Gds::load(&why, true, ZG_FAKE_CUFILE);
+  const auto gds = Gds::load(&why, true, kFakeCufile);
   ASSERT_NE(gds, nullptr) << why;
   EXPECT_TRUE(static_cast<bool>(gds->open(fd_, &why)));
 }

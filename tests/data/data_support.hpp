@@ -13,6 +13,7 @@
 #include "data/utf8.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -145,7 +146,7 @@ inline std::string random_text(std::uint64_t seed, std::size_t pieces) {
 
 // The folder of shared data next to the source tree; empty where there is none.
 inline std::string shared_data() {
-  const std::string path = std::string(ZG_SOURCE_DIR) + "/../shared/data";
+  const std::string path = test::in_source("../shared/data");
   return std::filesystem::exists(path + "/gpt2-tokenizer") ? path : "";
 }
 

@@ -8,6 +8,7 @@
 #include "data/data_support.hpp"
 #include "data/token_cache.hpp"
 #include "data/token_description.hpp"
+#include "support/places.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/data/dataset.hpp"
@@ -19,7 +20,7 @@ using namespace zg::test;
 using Ids = std::vector<std::int32_t>;
 
 constexpr std::int32_t kOut = MaskFile::kIgnored;
-const std::string kTokenizers = std::string(ZG_SOURCE_DIR) + "/tests/reference/tokenizers/";
+const std::string kTokenizers = test::in_source("tests/reference/tokenizers/");
 
 Ids joined(const std::vector<Ids>& parts) {
   Ids all;

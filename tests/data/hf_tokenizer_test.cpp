@@ -10,6 +10,7 @@
 #include "data/pattern.hpp"
 #include "data/text_tokenizer.hpp"
 #include "data/unicode.hpp"
+#include "support/places.hpp"
 #include "ziggurat/base/trace.hpp"
 
 namespace zg {
@@ -19,7 +20,7 @@ using namespace zg::test;
 using Ids = std::vector<std::int32_t>;
 using Json = nlohmann::json;
 
-const std::string kFolder = std::string(ZG_SOURCE_DIR) + "/tests/reference/tokenizers/";
+const std::string kFolder = test::in_source("tests/reference/tokenizers/");
 
 const Json& cases() {
   static const Json cases = Json::parse(read_file(kFolder + "cases.json"));

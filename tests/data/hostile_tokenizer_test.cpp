@@ -9,6 +9,7 @@
 #include "data/pattern.hpp"
 #include "data/sentencepiece_check.hpp"
 #include "data/text_tokenizer.hpp"
+#include "support/places.hpp"
 
 namespace zg {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using namespace zg::test;
 using Json = nlohmann::json;
 
-const std::string kFolder = std::string(ZG_SOURCE_DIR) + "/tests/reference/";
+const std::string kFolder = test::in_source("tests/reference/");
 
 std::string repeated(const std::string& text, std::size_t times) {
   std::string out;
@@ -24,7 +25,7 @@ std::string repeated(const std::string& text, std::size_t times) {
   return out;
 }
 
-// Of this process, in seconds.
+// The processor time of this process, in seconds.
 double processor_time() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
@@ -90,7 +91,7 @@ TEST_F(HostileTokenizer, LongExpressionsAreRefused) {
   for (int i = 0; i < 300; ++i) ranges += "\u4e00-\u4e02";
   EXPECT_HAS(refused(with_pattern("[" + ranges + "]")), "a class of more than 256 ranges");
   EXPECT_HAS(refused(with_pattern(repeated("(", 5000) + repeated(")", 5000))), "groups within groups");
-  // As many as are known: what is asked of it when it is loaded takes one pass over it.
+  // The most that may be known: loading it takes one pass over them.
   EXPECT_TRUE(make(with_pattern(repeated("a?", 4000))));
   EXPECT_TRUE(make(with_pattern(repeated("(?:a|b?)?", 500))));
 }

@@ -5,6 +5,7 @@
 
 #include "data/data_support.hpp"
 #include "data/text_tokenizer.hpp"
+#include "support/places.hpp"
 
 namespace zg {
 namespace {
@@ -13,7 +14,7 @@ using namespace zg::test;
 using Ids = std::vector<std::int32_t>;
 using Json = nlohmann::json;
 
-const std::string kFolder = std::string(ZG_SOURCE_DIR) + "/tests/reference/sentencepiece/";
+const std::string kFolder = test::in_source("tests/reference/sentencepiece/");
 
 // Null, with the test skipped, where the program was built without the library, and says so.
 std::unique_ptr<TextTokenizer> tokenizer_of(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "engine/killed_run.hpp"
+#include "support/places.hpp"
 #include "support/process.hpp"
 #include "support/seed.hpp"
 
@@ -14,8 +15,9 @@ namespace {
 constexpr std::int64_t kSteps = 14;
 
 Outcome run_child(const std::string& directory, UpdateTiming timing, const std::string& how, std::int64_t n) {
-  return launch(ZG_KILLED_RUN, {.arguments = {directory, std::to_string(static_cast<int>(timing)),
-                                              std::to_string(kSteps), how, std::to_string(n)}});
+  return launch(test::built_for_tests("zg_killed_run"),
+                {.arguments = {directory, std::to_string(static_cast<int>(timing)), std::to_string(kSteps),
+                               how, std::to_string(n)}});
 }
 
 class Killed : public testing::TestWithParam<UpdateTiming> {};

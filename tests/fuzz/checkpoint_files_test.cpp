@@ -8,6 +8,7 @@
 
 #include "fuzz/loop.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "train/checkpoint_bits.hpp"
 #include "train/pinned_state.hpp"
 #include "ziggurat/io/hash.hpp"
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kStored = ZG_SOURCE_DIR "/tests/data/checkpoint_format_";
+const std::string kStored = test::in_source("tests/data/checkpoint_format_");
 
 // The end of a manifest, as the writer makes it.
 std::string tail_of(const std::string& before) {

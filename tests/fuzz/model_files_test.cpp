@@ -6,6 +6,7 @@
 #include "fuzz/loop.hpp"
 #include "model/hf_files.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -13,7 +14,7 @@
 namespace zg::fuzz {
 namespace {
 
-const std::string kReferences = ZG_SOURCE_DIR "/tests/reference/";
+const std::string kReferences = test::in_source("tests/reference/");
 
 Case files_in(const test::TempDir& dir) {
   Case files;

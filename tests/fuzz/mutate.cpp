@@ -220,7 +220,7 @@ class JsonChanger {
   static Json& child(Json& of, std::size_t i) {
     return *std::next(of.begin(), static_cast<std::ptrdiff_t>(i));
   }
-  // Values near the root are as likely as those of long lists.
+  // Values near the root are as likely as the values of long lists.
   Json& some(Json& root) {
     Json* at = &root;
     while (at->is_structured() && !at->empty() && !random_.chance(at == &root ? 8 : 25))

@@ -39,7 +39,7 @@ inline constexpr std::size_t kLargestInput = std::size_t{1} << 20;
 // as digits; lines; a splice with `other`, another input of the kind.
 void mutate_bytes(std::string& bytes, const std::string& other, Random& random);
 
-// Values replaced by those of another type and by edge values, keys removed, doubled and renamed, lists
+// Values replaced by values of another type and by edge values, keys removed, doubled and renamed, lists
 // emptied and lengthened, deep nesting, long texts, escapes, paths. `other`: where values may come from, too.
 // The text need not be JSON that a parser takes.
 std::string mutated_json(const Json& root, const Json& other, Random& random);

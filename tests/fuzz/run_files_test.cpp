@@ -8,6 +8,7 @@
 #include "fuzz/loop.hpp"
 #include "store/trace_support.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "ziggurat/config/run_config.hpp"
 #include "ziggurat/store/access_trace.hpp"
 #include "ziggurat/store/policy.hpp"
@@ -28,7 +29,7 @@ void use_config(const RunConfig& run) {
 
 TEST(Fuzz, RunConfig) {
   std::vector<Case> corpus;
-  for (const auto& entry : fs::recursive_directory_iterator(ZG_SOURCE_DIR "/configs")) {
+  for (const auto& entry : fs::recursive_directory_iterator(test::in_source("configs"))) {
     if (entry.path().extension() != ".json") continue;
     const std::string path = entry.path();
     try {  // overlays are no configurations by themselves

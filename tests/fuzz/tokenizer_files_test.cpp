@@ -8,13 +8,14 @@
 #include "data/text_tokenizer.hpp"
 #include "fuzz/loop.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 
 namespace zg::fuzz {
 namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kReferences = ZG_SOURCE_DIR "/tests/reference/";
+const std::string kReferences = test::in_source("tests/reference/");
 
 // Texts of all kinds of characters, which some vocabularies do not have.
 const std::vector<std::string>& texts() {

@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, Truncated,
                          testing::Values(Backend::kUring, Backend::kLibaio, Backend::kThreads),
                          [](const auto& c) { return std::string(name_of(c.param)); });
 
-// In a directory that all may write to, one user's files of such names stop no run of another.
+// One user's files of such names stop no run of another, where all may write to the directory.
 [[noreturn]] void take_beside_others(const std::string& directory) {
   constexpr uid_t kUser = 61235;
   if (setresgid(kUser, kUser, kUser) != 0 || setresuid(kUser, kUser, kUser) != 0) _exit(2);

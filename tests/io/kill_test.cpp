@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support.hpp"
+#include "support/places.hpp"
 #include "support/process.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -27,7 +28,7 @@ namespace fs = std::filesystem;
 class Writer {
  public:
   Writer(const std::string& directory, std::vector<std::string> arguments) {
-    std::vector<std::string> words = {ZG_TIER_WRITER, directory};
+    std::vector<std::string> words = {::zg::test::built_for_tests("zg_tier_writer"), directory};
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -182,7 +183,8 @@ TEST(Runs, TheSecondIsRefusedWithTheOwner) {
     EXPECT_EQ(e.where(), directory.path());
     const std::string text = e.message();
     EXPECT_EQ(text.rfind(fmt::format("is in use by ziggurat, pid {} on ", writer.pid()), 0), 0u) << text;
-    EXPECT_HAS(text, fmt::format(": {} {} hold", ZG_TIER_WRITER, directory.path()));
+    EXPECT_HAS(text,
+               fmt::format(": {} {} hold", ::zg::test::built_for_tests("zg_tier_writer"), directory.path()));
     EXPECT_EQ(canaries.check(), 2);
   }
   writer.close_input();

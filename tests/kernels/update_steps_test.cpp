@@ -4,6 +4,7 @@
 #include <map>
 #include <sstream>
 
+#include "support/places.hpp"
 #include "tests/kernels/update_support.hpp"
 
 namespace zg::test {
@@ -174,7 +175,7 @@ TEST(UpdateSteps, NarrowMomentsTrainAsWellAsWholeOnes) {
 
 std::map<std::string, std::vector<double>> torch_values() {
   std::map<std::string, std::vector<double>> values;
-  std::ifstream in(std::string(ZG_SOURCE_DIR) + "/tests/reference/optimizers.txt");
+  std::ifstream in(test::in_source("tests/reference/optimizers.txt"));
   for (std::string line; std::getline(in, line);) {
     std::istringstream words(line);
     std::string name, word;

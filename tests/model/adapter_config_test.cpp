@@ -13,6 +13,7 @@
 #include "model/name_pattern.hpp"
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 
@@ -48,7 +49,7 @@ std::vector<std::string> modules_of(const hf::AdapterConfig& config, const Model
 }
 
 TEST(AdapterTargets, AreThoseOfPeft) {
-  const json reference = json::parse(read_file(ZG_SOURCE_DIR "/tests/reference/lora/targets.json"));
+  const json reference = json::parse(read_file(test::in_source("tests/reference/lora/targets.json")));
   int refused = 0;
   for (const json& one : reference.at("cases")) {
     SCOPED_TRACE(one.dump());

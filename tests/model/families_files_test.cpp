@@ -6,6 +6,7 @@
 
 #include "support/families.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "support/process.hpp"
 
 namespace zg::test {
@@ -95,7 +96,7 @@ TEST_P(FamilyFiles, TransformersComputesTheSameLogits) {
   write_file(dir / "tokens.i32", bytes(batch.ids));
   write_file(dir / "logits.f64", bytes(logits));
   const Outcome outcome =
-      launch(python, {.arguments = {ZG_SOURCE_DIR "/tests/reference/load_family.py", dir.path()}});
+      launch(python, {.arguments = {test::in_source("tests/reference/load_family.py"), dir.path()}});
   if (outcome.code == 77) GTEST_SKIP() << outcome.out;
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
 }

@@ -12,6 +12,7 @@
 #include "support/errors.hpp"
 #include "support/families.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "support/process.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -269,7 +270,7 @@ TEST_P(LoraFamilies, PeftLoadsOursAndWeItsFiles) {
   };
   write_file(dir / "base/tokens.i32", bytes(batches[0].ids));
   write_file(dir / "base/logits.f64", bytes(logits));
-  const Outcome outcome = launch(python, {.arguments = {ZG_SOURCE_DIR "/tests/reference/load_adapter.py",
+  const Outcome outcome = launch(python, {.arguments = {test::in_source("tests/reference/load_adapter.py"),
                                                         dir / "base", dir / "adapter", dir / "again"}});
   if (outcome.code == 77) GTEST_SKIP() << outcome.out;
   ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;

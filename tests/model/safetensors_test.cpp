@@ -11,6 +11,7 @@
 #include <random>
 
 #include "model/hf_files.hpp"
+#include "support/places.hpp"
 #include "support/seed.hpp"
 #include "ziggurat/base/dtype.hpp"
 #include "ziggurat/base/system.hpp"
@@ -348,7 +349,7 @@ TEST_F(SafeTensorsTest, AFileThatIsCutIsAnError) {
 // Files that other programs wrote.
 std::string shared_directory() {
   if (const char* path = std::getenv("ZG_SHARED_DATA")) return std::string(path) + "/safetensors";
-  return ZG_SOURCE_DIR "/../shared/data/safetensors";
+  return test::in_source("../shared/data/safetensors");
 }
 
 TEST(SafeTensorsReal, ThreeDtypesOfOneModelAgree) {
@@ -388,7 +389,7 @@ TEST(SafeTensorsReal, ThreeDtypesOfOneModelAgree) {
 
 TEST(SafeTensorsReal, ReferenceFilesOfThisRepository) {
   for (const char* name : {"gpt2_tiny", "llama_tiny"}) {
-    const SafeTensors file(std::string(ZG_SOURCE_DIR "/tests/reference/") + name + ".safetensors");
+    const SafeTensors file(test::in_source("tests/reference/") + name + ".safetensors");
     const auto* logits = file.find("logits");
     ASSERT_NE(logits, nullptr);
     EXPECT_EQ(logits->dtype, "F32");

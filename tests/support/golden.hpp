@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "support/places.hpp"
 #include "support/reference.hpp"
 #include "ziggurat/model/hf.hpp"
 
@@ -47,7 +48,7 @@ inline constexpr double kStoredSum = 16 * 0x1p-53;
 // Where the stored outputs lie: ZG_REFERENCE_DIR, for programs that run where their sources are not.
 inline std::string reference_directory() {
   const char* const elsewhere = std::getenv("ZG_REFERENCE_DIR");
-  return elsewhere != nullptr ? std::string(elsewhere) + "/" : std::string(ZG_SOURCE_DIR "/tests/reference/");
+  return elsewhere != nullptr ? std::string(elsewhere) + "/" : test::in_source("tests/reference/");
 }
 
 class GoldenFile {

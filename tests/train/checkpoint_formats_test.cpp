@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "support/places.hpp"
 #include "train/checkpoint_fixture.hpp"
 #include "train/checkpoint_writer.hpp"
 #include "train/pinned_state.hpp"
@@ -16,7 +17,7 @@ class CheckpointFormats : public CheckpointFixture {};
 
 // A checkpoint of format 1, as the first program with checkpoints wrote it. It must load for ever.
 TEST_F(CheckpointFormats, OfFormatOneLoad) {
-  const std::string path = std::string(ZG_SOURCE_DIR) + "/tests/data/checkpoint_format_1";
+  const std::string path = test::in_source("tests/data/checkpoint_format_1");
   const Checkpoint checkpoint(path);
   checkpoint.verify();
   EXPECT_EQ(checkpoint.manifest().step, 2);
@@ -30,7 +31,7 @@ TEST_F(CheckpointFormats, OfFormatOneLoad) {
 
 // One of format 2, of two ranks with parts of each layer, whose moments are codes in blocks of these parts.
 TEST_F(CheckpointFormats, OfFormatTwoLoad) {
-  const std::string path = std::string(ZG_SOURCE_DIR) + "/tests/data/checkpoint_format_2";
+  const std::string path = test::in_source("tests/data/checkpoint_format_2");
   const Checkpoint checkpoint(path);
   checkpoint.verify();
   EXPECT_EQ(checkpoint.manifest().step, 2);
@@ -49,7 +50,7 @@ TEST_F(CheckpointFormats, OfFormatTwoLoad) {
 
 // One of format 3, whose state lies in a drive's file that it names. The drive was /mnt/nvme0.
 TEST_F(CheckpointFormats, OfFormatThreeLoad) {
-  const std::string from = std::string(ZG_SOURCE_DIR) + "/tests/data/checkpoint_format_3";
+  const std::string from = test::in_source("tests/data/checkpoint_format_3");
   const std::string path = directory_ + "/0001-step-2", name = "rank-00000.pins";
   fs::copy(from, path);
   CheckpointManifest manifest = parse_manifest(read(from + "/manifest.json"), from);

@@ -197,7 +197,7 @@ TEST_F(HostileCheckpoint, PinsWithoutTensorsAreCopiedAsNone) {
   EXPECT_TRUE(Checkpoint(copy).manifest().files.empty());
 }
 
-// A list of pins that was changed says nothing of what is needed: the state stays, which can still be mended.
+// A list of pins that was changed does not say which state is needed: all stays, and can still be mended.
 TEST_F(HostileCheckpoint, AFlippedBitOfPinsRemovesNoState) {
   const std::string newest = pinned("out"), file = newest + "/rank-00000.pins", text = read(file);
   const std::vector<std::string> kept = Checkpoint(newest).drive_files();

@@ -123,8 +123,39 @@ TEST_F(OutputDirectories, ALogWithoutRoomWaits) {
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_HAS(said, "cannot be written: File too large (errno 27); records wait in memory from step 2 on");
   EXPECT_HAS(said, "has all records again, of steps 2 to 4");
-  EXPECT_HAS(said, "lacks the records from step 5 on");
+  EXPECT_HAS(said, "records wait in memory from step 5 on");
+  EXPECT_HAS_NOT(said, "lacks");
   EXPECT_EQ(steps_in(), (std::vector<std::int64_t>{1, 2, 3, 4, 5})) << "the last try had room";
+}
+
+TEST_F(OutputDirectories, RecordsWithoutRoomGoToTheModel) {
+  const std::string path = directory_ + "/log.jsonl", model = directory_ + "/model";
+  fs::create_directories(model);
+  testing::internal::CaptureStderr();
+  {
+    auto log = std::make_unique<StepLog>(path);
+    log->on_step(record_of(1));
+    log->write_rest_to(model);
+    EXPECT_FALSE(fs::exists(model + "/log.jsonl")) << "nothing waits";
+    // What waits fits into a file of its own, and not behind the first record.
+    const FileSizeLimit limit(fs::file_size(path) + fs::file_size(path) / 2);
+    log->on_step(record_of(2));
+    log->write_rest_to(model);
+    log = nullptr;
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_HAS(said, "/model/log.jsonl has the records from step 2 on, for which ");
+  EXPECT_HAS_NOT(said, "lacks");
+  EXPECT_EQ(nlohmann::json::parse(read(model + "/log.jsonl")).at("step"), 2);
+  testing::internal::CaptureStderr();
+  {
+    auto log = std::make_unique<StepLog>(path);
+    const FileSizeLimit limit(10);
+    log->on_step(record_of(1));
+    log->write_rest_to(model);
+    log = nullptr;
+  }
+  EXPECT_HAS(testing::internal::GetCapturedStderr(), "lacks the records from step 1 on");
 }
 
 TEST_F(OutputDirectories, OfALogThatIsNoFileIsSpoken) {
@@ -152,7 +183,7 @@ TEST_F(OutputDirectories, RoomIsAskedForBeforeTheFirstStep) {
   EXPECT_HAS(error.hint(), "ulimit -f");
 }
 
-// Where the model's place cannot be written to in the end, it goes where it can.
+// A model whose place cannot be written to in the end goes elsewhere.
 TEST_F(OutputDirectories, AModelWithoutRoomGoesElsewhere) {
   const RunConfig one = config("out", small(2));
   Trainer trainer(one);

@@ -1,6 +1,7 @@
 // Several ranks and what they share: the drives, host memory, and the numbers that weights begin with.
 #include <charconv>
 
+#include "support/places.hpp"
 #include "support/process.hpp"
 #include "train/run_fixture.hpp"
 #include "ziggurat/base/philox.hpp"
@@ -119,8 +120,9 @@ TEST(RanksInMemory, TakeTheirBudgetsAndALittleEach) {
          {fmt::format("tiers.device={}", device), fmt::format("tiers.host={}", kHost),
           std::string("tiers.nvme.0.path=.")})
       words.insert(words.end(), {"--set", setting});
-    test::Outcome outcome = test::launch(
-        ZG_BINARY, {.arguments = words, .directory = directory.path(), .limit = std::chrono::seconds(500)});
+    test::Outcome outcome =
+        test::launch(test::built_program(),
+                     {.arguments = words, .directory = directory.path(), .limit = std::chrono::seconds(500)});
     outcome.out += outcome.err;
     return outcome;
   };

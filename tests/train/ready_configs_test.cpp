@@ -1,6 +1,7 @@
 // The configurations for fine-tuning that are shipped fit the machine that they name: one node of eight GPUs
 // of 80 GB. tests/reference/configs has each model's sizes, written by hand as its config.json has them.
 #include "config/config_fixture.hpp"
+#include "support/places.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
@@ -28,15 +29,14 @@ class ReadyConfigurations : public ConfigTest, public testing::WithParamInterfac
 
   RunConfig load_ready() const {
     const std::string name = GetParam().name, model = directory_ + "/model";
-    write("model/config.json",
-          test::read_file(std::string(ZG_SOURCE_DIR "/tests/reference/configs/") + name + ".json"));
+    write("model/config.json", test::read_file(test::in_source("tests/reference/configs/") + name + ".json"));
     Machine machine;
     machine.has_gpu = [] { return true; };
     machine.gpu_count = [] { return 8; };
-    return load_config({{std::string(ZG_SOURCE_DIR "/configs/finetune/") + name +
-                         (GetParam().lora ? "-lora.json" : ".json")},
-                        {"model.from=" + model}},
-                       machine);
+    return load_config(
+        {{test::in_source("configs/finetune/") + name + (GetParam().lora ? "-lora.json" : ".json")},
+         {"model.from=" + model}},
+        machine);
   }
   Hardware node_of_eight(const RunConfig& run) const {
     Hardware machine;

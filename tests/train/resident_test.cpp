@@ -8,6 +8,7 @@
 
 #include "support/errors.hpp"
 #include "support/files.hpp"
+#include "support/places.hpp"
 #include "support/process.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
@@ -37,7 +38,8 @@ class ResidentMemory : public testing::Test {
   test::Outcome train(const std::vector<std::string>& overrides) const {
     std::vector<std::string> words{"train", "config.json"};
     for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
-    test::Outcome outcome = test::launch(ZG_BINARY, {.arguments = words, .directory = directory_.path()});
+    test::Outcome outcome =
+        test::launch(test::built_program(), {.arguments = words, .directory = directory_.path()});
     outcome.out += outcome.err;
     return outcome;
   }

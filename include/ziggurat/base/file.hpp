@@ -65,7 +65,7 @@ std::string read_text_file(const std::string& path, const std::string& what,
 
 // A file that appears whole or not at all: written under a temporary name beside its own, NAME.part-<16
 // random digits>, which commit() renames. The temporary file is created anew, so that no link of that name is
-// followed. It is locked while it is written, which tells it from what a killed process has left: an
+// followed. It is locked while it is written, which tells it from the leftover of a killed process: an
 // OutputFile of the same name removes that after ten minutes. The destructor removes a file that was not
 // committed. For one thread. All functions but the destructor throw Error(kIo) with path and cause.
 class OutputFile {

@@ -20,7 +20,7 @@ struct JsonBounds {
 // What is wrong with a text before it is parsed: its depth, its number of values, or a zero byte, which
 // nlohmann's parser takes for the end. Empty: nothing.
 std::string json_out_of_bounds(std::string_view text, const JsonBounds& bounds);
-// "line 3, column 14: ..." from what nlohmann's parser says of the text, with the place counted from the
+// "line 3, column 14: ..." from the message of nlohmann's parser, with the place counted from the
 // file's begin.
 std::string json_problem(std::string_view text, std::int64_t byte, const std::string& what,
                          std::int64_t first_line);

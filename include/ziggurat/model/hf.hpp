@@ -76,8 +76,8 @@ std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32
 
 // The weights of a directory. Opening it checks them against the model: each parameter must be present with
 // the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.",
-// or lack "model.", as those of models without a head do. One of two tied names suffices; if both are there
-// they must hold equal values. Buffers that are no parameters (attn.bias, attn.masked_bias,
+// or lack "model.", as the names of models without a head do. One of two tied names suffices; if both are
+// there they must hold equal values. Buffers that are no parameters (attn.bias, attn.masked_bias,
 // rotary_emb.inv_freq) are ignored; other tensors outside of the model that is trained (another head, an
 // encoder of images) are left out, with one warning; any other unknown tensor is an error. An index is
 // ignored where model.safetensors is there. Throws Error(kUsage). Owns the open files; does not refer to

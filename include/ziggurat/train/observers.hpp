@@ -29,6 +29,8 @@ class StepLog final : public TrainObserver {
   StepLog& operator=(const StepLog&) = delete;
   void on_step(const StepRecord& record) override;
   void on_checkpoint(std::int64_t step) override;
+  // At the end of a run: records that still find no room here go to DIRECTORY/log.jsonl, and the log says so.
+  void write_rest_to(const std::string& directory);
 
  private:
   int write_waiting();                                                // 0, or an errno

@@ -26,8 +26,8 @@ class OutputDirectory {
   std::unique_ptr<DirectoryLock> lock_;
 };
 
-// The keys of two configurations whose values differ, as "optimizer.params.lr"; those of `left_out` are not
-// compared. Texts that are no configuration differ in "".
+// The keys of two configurations whose values differ, as "optimizer.params.lr"; the keys of `left_out` are
+// not compared. Texts that are no configuration differ in "".
 std::vector<std::string> differing_keys(const std::string& a, const std::string& b,
                                         const std::vector<std::string>& left_out);
 

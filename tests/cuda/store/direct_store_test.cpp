@@ -4,6 +4,7 @@
 
 #include "device/cuda/device.hpp"
 #include "store/program_mode.hpp"
+#include "support/places.hpp"
 #include "support/seed.hpp"
 #include "tests/cuda/fake_runtime.hpp"
 #include "tests/cuda/host_blas.hpp"
@@ -12,13 +13,15 @@
 namespace zg::test {
 namespace {
 
+const std::string kFakeCufile = test::built_for_tests("libzg_fake_cufile.so");
+
 std::unique_ptr<Device> direct_device(std::int64_t budget, std::int64_t granule) {
   FakeOptions options;
   options.granule = granule;
   options.memory = budget + (std::int64_t{64} << 20);
   options.most_delay_us = 20;
   return cuda::make_device({.budget = budget}, std::make_unique<FakeRuntime>(options), make_host_blas,
-                           ZG_FAKE_CUFILE);
+                           kFakeCufile);
 }
 
 // Nothing: no O_DIRECT in the directory.
@@ -40,7 +43,7 @@ std::unique_ptr<io::Engine> direct_engine(Device& device, const TensorTable& tab
 }
 
 TEST(DirectStore, ProgramsMatchTheModelAndTheDryRun) {
-  void* const library = dlopen(ZG_FAKE_CUFILE, RTLD_NOW);
+  void* const library = dlopen(kFakeCufile.c_str(), RTLD_NOW);
   ZG_ASSERT(library != nullptr, "{}", dlerror());
   auto& cufile = *static_cast<FakeCuFile*>(dlsym(library, "zg_fake_cufile"));
   cufile = {};

@@ -150,12 +150,13 @@ TEST_F(OutputDirectories, RecordsWithoutRoomGoToTheModel) {
   testing::internal::CaptureStderr();
   {
     auto log = std::make_unique<StepLog>(path);
-    const FileSizeLimit limit(10);
     log->on_step(record_of(1));
-    log->write_rest_to(model);
+    const FileSizeLimit limit(fs::file_size(path) + fs::file_size(path) / 2);
+    log->on_step(record_of(2));
+    log->write_rest_to(directory_ + "/none");
     log = nullptr;
   }
-  EXPECT_HAS(testing::internal::GetCapturedStderr(), "lacks the records from step 1 on");
+  EXPECT_HAS(testing::internal::GetCapturedStderr(), "lacks the records from step 2 on");
 }
 
 TEST_F(OutputDirectories, OfALogThatIsNoFileIsSpoken) {

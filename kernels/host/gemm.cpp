@@ -11,6 +11,7 @@
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #if defined(__aarch64__) && defined(__linux__)

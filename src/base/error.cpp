@@ -20,6 +20,11 @@ std::string shortened(std::string text) {
   return fmt::format("{} [... {} bytes ...] {}", text.substr(0, first), last - first, text.substr(last));
 }
 
+// Control characters become longer texts, and so count as these.
+std::string shown(const std::string& text) {
+  return shortened(printable(shortened(text)));
+}
+
 std::string compose(const std::string& where, const std::string& what, const std::string& hint) {
   std::string text = where.empty() ? what : where + ": " + what;
   if (!hint.empty()) text += "\n  hint: " + hint;
@@ -28,11 +33,11 @@ std::string compose(const std::string& where, const std::string& what, const std
 }  // namespace
 
 Error::Error(Errc code, std::string where, std::string what, std::string hint)
-    : std::runtime_error(printable(compose(shortened(where), shortened(what), shortened(hint)))),
+    : std::runtime_error(compose(shown(where), shown(what), shown(hint))),
       code_(code),
       where_(std::move(where)),
-      message_(printable(shortened(std::move(what)))),
-      hint_(printable(shortened(std::move(hint)))) {}
+      message_(shown(what)),
+      hint_(shown(hint)) {}
 
 int Error::exit_code() const {
   if (code_ == Errc::kUsage || code_ == Errc::kMemory) return 2;

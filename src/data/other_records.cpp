@@ -44,11 +44,17 @@ void refuse_record(const nlohmann::json& record, const std::string& name) {
     throw Error(Errc::kUsage, name,
                 fmt::format("is {}, and has no \"text\", \"tokens\" or \"input_ids\"", form.what), form.hint);
   }
+  // A key of a sensible length, which a hint may repeat.
+  constexpr std::size_t kLongestKey = 60, kMostKeys = 8;
   std::string texts, only, lists;
+  std::size_t count = 0;
   for (const auto& [key, value] : record.items()) {
-    if (value.is_string()) texts += fmt::format("{}\"{}\"", texts.empty() ? "" : ", ", key), only = key;
+    if (key.size() > kLongestKey) continue;
+    if (value.is_string() && ++count <= kMostKeys)
+      texts += fmt::format("{}\"{}\"", texts.empty() ? "" : ", ", key), only = key;
     if (value.is_array() && !value.empty() && value.front().is_object()) lists = key;
   }
+  if (count > kMostKeys) texts += fmt::format(" and {} more", count - kMostKeys);
   std::string hint = kExpected;
   if (!lists.empty()) {
     hint =

@@ -60,6 +60,15 @@ TEST(Error, LongTextsAreShortened) {
   EXPECT_EQ(Error(Errc::kUsage, "a", std::string(8000, 'b')).message(), std::string(8000, 'b'));
 }
 
+TEST(Error, ControlCharactersCountAsTheirLongerTexts) {
+  const std::string much(100'000, '\x1b');
+  const Error e(Errc::kUsage, much, much, much);
+  EXPECT_LT(std::string(e.what()).size(), 25'000u);
+  EXPECT_LT(e.message().size(), 8'100u);
+  EXPECT_LT(e.hint().size(), 8'100u);
+  EXPECT_TRUE(e.message().starts_with("\\x1b\\x1b"));
+}
+
 TEST(View, RangesKeepTheLeadingDimension) {
   float data[20] = {};
   const View v(data, DType::kF32, 4, 3, 5);

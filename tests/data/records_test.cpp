@@ -38,6 +38,10 @@ TEST_F(Records, OtherRecordsAreNamedWithWhatMakesDocumentsOfThem) {
       {R"({"instruction": "a", "input": "", "output": "b"})", "(Alpaca)", "completion: .output"},
       {R"({"conversations": [{"from": "human", "value": "a"}]})", "ShareGPT", "messages: [.conversations"},
       {R"({"id": 1, "content": "a"})", "of texts it has \"content\"", "{text: .[\"content\"]}"},
+      {R"({"a": "", "b": "", "c": "", "d": "", "e": "", "f": "", "g": "", "h": "", "i": "", "j": ""})",
+       "\"g\", \"h\" and 2 more", "if \"h\" is the text"},
+      {R"({"a key that is a whole sentence, as it stands at the top of a table": "", "b": ""})",
+       "of texts it has \"b\"", "if \"b\" is the text"},
       {R"({"data": [{"text": "a"}]})", "has no \"text\"", "jq -c '.[\"data\"][]'"}};
   for (const auto& other : others) {
     SCOPED_TRACE(other[0]);

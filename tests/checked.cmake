@@ -1,6 +1,6 @@
 # Builds the parsers of untrusted files and their tests a second time, under AddressSanitizer and
-# UndefinedBehaviorSanitizer, as a part of a release build; all other objects are those of the release build. `tools/test.sh asan` has
-# all of it under them.
+# UndefinedBehaviorSanitizer, as a part of a release build. Everything else is linked from the release build.
+# `tools/test.sh asan` builds the whole tree under them.
 # Compiling takes most of the time: at -O0 half of that at -O1.
 set(checked_options -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 # GCC reports false positives of these under a sanitizer's instrumentation.

@@ -8,7 +8,7 @@
 
 namespace zg {
 namespace {
-// What a file says may stand in a message, and a file may say a megabyte. Nobody reads so much.
+// A message may quote a file, and the quoted text may have a megabyte. Nobody reads so much.
 constexpr std::size_t kLongest = 8000, kKeptEnd = 1000;
 
 std::string shortened(std::string text) {
@@ -20,7 +20,7 @@ std::string shortened(std::string text) {
   return fmt::format("{} [... {} bytes ...] {}", text.substr(0, first), last - first, text.substr(last));
 }
 
-// Control characters become longer texts, and so count as these.
+// printable() makes texts longer, so the result is cut once more.
 std::string shown(const std::string& text) {
   return shortened(printable(shortened(text)));
 }

@@ -44,7 +44,7 @@ void refuse_record(const nlohmann::json& record, const std::string& name) {
     throw Error(Errc::kUsage, name,
                 fmt::format("is {}, and has no \"text\", \"tokens\" or \"input_ids\"", form.what), form.hint);
   }
-  // A key of a sensible length, which a hint may repeat.
+  // A message names few keys, and none of them is long.
   constexpr std::size_t kLongestKey = 60, kMostKeys = 8;
   std::string texts, only, lists;
   std::size_t count = 0;

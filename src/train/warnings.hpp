@@ -1,4 +1,5 @@
-// What a run tells its user of things that are allowed and seldom meant.
+// Warnings of a run about settings and steps that are allowed and seldom meant. They go to the log; any
+// thread.
 #pragma once
 #include <cstdint>
 
@@ -12,18 +13,19 @@ namespace zg {
 // everything once before the first step would take just as long, so the run does not.
 void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes);
 
-// A directory may have been trained with dropout, which the run does not take over.
+// Warns where the model's directory was trained with dropout, which the run does not take over.
 void tell_dropout(const RunConfig& config);
 
-// After each step of a run in fp16.
+// Warns of steps that were skipped in a row. Call it after each step of a run in fp16.
 void tell_overflows(const LossScaler& scaler);
 
-// After the first step of a process. `scale` is the loss scale, 1 without one.
+// Warns where all gradients are 0. Call it after the first step of a process; `scale` is the loss scale,
+// or 1.
 void tell_zero_gradients(std::int64_t step, double gradient_norm, double scale);
 
-// When the last step of a run is done. `updates` and `skipped` are of the whole run, `highest_rate` is the
-// highest learning rate of this process's steps. Steps that changed nothing are no error: more of them, with
-// --resume, may find a loss scale that fits.
+// Warns where no step has changed a weight, which is no error: more steps, with --resume, may find a loss
+// scale that fits. Call it after the last step. `updates` and `skipped` count the steps of the whole run,
+// `highest_rate` is the highest learning rate of this process's steps.
 void tell_that_nothing_was_learned(std::int64_t updates, std::int64_t skipped, double highest_rate);
 
 }  // namespace zg

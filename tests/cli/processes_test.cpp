@@ -228,7 +228,7 @@ TEST_F(CliTest, ALauncherOfSeveralIsNotTakenForOne) {
         Launch{.arguments = {"train", "config.json", "--plan"}, .in_child = [&] { setenv(name, "1", 1); }});
     EXPECT_EQ(one.code, 0) << one.err;
   }
-  // MPI, which this one has the process start, sets it to 0 meanwhile.
+  // Open MPI, which this variable makes the process start, sets it to 0.
   const Outcome second =
       run(Launch{.arguments = {"train", "config.json"}, .in_child = [&] { setenv("PMIX_RANK", "1", 1); }});
   EXPECT_EQ(second.code, 2) << second.err;

@@ -331,7 +331,7 @@ TEST_F(CliTest, ARefusedRunLeavesTheLastOneAlone) {
   }
 }
 
-// What is allowed, and seldom meant.
+// Settings that are allowed and seldom meant.
 TEST_F(CliTest, StepsThatChangeNothingAreTold) {
   const struct {
     const char *setting, *told;

@@ -15,6 +15,8 @@ using Choices = std::vector<Axis::Choice>;
 int ranks_of(Run r) {
   return r.ranks();
 }
+// Makes a section "tiers" that says nothing.
+constexpr const char* kTiers = "tiers.read_ahead=auto";
 // With a section "tiers", what no offload section places goes wherever there is room.
 constexpr const char* kAnywhere =
     "wherever there is room: with a section tiers, unless another key says otherwise";
@@ -32,41 +34,37 @@ Choices parameter_places() {
            {"zero_optimization.offload_param.device=nvme"},
            "weights may be demoted to the drives",
            [](Run r) { return r.offload_param == OffloadTarget::kNvme; }},
-          {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
-             return r.offload_param == OffloadTarget::kAuto;
-           }}};
+          {"anywhere", {kTiers}, kAnywhere, [](Run r) { return r.offload_param == OffloadTarget::kAuto; }}};
 }
 
 Choices state_places() {
-  return {{"none",
-           {"zero_optimization.offload_optimizer.device=none"},
-           "the optimizer's state stays on the device, which updates the weights",
-           [](Run r) { return r.offload_optimizer == OffloadTarget::kDevice; }},
-          {"cpu",
-           {"zero_optimization.offload_optimizer.device=cpu"},
-           "the state may be demoted to host memory",
-           [](Run r) { return r.offload_optimizer == OffloadTarget::kHost; }},
-          {"nvme",
-           {"zero_optimization.offload_optimizer.device=nvme"},
-           "the state may be demoted to the drives",
-           [](Run r) { return r.offload_optimizer == OffloadTarget::kNvme; }},
-          {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
-             return r.offload_optimizer == OffloadTarget::kAuto;
-           }}};
+  return {
+      {"none",
+       {"zero_optimization.offload_optimizer.device=none"},
+       "the optimizer's state stays on the device, which updates the weights",
+       [](Run r) { return r.offload_optimizer == OffloadTarget::kDevice; }},
+      {"cpu",
+       {"zero_optimization.offload_optimizer.device=cpu"},
+       "the state may be demoted to host memory",
+       [](Run r) { return r.offload_optimizer == OffloadTarget::kHost; }},
+      {"nvme",
+       {"zero_optimization.offload_optimizer.device=nvme"},
+       "the state may be demoted to the drives",
+       [](Run r) { return r.offload_optimizer == OffloadTarget::kNvme; }},
+      {"anywhere", {kTiers}, kAnywhere, [](Run r) { return r.offload_optimizer == OffloadTarget::kAuto; }}};
 }
 
 Choices activation_places() {
-  return {{"none",
-           {"activation_checkpointing.cpu_checkpointing=false"},
-           "activations stay on the device",
-           [](Run r) { return r.offload_activation == OffloadTarget::kDevice; }},
-          {"cpu",
-           {"activation_checkpointing.cpu_checkpointing=true"},
-           "activations may be demoted to host memory",
-           [](Run r) { return r.offload_activation == OffloadTarget::kHost; }},
-          {"anywhere", {"tiers.prefetch_depth=256"}, kAnywhere, [](Run r) {
-             return r.offload_activation == OffloadTarget::kAuto;
-           }}};
+  return {
+      {"none",
+       {"activation_checkpointing.cpu_checkpointing=false"},
+       "activations stay on the device",
+       [](Run r) { return r.offload_activation == OffloadTarget::kDevice; }},
+      {"cpu",
+       {"activation_checkpointing.cpu_checkpointing=true"},
+       "activations may be demoted to host memory",
+       [](Run r) { return r.offload_activation == OffloadTarget::kHost; }},
+      {"anywhere", {kTiers}, kAnywhere, [](Run r) { return r.offload_activation == OffloadTarget::kAuto; }}};
 }
 
 Choices optimizers() {

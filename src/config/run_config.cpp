@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 
 #include "config/sections.hpp"
@@ -30,6 +31,16 @@ const Keys& dropout_keys() {
   return keys;
 }
 
+// The names of all families: `"gpt2"`, `"llama"` ... or `"gemma3"`.
+std::string family_list() {
+  std::string text;
+  for (const Arch& arch : kFamilies) {
+    const bool first = &arch == std::begin(kFamilies), last = &arch + 1 == std::end(kFamilies);
+    text += fmt::format("{}`\"{}\"`", first ? "" : last ? " or " : ", ", name_of(arch));
+  }
+  return text;
+}
+
 const Keys& model_section_keys() {
   static const Keys keys({
       {"from", TextSpec{}, "Hugging Face directory of a model to start from.",
@@ -37,10 +48,7 @@ const Keys& model_section_keys() {
       {"arch", FormSpec{},
        "A new model of this family, described by the keys of its `config.json` (the table of its name "
        "below).",
-       "this or `model.from` is required",
-       "`\"gpt2\"`, `\"llama\"`, `\"mistral\"`, `\"qwen2\"`, `\"qwen3\"`, `\"phi3\"`, `\"olmo2\"`, "
-       "`\"gemma2\"` or "
-       "`\"gemma3\"`"},
+       "this or `model.from` is required", family_list()},
       {"dropout", SectionSpec{dropout_keys}, "What training drops."},
   });
   return keys;

@@ -4,15 +4,15 @@
 #include <atomic>
 #include <cstdint>
 
-#include "store/blocks.hpp"
 #include "store/copy_word.hpp"
+#include "store/stable_array.hpp"
 #include "ziggurat/store/statistics.hpp"
 
 namespace zg {
 
 struct Counters {
-  Blocks<TensorStatistics> segments;    // the hits are in CopyWord
-  std::array<TierStatistics, 2> tiers;  // device, host: misses and evictions
+  StableArray<TensorStatistics> segments;  // the hits are in CopyWord
+  std::array<TierStatistics, 2> tiers;     // device, host: misses and evictions
   std::int64_t waits = 0;
   std::array<double, kWaitCauses> waited_for{};  // by WaitCause
   std::int64_t prefetches = 0, prefetched_in_vain = 0, left_record = 0;

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
-#include "store/blocks.hpp"
 #include "store/copy_word.hpp"
+#include "store/stable_array.hpp"
 #include "ziggurat/store/residency.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -100,7 +100,7 @@ class LeaseTable final : public LeaseProbe {
   int passed() const { return passed_; }
 
   CopyWord& words(SegmentId segment) const { return words_[segment]; }
-  const Blocks<CopyWord>& words() const { return words_; }
+  const StableArray<CopyWord>& words() const { return words_; }
   Claims& claims(SegmentId segment) const { return claims_[segment]; }
   Holder& holder();  // of the calling thread
   template <class Visit>
@@ -114,8 +114,8 @@ class LeaseTable final : public LeaseProbe {
   StoreParts& store_;
   const std::uint64_t identity_;  // unique among the stores of this process
   std::atomic<bool> admits_{true};
-  Blocks<CopyWord> words_;
-  Blocks<Claims> claims_;
+  StableArray<CopyWord> words_;
+  StableArray<Claims> claims_;
   std::int32_t segments_ = 0;
   int passed_ = 0;  // leases that were passed to a stream and have not ended
   mutable std::mutex holders_mutex_;

@@ -89,7 +89,7 @@ void NodeList::remove(ActionNode& node) {
 
 ActionNode& NodePool::take() {
   if (unused_ == nullptr) {
-    const auto more = static_cast<std::int32_t>(Blocks<ActionNode>::kSize);
+    const auto more = static_cast<std::int32_t>(StableArray<ActionNode>::kSize);
     nodes_.grow(count_ + more);
     for (std::int32_t i = 0; i < more; ++i) give_back(nodes_[count_ + i]);
     count_ += more;
@@ -160,8 +160,8 @@ void SegmentMemory::free(ActionNode& node) {
   if (action.tier == Tier::kHost) host_bytes_ -= charge;
 }
 
-Mover::Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words,
-             Counters& counters, std::mutex& mutex, MoverEvents& events)
+Mover::Mover(const TensorTable& table, const TensorStore::Options& options,
+             const StableArray<CopyWord>& words, Counters& counters, std::mutex& mutex, MoverEvents& events)
     : table_(table),
       options_(options),
       words_(words),

@@ -66,7 +66,8 @@ class MoverEvents {
 // order of decisions. at() is memory of the tier's arena, or null.
 class SegmentMemory {
  public:
-  SegmentMemory(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words)
+  SegmentMemory(const TensorTable& table, const TensorStore::Options& options,
+                const StableArray<CopyWord>& words)
       : table_(table), options_(options), words_(words) {}
   void insert(ActionNode& node);  // that was decided, if it allocates or frees memory
   bool has_budget(Tier tier, std::int64_t bytes) const;
@@ -82,7 +83,7 @@ class SegmentMemory {
 
   const TensorTable& table_;
   const TensorStore::Options& options_;
-  const Blocks<CopyWord>& words_;
+  const StableArray<CopyWord>& words_;
   NodeList queue_[2], frees_[2];
   std::int64_t host_bytes_ = 0;  // bytes of the host arena that segments have
 };
@@ -112,7 +113,7 @@ class Mover final : private io::ExtentCompletion {
  public:
   // The references, and the pointers in `options`, outlive the mover. In `words` the mover sets where the
   // memory of each copy is.
-  Mover(const TensorTable& table, const TensorStore::Options& options, const Blocks<CopyWord>& words,
+  Mover(const TensorTable& table, const TensorStore::Options& options, const StableArray<CopyWord>& words,
         Counters& counters, std::mutex& mutex, MoverEvents& events);
   ~Mover();  // no move is under way on a link; frees all memory
 
@@ -172,14 +173,14 @@ class Mover final : private io::ExtentCompletion {
 
   const TensorTable& table_;
   const TensorStore::Options& options_;
-  const Blocks<CopyWord>& words_;
+  const StableArray<CopyWord>& words_;
   Counters& counters_;
   std::mutex& mutex_;  // the store's
   MoverEvents& events_;
   std::int32_t segments_ = 0;
   bool follows_program_ = false, stopped_ = false, closing_ = false;
   bool hooked_ = false;  // the mover has set the host arena's hooks
-  Blocks<MoveQueue> queues_;
+  StableArray<MoveQueue> queues_;
   NodePool nodes_;
   std::uint64_t sequence_ = 0;
   std::vector<SegmentId> touched_;

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "store/blocks.hpp"
+#include "store/stable_array.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/store/residency.hpp"
 #include "ziggurat/store/statistics.hpp"
@@ -78,7 +78,7 @@ class NodePool {
 
  private:
   void give_back(ActionNode& node) { node.next = std::exchange(unused_, &node); }
-  Blocks<ActionNode> nodes_;
+  StableArray<ActionNode> nodes_;
   std::int32_t count_ = 0;
   ActionNode* unused_ = nullptr;
 };

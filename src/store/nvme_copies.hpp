@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "store/blocks.hpp"
+#include "store/stable_array.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/io/volume.hpp"
 #include "ziggurat/store/store.hpp"
@@ -68,7 +68,7 @@ class NvmeCopies {
   io::Volume& volume_;
   const AdoptedVersions* const adopted_;  // null: none
   std::int32_t segments_ = 0;
-  Blocks<Copies> copies_;
+  StableArray<Copies> copies_;
   std::int64_t first_written_ = 0;  // bytes written to slots that were empty
 };
 

@@ -80,7 +80,7 @@ class Prefetcher {
   LeaseTable& leases_;
   Mover& mover_;
   Counters& counters_;
-  Blocks<Fetched> segments_;
+  StableArray<Fetched> segments_;
   Predictor predictor_;
   std::vector<Action> actions_;
   std::atomic<bool> logging_{false};

@@ -149,7 +149,7 @@ class Waits {
   std::function<std::string()> state_;
   std::condition_variable changed_;
   std::uint64_t changes_ = 0;  // changes so far after which a waiter may be able to go on
-  Blocks<Line> lines_;
+  StableArray<Line> lines_;
   std::vector<Waiter*> waiters_;
   std::uint64_t tickets_ = 0;
   std::atomic<int> room_waiters_{0};

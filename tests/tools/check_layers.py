@@ -55,6 +55,7 @@ VALUES = {
     "include/ziggurat/device/options.hpp",
     "include/ziggurat/engine/options.hpp",
     "include/ziggurat/kernels/types.hpp",
+    "include/ziggurat/store/options.hpp",
 }
 
 FOLDERS = ["include/ziggurat", "src", "kernels", "io"]

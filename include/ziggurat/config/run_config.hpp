@@ -21,6 +21,7 @@
 #include "ziggurat/optim/group_rule.hpp"
 #include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/optim/schedule.hpp"
+#include "ziggurat/store/options.hpp"
 
 namespace zg {
 
@@ -73,7 +74,7 @@ struct TierConfig {
   std::vector<io::DriveOptions> nvme;
   io::RamModel ram;  // for aio.backend "ram" (tests, benchmarks)
   // Operations of the program that are decided ahead. How much is fetched early is bounded by the budgets.
-  int prefetch_depth = 256;
+  int prefetch_depth = kPrefetchDepth;
   // Share of each budget that stays free for segments on their way in or out, so that a fetch need not wait
   // for the write-back that makes room for it. The rest of the budget is for what stays. None:
   // read_ahead_of() finds it.

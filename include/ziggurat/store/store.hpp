@@ -41,6 +41,7 @@
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/store/access_trace.hpp"
 #include "ziggurat/store/lease.hpp"
+#include "ziggurat/store/options.hpp"
 #include "ziggurat/store/residency.hpp"
 #include "ziggurat/store/sharing.hpp"
 #include "ziggurat/store/statistics.hpp"
@@ -67,8 +68,8 @@ class TensorStore final {
     // and at the host also host_quota, unless that is 0.
     Budgets budgets;
     std::int64_t host_quota = 0;  // not 0: stores share the arena, and whoever shares it has set its hooks
-    int prefetch_depth = 64;      // operations of a program that are decided ahead of the current one
-    PolicyFactory policy = {};    // empty: the default policy
+    int prefetch_depth = kPrefetchDepth;
+    PolicyFactory policy = {};  // empty: the default policy
     // Bytes prefetched for a step and not used yet, at most, per tier. 0: half of its budget.
     std::int64_t read_ahead = 0;
     bool verify = true;                     // checksums of NVMe copies

@@ -7,7 +7,7 @@
 namespace zg {
 
 template <class T>
-class Blocks {
+class StableArray {
  public:
   static constexpr std::size_t kSize = 256;
   T& operator[](std::int32_t i) const {

@@ -57,35 +57,6 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
   return 1;
 }
 
-// The calls of the model that an operation is made of.
-std::vector<ModelCall> model_calls_of(const Layout& layout, const StepOp& op) {
-  switch (op.kind) {
-    case OpKind::kEmbedding:
-      return {ModelCall::kEmbedding};
-    case OpKind::kForward:
-      return {ModelCall::kBlock};
-    case OpKind::kHeadLoss:
-      return {ModelCall::kHeadLoss};
-    case OpKind::kHead:
-      return {ModelCall::kHeadLossAndGradient};
-    case OpKind::kBackward: {
-      const auto call =
-          layout.is_frozen(op.unit) ? ModelCall::kBlockBackwardFrozen : ModelCall::kBlockBackward;
-      if (!layout.options.recompute) return {call};
-      return {ModelCall::kBlockAgain, call};
-    }
-    case OpKind::kBackwardInput:
-      if (!layout.options.recompute) return {ModelCall::kBlockBackwardInput};
-      return {ModelCall::kBlockAgain, ModelCall::kBlockBackwardInput};
-    case OpKind::kBackwardWeight:
-      return {ModelCall::kBlockBackwardWeight};
-    case OpKind::kEmbeddingBackward:
-      return {ModelCall::kEmbeddingBackward};
-    default:
-      return {};
-  }
-}
-
 // Every rank tells all others so many numbers.
 CommTraffics numbers(const Layout& layout, std::int64_t count) {
   CommTraffics t;
@@ -206,23 +177,23 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     }
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
   } else {
-    for (const ModelCall call : model_calls_of(layout, op)) {
+    for (const ModelCall call : model_calls(layout, op.kind, op.unit)) {
       for (const PartCall& c : layout.model->exchanges_of(call, layout.options.micro_batch)) {
         add({CommAxis::kTensor, c.kind != PartCall::Kind::kAllGather, c.count, c.dtype,
              c.kind == PartCall::Kind::kAllReduce});
       }
     }
   }
-  const auto add_context = [&](Pass pass) {
-    for (const ContextCall& call : layout.model->context_calls(layout.options.micro_batch, pass))
+  const auto add_context = [&](Direction direction) {
+    for (const ContextCall& call : layout.model->context_calls(layout.options.micro_batch, direction))
       add({.axis = CommAxis::kContext,
            .count = call.count,
            .dtype = call.dtype,
            .passes = call.kind == ContextCall::Kind::kPass});
   };
   const bool backward = op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
-  if (op.kind == OpKind::kForward || (backward && layout.options.recompute)) add_context(Pass::kForward);
-  if (backward) add_context(Pass::kBackward);
+  if (op.kind == OpKind::kForward || (backward && layout.options.recompute)) add_context(Direction::kForward);
+  if (backward) add_context(Direction::kBackward);
   return calls;
 }
 
@@ -322,7 +293,7 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     add_calls_of_parts(layout, lines);
     return lines;
   }
-  for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
+  for (const StepProgram* p : programs.computing()) {
     for (const StepOp& op : p->ops) {
       for (const CommCall& call : calls_of(layout, op)) {
         if (call.axis == CommAxis::kReplicas) continue;

@@ -1,5 +1,5 @@
-// Enqueues the operations of step programs: each a forward or backward of a unit (Pass), something that is
-// done with its weight or gradient (WeightOps), or a transfer between the stages of a pipeline.
+// Enqueues the operations of step programs: each calls of the model (OpCalls), something that is done with
+// a weight or gradient (WeightOps), or a transfer between the stages of a pipeline.
 #include <bit>
 #include <optional>
 
@@ -12,49 +12,27 @@
 
 namespace zg {
 
-// A forward or backward of a unit, with the operands that its operation has.
-class StepExecutor::Pass {
+// The calls of the model that an operation consists of, with the operation's operands.
+class StepExecutor::OpCalls {
  public:
-  Pass(StepExecutor& engine, const StepOp& op);
-  void issue();
+  OpCalls(StepExecutor& engine, const StepOp& op);
+  void run();
 
  private:
-  void embedding();
-  void forward(const View& out, void* saved);
-  void head_loss();
-  void head();
-  void backward();
-  void backward_input();
-  void backward_weight();
-  void embedding_backward();
-
   void* data(Operand operand) const { return engine_.lease(op_, operand).data(); }
-  View flat(Operand operand, TensorId id) const;  // of the unit, or of the one that has the table
+  // Null where the operation does not have the operand.
+  View flat(Operand operand, TensorId id, const Layout::UnitTensors& tile) const;
   View rows(Operand operand) const;
-  View weight() const { return flat(Operand::kWeight, unit_.weight); }
-  // Null: the unit's own parameters are frozen.
-  View accumulator() const {
-    return op_.has(Operand::kAccumulator) ? flat(Operand::kAccumulator, unit_.accumulator) : View();
-  }
-  // Null where the unit has no adapters, as are those that the operation does not have.
   AdapterViews adapters() const;
-  // The output matrix: of the embedding's weight if the head is tied, otherwise of the head's own weight.
-  View table() const;
-  TileAccess* tiles() { return walk_ ? &*walk_ : nullptr; }
-  const DropoutPlace* dropout() const { return dropout_ ? &*dropout_ : nullptr; }
+  UnitCall operands();
 
   StepExecutor& engine_;
   const StepOp& op_;
   const Model& model_;
   const Workspace workspace_;
   const BatchShape shape_;
-  const Layout::UnitTensors& unit_;  // of a unit in tiles, the first one
-  Stream& stream_;
-  const Gradients into_;  // what the first micro-batch finds in an accumulator is left over from others
   std::optional<TileWalk> walk_;
   const std::optional<DropoutPlace> dropout_;
-  const std::int64_t layer_;  // of a block
-  const View documents_;
 };
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
@@ -114,7 +92,7 @@ void StepExecutor::issue(const StepOp& op) {
     case OpKind::kReceive:
       return pass_on(op);
     default:
-      Pass(*this, op).issue();
+      OpCalls(*this, op).run();
       if (exchange_ != nullptr) exchange_->expect_ended();
   }
 }
@@ -131,126 +109,72 @@ void StepExecutor::pass_on(const StepOp& op) {
   }
 }
 
-StepExecutor::Pass::Pass(StepExecutor& engine, const StepOp& op)
+StepExecutor::OpCalls::OpCalls(StepExecutor& engine, const StepOp& op)
     : engine_(engine),
       op_(op),
       model_(*engine.model_),
       workspace_(engine.layout_, engine.workspace_.get()),
       shape_(engine.layout_.options.micro_batch),
-      unit_(engine.layout_.unit(op.unit)),
-      stream_(*engine.compute_),
-      into_(op.first ? Gradients::kOverwrite : Gradients::kAdd),
-      dropout_(engine.dropout_of(op)),
-      layer_(static_cast<std::int64_t>(op.unit) - 1),
-      documents_(workspace_.documents(op.micro_batch)) {
+      dropout_(engine.dropout_of(op)) {
   if (op.in_tiles()) walk_.emplace(engine);
 }
 
-View StepExecutor::Pass::flat(Operand operand, TensorId id) const {
-  const bool of_table = operand == Operand::kTable || operand == Operand::kTableAccumulator;
-  return unit_view(engine_.layout_, data(operand), id, of_table ? engine_.layout_.unit(0) : unit_);
+// All operands are found before the first call: a call on a unit in tiles moves on to later operations, whose
+// leases are others.
+void StepExecutor::OpCalls::run() {
+  const UnitCall call = operands();
+  for (const ModelCall kind : model_calls(engine_.layout_, op_.kind, op_.unit))
+    model_.run(*engine_.compute_, kind, call);
 }
 
-View StepExecutor::Pass::rows(Operand operand) const {
+UnitCall StepExecutor::OpCalls::operands() {
+  const Layout& layout = engine_.layout_;
+  // A unit in tiles: the first one. A tied head reads the embedding's weight, and has a sum of its own there.
+  const Layout::UnitTensors &unit = layout.unit(op_.unit), &embedding = layout.unit(0);
+  UnitCall call;
+  call.shape = shape_;
+  call.layer = op_.unit - 1;
+  call.weights = flat(Operand::kWeight, unit.weight, unit);
+  call.grads = flat(Operand::kAccumulator, unit.accumulator, unit);
+  // What the first micro-batch finds in an accumulator is left over from others.
+  call.into = op_.first ? Gradients::kOverwrite : Gradients::kAdd;
+  call.adapters = adapters();
+  call.tiles = walk_ ? &*walk_ : nullptr;
+  call.ids = workspace_.ids(op_.micro_batch);
+  call.input = rows(Operand::kInput);
+  call.output = rows(Operand::kOutput);
+  call.activation_gradient = rows(Operand::kActivationGradient);
+  call.saved = op_.has(Operand::kSaved) ? data(Operand::kSaved) : workspace_.saved();
+  call.workspace = workspace_.scratch();
+  call.table = call.weights;
+  if (op_.has(Operand::kTable)) call.table = flat(Operand::kTable, embedding.weight, embedding);
+  if (!model_.config().tied) call.table_grads = call.grads;
+  if (op_.has(Operand::kTableAccumulator))
+    call.table_grads = flat(Operand::kTableAccumulator, embedding.accumulator, embedding);
+  call.targets = workspace_.targets(op_.micro_batch);
+  call.loss_sum = workspace_.scalar(0);
+  call.loss_scale = engine_.head_scale_;
+  call.documents = workspace_.documents(op_.micro_batch);
+  call.dropout = dropout_ ? &*dropout_ : nullptr;
+  call.context = engine_.context_.get();
+  return call;
+}
+
+View StepExecutor::OpCalls::flat(Operand operand, TensorId id, const Layout::UnitTensors& tile) const {
+  return op_.has(operand) ? unit_view(engine_.layout_, data(operand), id, tile) : View();
+}
+
+View StepExecutor::OpCalls::rows(Operand operand) const {
+  if (!op_.has(operand)) return {};
   return {data(operand), model_.dtype(), model_.residual_rows(shape_), model_.config().width};
 }
 
-View StepExecutor::Pass::table() const {
-  return op_.has(Operand::kTable) ? flat(Operand::kTable, engine_.layout_.unit(0).weight) : weight();
-}
-
-AdapterViews StepExecutor::Pass::adapters() const {
-  AdapterViews views;
+AdapterViews StepExecutor::OpCalls::adapters() const {
   const std::int32_t t = engine_.layout_.adapter_tile(op_.unit);
-  if (t < 0) return views;
+  if (t < 0) return {};
   const Layout::UnitTensors& tile = engine_.layout_.tile(t);
-  if (op_.has(Operand::kAdapters))
-    views.weights = unit_view(engine_.layout_, data(Operand::kAdapters), tile.weight, tile);
-  if (op_.has(Operand::kAdapterAccumulator))
-    views.grads = unit_view(engine_.layout_, data(Operand::kAdapterAccumulator), tile.accumulator, tile);
-  return views;
-}
-
-void StepExecutor::Pass::issue() {
-  switch (op_.kind) {
-    case OpKind::kEmbedding:
-      return embedding();
-    case OpKind::kForward:
-      return forward(rows(Operand::kOutput),
-                     op_.has(Operand::kSaved) ? data(Operand::kSaved) : workspace_.saved());
-    case OpKind::kHeadLoss:
-      return head_loss();
-    case OpKind::kHead:
-      return head();
-    case OpKind::kBackward:
-      return backward();
-    case OpKind::kBackwardInput:
-      return backward_input();
-    case OpKind::kBackwardWeight:
-      return backward_weight();
-    case OpKind::kEmbeddingBackward:
-      return embedding_backward();
-    default:
-      ZG_ASSERT(false, "{} is no work of a stream", name_of(op_.kind));
-  }
-}
-
-void StepExecutor::Pass::embedding() {
-  model_.embedding_forward(stream_, shape_, weight(), workspace_.ids(op_.micro_batch), rows(Operand::kOutput),
-                           workspace_.scratch(), dropout(), documents_, tiles());
-}
-
-void StepExecutor::Pass::forward(const View& out, void* saved) {
-  model_.block_forward(stream_, shape_, weight(), rows(Operand::kInput), out, saved, workspace_.scratch(),
-                       engine_.context_.get(), tiles(), dropout(), layer_, documents_, adapters().weights);
-}
-
-void StepExecutor::Pass::head_loss() {
-  model_.head_loss(stream_, shape_, weight(), table(), rows(Operand::kInput),
-                   workspace_.targets(op_.micro_batch), workspace_.scalar(0), workspace_.scratch(), tiles());
-}
-
-void StepExecutor::Pass::head() {
-  const View sum = accumulator();
-  View table_sum = model_.config().tied ? View() : sum;
-  if (op_.has(Operand::kTableAccumulator))
-    table_sum = flat(Operand::kTableAccumulator, engine_.layout_.unit(0).accumulator);
-  model_.head_loss_and_gradient(stream_, shape_, weight(), table(), rows(Operand::kInput),
-                                workspace_.targets(op_.micro_batch), workspace_.scalar(0),
-                                rows(Operand::kActivationGradient), sum, table_sum, workspace_.scratch(),
-                                engine_.head_scale_, into_, tiles());
-}
-
-// A forward in tiles moves on to later operations, whose leases are others: operands are found before it.
-void StepExecutor::Pass::backward() {
-  const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), sum = accumulator(),
-             weights = weight();
-  const AdapterViews of_adapters = adapters();
-  const bool again = !op_.has(Operand::kSaved);
-  void* const saved = again ? workspace_.saved() : data(Operand::kSaved);
-  if (again) forward(View(), saved);
-  model_.block_backward(stream_, shape_, weights, x, saved, dx, sum, workspace_.scratch(), into_,
-                        engine_.context_.get(), tiles(), dropout(), layer_, documents_, of_adapters);
-}
-
-void StepExecutor::Pass::backward_input() {
-  const View x = rows(Operand::kInput), dx = rows(Operand::kActivationGradient), weights = weight();
-  void* const saved = data(Operand::kSaved);
-  if (engine_.layout_.options.recompute) forward(View(), saved);
-  model_.block_backward_input(stream_, shape_, weights, x, saved, dx, workspace_.scratch(),
-                              engine_.context_.get(), tiles(), dropout(), layer_, documents_,
-                              adapters().weights);
-}
-
-void StepExecutor::Pass::backward_weight() {
-  model_.block_backward_weight(stream_, shape_, rows(Operand::kInput), data(Operand::kSaved), accumulator(),
-                               workspace_.scratch(), into_, tiles(), dropout(), adapters().grads);
-}
-
-void StepExecutor::Pass::embedding_backward() {
-  model_.embedding_backward(stream_, shape_, workspace_.ids(op_.micro_batch),
-                            rows(Operand::kActivationGradient), accumulator(), into_, workspace_.scratch(),
-                            dropout(), documents_, tiles());
+  return {flat(Operand::kAdapters, tile.weight, tile),
+          flat(Operand::kAdapterAccumulator, tile.accumulator, tile)};
 }
 
 }  // namespace zg

@@ -122,35 +122,16 @@ class SlotOperands {
     return {Operand::kInput, overwrite(activation(slot.unit - 1, slot.micro_batch))};
   }
 
-  // The tiles that a forward or backward uses, but the first, in order. Recomputation comes first.
+  // The tiles that a forward or backward uses, but the first, in order.
   std::vector<TileUse> tile_uses(const Slot& slot) const {
-    const auto of = [&](ModelCall call) { return layout_.model->tile_uses(call); };
-    const bool frozen = layout_.is_frozen(multiplied(slot));
-    switch (slot.kind) {
-      case OpKind::kEmbedding:
-        return of(ModelCall::kEmbedding);
-      case OpKind::kForward:
-        return of(ModelCall::kBlock);
-      case OpKind::kHeadLoss:
-        return of(ModelCall::kHeadLoss);
-      case OpKind::kHead: {
-        std::vector<TileUse> all = of(ModelCall::kHeadLossAndGradient);
-        if (frozen) std::erase_if(all, [](const TileUse& u) { return u.kind == TileUse::Kind::kGradient; });
-        return all;
-      }
-      case OpKind::kEmbeddingBackward:
-        return of(ModelCall::kEmbeddingBackward);
-      case OpKind::kBackwardWeight:
-        return of(ModelCall::kBlockBackwardWeight);
-      default: {
-        std::vector<TileUse> all;
-        if (layout_.options.recompute) all = of(ModelCall::kBlockAgain);
-        const bool whole = slot.kind == OpKind::kBackward && !frozen;
-        for (const TileUse& use : of(whole ? ModelCall::kBlockBackward : ModelCall::kBlockBackwardInput))
-          all.push_back(use);
-        return all;
-      }
+    std::vector<TileUse> all;
+    for (const ModelCall call : model_calls(layout_, slot.kind, slot.unit)) {
+      const std::vector<TileUse> uses = layout_.model->tile_uses(call);
+      all.insert(all.end(), uses.begin(), uses.end());
     }
+    if (slot.kind == OpKind::kHead && layout_.is_frozen(multiplied(slot)))
+      std::erase_if(all, [](const TileUse& u) { return u.kind == TileUse::Kind::kGradient; });
+    return all;
   }
 
   // The time of a forward or backward (Program::add_op): each row is multiplied by each parameter, once for

@@ -232,6 +232,33 @@ Schedule own(Schedule schedule, const Layout& layout) {
 
 }  // namespace
 
+std::vector<ModelCall> model_calls(const Layout& layout, OpKind kind, std::int32_t unit) {
+  using enum ModelCall;
+  const auto after_recomputation = [&](ModelCall call) {
+    return layout.options.recompute ? std::vector{kBlockAgain, call} : std::vector{call};
+  };
+  switch (kind) {
+    case OpKind::kEmbedding:
+      return {kEmbedding};
+    case OpKind::kForward:
+      return {kBlock};
+    case OpKind::kHeadLoss:
+      return {kHeadLoss};
+    case OpKind::kHead:
+      return {kHeadLossAndGradient};
+    case OpKind::kBackward:
+      return after_recomputation(layout.is_frozen(unit) ? kBlockBackwardFrozen : kBlockBackward);
+    case OpKind::kBackwardInput:
+      return after_recomputation(kBlockBackwardInput);
+    case OpKind::kBackwardWeight:
+      return {kBlockBackwardWeight};
+    case OpKind::kEmbeddingBackward:
+      return {kEmbeddingBackward};
+    default:
+      return {};
+  }
+}
+
 StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ahead)
     : timing(t), gather_ahead(ahead) {
   const ScheduleShape shape = shape_of(layout, t, ahead);

@@ -9,8 +9,8 @@
 // the gradients of the outputs of the products, and x that of the residual stream between the two branches.
 //
 // All calls enqueue work on the call's stream. Forward fills `saved` for backward, which reads and may
-// overwrite it; with a null `out` forward does only that. Results do not depend on what the memory held
-// before, so a forward that is run again gives the same bits.
+// overwrite it; with a null `out` (ModelCall::kBlockAgain) forward does only that. Results do not depend on
+// what the memory held before, so a forward that is run again gives the same bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -39,34 +39,41 @@ inline void add_norm_sums(const Call& call, const View& norms, std::span<const s
   }
 }
 
-// What a call of a backward does: all of it, its first half, or all of it for a block whose own parameters
-// are frozen.
-enum class BackwardCall { kWhole, kInput, kFrozen };
-inline Backward sizes_of(BackwardCall what) {
-  return what == BackwardCall::kWhole   ? Backward::kWhole
-         : what == BackwardCall::kInput ? Backward::kInHalves
-                                        : Backward::kFrozen;
+// The sizes of `saved` and of the workspace in a call of a backward.
+inline Backward sizes_of(ModelCall kind) {
+  return kind == ModelCall::kBlockBackwardFrozen ? Backward::kFrozen
+         : kind == ModelCall::kBlockBackwardInput || kind == ModelCall::kBlockBackwardWeight
+             ? Backward::kInHalves
+             : Backward::kWhole;
 }
 
 // config: the sizes of the part.
 BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
                             const OpSizes& sizes, Backward how);
-void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
-void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace);
-// The second half.
-void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
+void gpt2_block_forward(const Call& call);
+void gpt2_block_backward(const Call& call);
+void gpt2_block_backward_weight(const Call& call);  // the second half
 
 BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
                                BatchShape shape, const OpSizes& sizes, Backward how);
-void decoder_block_forward(const Call& call, View x, View out, void* saved, void* workspace);
-void decoder_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx,
-                            void* workspace);
-void decoder_block_backward_weight(const Call& call, View x, void* saved, void* workspace);
+void decoder_block_forward(const Call& call);
+void decoder_block_backward(const Call& call);
+void decoder_block_backward_weight(const Call& call);
 
 inline BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
                               const OpSizes& sizes, Backward how) {
   return config.arch == Arch::kGpt2 ? gpt2_block_bytes(config, part, dtype, shape, sizes, how)
                                     : decoder_block_bytes(config, part, dtype, shape, sizes, how);
+}
+
+inline void block_forward(const Call& call) {
+  call.config.arch == Arch::kGpt2 ? gpt2_block_forward(call) : decoder_block_forward(call);
+}
+inline void block_backward(const Call& call) {
+  call.config.arch == Arch::kGpt2 ? gpt2_block_backward(call) : decoder_block_backward(call);
+}
+inline void block_backward_weight(const Call& call) {
+  call.config.arch == Arch::kGpt2 ? gpt2_block_backward_weight(call) : decoder_block_backward_weight(call);
 }
 
 inline std::int64_t residual_rows(const ModelPart& part, BatchShape shape) {

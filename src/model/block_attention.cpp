@@ -322,7 +322,8 @@ void attention_backward(const Call& call, const SavedAttention& saved, const Att
   to_rows(call, w, qkv_columns(call.config), w.qkv, d_qkv);
 }
 
-std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape, Pass pass) {
+std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape,
+                                       Direction direction) {
   using Kind = ContextCall::Kind;
   const int parts = shape.part.parts;
   std::vector<ContextCall> calls;
@@ -330,11 +331,11 @@ std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchS
   if (is_ring(shape)) {
     for (int step = 0; step < parts; ++step) {
       if (step + 1 < parts) calls.push_back({Kind::kPass, rows * kv, dtype});
-      if (pass == Pass::kBackward) calls.push_back({Kind::kPass, rows * kv, accumulator_of(dtype)});
+      if (direction == Direction::kBackward) calls.push_back({Kind::kPass, rows * kv, accumulator_of(dtype)});
     }
   } else if (is_ulysses(shape)) {
-    const std::int64_t before = pass == Pass::kForward ? q + kv : q,
-                       after = pass == Pass::kForward ? q : q + kv;
+    const std::int64_t before = direction == Direction::kForward ? q + kv : q,
+                       after = direction == Direction::kForward ? q : q + kv;
     for (const std::int64_t columns : {before, after}) {
       const ContextCall of_sequence{Kind::kAllToAll, shape.time * columns / parts, dtype};
       calls.insert(calls.end(), static_cast<std::size_t>(shape.sequences), of_sequence);

@@ -49,6 +49,7 @@ void attention_backward(const Call& call, const SavedAttention& saved, const Att
                         const View& d_att, const View& d_qkv);
 
 // Model::context_calls().
-std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape, Pass pass);
+std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape,
+                                       Direction direction);
 
 }  // namespace zg::model

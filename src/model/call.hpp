@@ -89,40 +89,29 @@ inline bool drops_own_rows(const ModelConfig& config, const ModelPart& part) {
   return config.dropout.residual > 0 && !part.sequence;
 }
 
-// The operands of one call on one unit. `grads` is null in a forward call.
-struct Call {
+// A call under way: the caller's operands, without those that the call leaves alone, and what it takes of the
+// model.
+struct Call : UnitCall {
+  ModelCall model_call;
   Ops& ops;
   Stream& stream;
   const ModelConfig& config;
   DType dtype;
-  BatchShape shape;
   const Unit& unit;
-  View weights, grads;
   std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
-  Gradients into = Gradients::kAdd;
-  ModelPart part = {};  // `config` has its sizes
-  Tokens tokens = {};   // that it has of the vocabulary
+  ModelPart part = {};            // `config` has its sizes
+  Tokens tokens = {};             // that it has of the vocabulary
   std::int64_t whole_vocabulary = 0;
-  PartExchange* exchange = nullptr;    // null: the model is whole
-  ContextExchange* context = nullptr;  // null: sequences are whole
-  // The tiles of a unit in tiles but for the first, whose elements are `weights` and `grads`. Null: the unit
-  // is whole.
-  TileAccess* tiles = nullptr;
-  // Of a call on the output matrix: its index in the unit, and its rows with the zero rows behind them that
-  // products see.
-  std::size_t table = 0;
-  std::int64_t table_rows = 0;
+  PartExchange* exchange = nullptr;  // null: the model is whole
+  // A call on the output matrix: the index of the matrix in the unit, and the number of its rows, with the
+  // zero rows after them that products see.
+  std::size_t matrix = 0;
+  std::int64_t matrix_rows = 0;
   View sums = {};  // A [N, widest input], where a block's tiles are summed in more bits than T has
-  const DropoutPlace* dropout = nullptr;  // null: nothing is dropped
-  // In calls on a block: how its layer attends and rotates heads, and where its documents begin. Null
-  // documents: sequences are one document each.
+  // A call on a block: how its layer attends and rotates heads.
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
-  View documents = {};
-  View sinks = {},
-       d_sinks = {};           // of a block's heads, and their gradient; null: it has none, or none is wanted
-  View past = {};              // Model::block_next(); null: sequences begin here
-  AdapterViews adapters = {};  // of a block's last tile
+  View sinks = {}, d_sinks = {};  // of the heads, and their gradient; null: there are none, or none is wanted
 
   bool is_part() const { return part.parts > 1; }
   // The rows of the embedding from `first` on that a part has, or one of its tiles.
@@ -190,7 +179,7 @@ struct Call {
     const Param& p = unit.params[index];
     if (tiles == nullptr || (unit.tiles.front().param < 0 && p.offset < unit.tiles.front().count)) {
       const View& flat = kind == TileUse::Kind::kGradient ? grads : weights;
-      const std::int64_t rows = table_rows > 0 ? table_rows : p.rows;
+      const std::int64_t rows = matrix_rows > 0 ? matrix_rows : p.rows;
       return f(rows_at(flat.col_range(p.offset, rows * p.cols), rows, p.cols), 0);
     }
     for_tiles(index, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
@@ -203,7 +192,7 @@ struct Call {
   template <class F>
   void for_tiles(std::size_t index, const F& f) const {
     const Param& p = unit.params[index];
-    const std::int64_t all = table_rows > 0 ? table_rows : p.rows;
+    const std::int64_t all = matrix_rows > 0 ? matrix_rows : p.rows;
     for (std::size_t i = 0; i < unit.tiles.size(); ++i) {
       const Tile& tile = unit.tiles[i];
       if (tile.param != static_cast<std::int32_t>(index)) continue;

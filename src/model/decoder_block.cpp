@@ -242,14 +242,14 @@ struct Block {
   const Adapters adapters;
   const Branch attention, mlp;
 
-  Block(const Call& from, Backward how, void* saved, void* workspace)
+  Block(const Call& from, Backward how)
       : call(from),
         c(from.config),
         ops(from.ops),
         s(from.stream),
         p(c),
-        f(c, from.part, from.dtype, from.shape, how, saved),
-        w(c, from.part, from.dtype, from.shape, from.ops, how, workspace),
+        f(c, from.part, from.dtype, from.shape, how, from.saved),
+        w(c, from.part, from.dtype, from.shape, from.ops, how, from.workspace),
         adapters(call, f.adapters, w.adapters),
         attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1,
                   f.after_stats1,      AdapterInput::kO},
@@ -334,20 +334,20 @@ struct Block {
 // A backward, its first half, or that of a frozen block.
 class BlockBackward : Block {
  public:
-  BlockBackward(const Call& from, BackwardCall what, void* saved, void* workspace)
-      : Block(from, sizes_of(what), saved, workspace),
-        whole_(what == BackwardCall::kWhole),
-        half_(what == BackwardCall::kInput),
+  explicit BlockBackward(const Call& from)
+      : Block(from, sizes_of(from.model_call)),
+        whole_(from.model_call == ModelCall::kBlockBackward),
+        half_(from.model_call == ModelCall::kBlockBackwardInput),
         trains_adapters_(call.adapters.grads),
         norms_(p.norms()) {}
 
-  void run(const View& x, const View& dx) const {
+  void run() const {
     if (half_) ops.zero(s, f.norms);
     if (whole_ && call.into == Gradients::kOverwrite)
       clear_gradients(ops, s, call.grads, call.unit, norms_.others());
     if (trains_adapters_) adapters.begin_backward();
-    through_mlp(dx);
-    through_attention(x, dx);
+    through_mlp(call.activation_gradient);
+    through_attention(call.input, call.activation_gradient);
   }
 
  private:
@@ -456,33 +456,32 @@ BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part,
           Workspace(config, part, dtype, shape, sizes, how, nullptr).bytes};
 }
 
-void decoder_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
-  const Block b(call, Backward::kWhole, saved, workspace);
-  b.norm(b.p.norm1, x, b.f.norm1, b.f.stats1);
+void decoder_block_forward(const Call& call) {
+  const Block b(call, Backward::kWhole);
+  b.norm(b.p.norm1, call.input, b.f.norm1, b.f.stats1);
   const View qkv = attention_input(call, b.f.attention, b.w.attention);
-  const View rows1 = call.all_rows(b.input1(x), b.w.all_rows);
+  const View rows1 = call.all_rows(b.input1(call.input), b.w.all_rows);
   b.qkv().forward(rows1, qkv);
   b.adapters.forward(AdapterInput::kQkv, rows1, qkv);
   b.normalise_heads(qkv);
   b.rope(qkv, false);
   attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
-  b.add(b.attention, x, b.f.x1);
+  b.add(b.attention, call.input, b.f.x1);
 
   b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);
   const View rows2 = call.all_rows(b.input2(), b.w.all_rows);
   b.gate_up().forward(rows2, b.f.gate_up);
   b.adapters.forward(AdapterInput::kGateUp, rows2, b.f.gate_up);
   b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
-  b.add(b.mlp, b.f.x1, out);
+  b.add(b.mlp, b.f.x1, call.output);
 }
 
-void decoder_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx,
-                            void* workspace) {
-  BlockBackward(call, what, saved, workspace).run(x, dx);
+void decoder_block_backward(const Call& call) {
+  BlockBackward(call).run();
 }
 
-void decoder_block_backward_weight(const Call& call, View x, void* saved, void* workspace) {
-  const Block b(call, Backward::kInHalves, saved, workspace);
+void decoder_block_backward_weight(const Call& call) {
+  const Block b(call, Backward::kInHalves);
   const NormList norms = b.p.norms();
   const bool own = static_cast<bool>(call.grads);  // else those of adapters alone
   if (own && call.into == Gradients::kOverwrite)
@@ -509,9 +508,9 @@ void decoder_block_backward_weight(const Call& call, View x, void* saved, void* 
   Begun dy = gradient_of(b.mlp, b.f.x1);
   Begun input = input_of(AdapterInput::kGateUp, b.input2());
   of_last(b.mlp, dy.end());
-  dy = gradient_of(b.attention, x);
+  dy = gradient_of(b.attention, call.input);
   of_first(AdapterInput::kGateUp, b.gate_up(), b.f.gate_up, input.end());
-  input = input_of(AdapterInput::kQkv, b.input1(x));
+  input = input_of(AdapterInput::kQkv, b.input1(call.input));
   of_last(b.attention, dy.end());
   of_first(AdapterInput::kQkv, b.qkv(), b.f.attention.qkv, input.end());
   if (own) add_norm_sums(call, b.f.norms, norms.all());

@@ -115,22 +115,23 @@ BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DT
           Workspace(config, part, dtype, shape, sizes, how, nullptr).bytes};
 }
 
-void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* workspace) {
+void gpt2_block_forward(const Call& call) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
-  const Saved f(c, call.part, call.dtype, call.shape, Backward::kWhole, saved);
-  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, Backward::kWhole, workspace);
+  const Saved f(c, call.part, call.dtype, call.shape, Backward::kWhole, call.saved);
+  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, Backward::kWhole, call.workspace);
   Ops& ops = call.ops;
   Stream& s = call.stream;
 
   const Adapters adapters(call, f.adapters, w.adapters);
-  ops.layernorm(s, x, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
+  ops.layernorm(s, call.input, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
   const View qkv = attention_input(call, f.attention, w.attention);
   View rows = call.all_rows(f.ln1, w.all_rows);
   call.linear(rows, kQkvWeight, call.weight(kQkvBias), qkv);
   adapters.forward(AdapterInput::kQkv, rows, qkv);
   attention_forward(call, f.attention, w.attention);
-  add_branch(call, w, adapters, AdapterInput::kO, f.attention.att, kAttProjWeight, kAttProjBias, x, f.x1);
+  add_branch(call, w, adapters, AdapterInput::kO, f.attention.att, kAttProjWeight, kAttProjBias, call.input,
+             f.x1);
 
   ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
   rows = call.all_rows(f.ln2, w.all_rows);
@@ -141,7 +142,7 @@ void gpt2_block_forward(const Call& call, View x, View out, void* saved, void* w
   } else {
     call.linear_gelu(rows, kFcWeight, call.weight(kFcBias), f.fc, f.act);
   }
-  add_branch(call, w, adapters, AdapterInput::kDown, f.act, kMlpProjWeight, kMlpProjBias, f.x1, out);
+  add_branch(call, w, adapters, AdapterInput::kDown, f.act, kMlpProjWeight, kMlpProjBias, f.x1, call.output);
 }
 
 namespace {
@@ -149,24 +150,25 @@ namespace {
 // A backward, its first half, or that of a frozen block.
 class Gpt2Backward {
  public:
-  Gpt2Backward(const Call& from, BackwardCall what, void* saved, void* workspace)
+  explicit Gpt2Backward(const Call& from)
       : call(from),
         ops(from.ops),
         s(from.stream),
-        f(from.config, from.part, from.dtype, from.shape, sizes_of(what), saved),
-        w(from.config, from.part, from.dtype, from.shape, from.ops, sizes_of(what), workspace),
+        f(from.config, from.part, from.dtype, from.shape, sizes_of(from.model_call), from.saved),
+        w(from.config, from.part, from.dtype, from.shape, from.ops, sizes_of(from.model_call),
+          from.workspace),
         adapters(call, f.adapters, w.adapters),
-        whole_(what == BackwardCall::kWhole),
-        half_(what == BackwardCall::kInput),
+        whole_(from.model_call == ModelCall::kBlockBackward),
+        half_(from.model_call == ModelCall::kBlockBackwardInput),
         trains_adapters_(call.adapters.grads) {}
 
-  void run(const View& x, const View& dx) const {
+  void run() const {
     if (half_) ops.zero(s, f.norms);
     if (whole_ && call.into == Gradients::kOverwrite)
       clear_gradients(ops, s, call.grads, call.unit, kOverwritten);
     if (trains_adapters_) adapters.begin_backward();
-    through_mlp(dx);
-    through_attention(x, dx);
+    through_mlp(call.activation_gradient);
+    through_attention(call.input, call.activation_gradient);
   }
 
  private:
@@ -243,15 +245,15 @@ class Gpt2Backward {
 
 }  // namespace
 
-void gpt2_block_backward(const Call& call, BackwardCall what, View x, void* saved, View dx, void* workspace) {
-  Gpt2Backward(call, what, saved, workspace).run(x, dx);
+void gpt2_block_backward(const Call& call) {
+  Gpt2Backward(call).run();
 }
 
-void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* workspace) {
+void gpt2_block_backward_weight(const Call& call) {
   using namespace gpt2;
   const ModelConfig& c = call.config;
-  const Saved f(c, call.part, call.dtype, call.shape, Backward::kInHalves, saved);
-  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, Backward::kInHalves, workspace);
+  const Saved f(c, call.part, call.dtype, call.shape, Backward::kInHalves, call.saved);
+  const Workspace w(c, call.part, call.dtype, call.shape, call.ops, Backward::kInHalves, call.workspace);
   const Adapters adapters(call, f.adapters, w.adapters);
   const bool own = static_cast<bool>(call.grads);  // else those of adapters alone
 
@@ -273,7 +275,7 @@ void gpt2_block_backward_weight(const Call& call, View x, void* saved, void* wor
   Begun dy = gradient_of(Dropped::kMlp, AdapterInput::kDown, f.x1);
   Begun input = input_of(AdapterInput::kGateUp, f.ln2);
   weights(AdapterInput::kDown, dy.end(), f.act, kMlpProjWeight, kMlpProjBias);
-  dy = gradient_of(Dropped::kAttention, AdapterInput::kO, x);
+  dy = gradient_of(Dropped::kAttention, AdapterInput::kO, call.input);
   weights(AdapterInput::kGateUp, f.fc, input.end(), kFcWeight, kFcBias);
   input = input_of(AdapterInput::kQkv, f.ln1);
   weights(AdapterInput::kO, dy.end(), f.attention.att, kAttProjWeight, kAttProjBias);

@@ -12,6 +12,16 @@ namespace {
 constexpr std::int64_t kLogitsAlign = 64;
 constexpr std::int64_t kChunkRows = 64;
 
+// What the workspace's size depends on, but for the device.
+struct WorkspaceSizes {
+  const ModelConfig& config;
+  const ModelPart& part;
+  DType dtype;
+  std::int64_t rows;  // N
+  HeadRoom room;
+  HeadGradients gradients;
+};
+
 struct Workspace {
   View normed;  // [N, C]; backward overwrites the rows of each chunk with their gradient
   View stats;
@@ -25,10 +35,9 @@ struct Workspace {
   View numbers;
   std::int64_t bytes = 0;
 
-  // rows: N.
-  Workspace(const ModelConfig& c, const ModelPart& part, DType t, std::int64_t rows, const OpSizes& sizes,
-            const HeadRoom& room, HeadGradients gradients, void* base) {
+  Workspace(const WorkspaceSizes& of, const OpSizes& sizes, void* base) {
     BufferPlan plan(base);
+    const auto& [c, part, t, rows, room, gradients] = of;
     const DType a = accumulator_of(t);
     const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, room);
     const std::int64_t columns = room.tiles > 0 ? room.tile_rows : head_columns(c, sizes);
@@ -52,13 +61,14 @@ struct Workspace {
 
 HeadRoom room_of(const Call& table) {
   HeadRoom room{table.logits_bytes};
-  if (table.tiles != nullptr) room = head_room(table.unit, table.table, table.logits_bytes);
+  if (table.tiles != nullptr) room = head_room(table.unit, table.matrix, table.logits_bytes);
   return room;
 }
 
-Workspace workspace_of(const Call& call, const Call& table, std::int64_t rows, void* base,
-                       HeadGradients gradients = HeadGradients::kAll) {
-  return {call.config, call.part, call.dtype, rows, call.ops, room_of(table), gradients, base};
+Workspace workspace_of(const Call& call, const Call& table, HeadGradients gradients = HeadGradients::kAll) {
+  const WorkspaceSizes sizes{call.config,       call.part,      call.dtype,
+                             call.shape.rows(), room_of(table), gradients};
+  return {sizes, call.ops, call.workspace};
 }
 
 // The norm of this part's rows, and then that of all rows, which the product needs.
@@ -73,9 +83,10 @@ void norm(const Call& call, const View& x, const Workspace& w) {
   call.all_rows(normed, w.normed);
 }
 
-// Overwrites dx.
-void norm_backward(const Call& call, const View& x, const Workspace& w, const View& dx) {
+// Overwrites the call's dx.
+void norm_backward(const Call& call, const Workspace& w) {
   const Begun sum = call.begin_sum_of_parts(w.normed);
+  const View &x = call.input, &dx = call.activation_gradient;
   call.ops.zero(call.stream, dx);
   const View normed = sum.end();
   const bool frozen = !call.grads;
@@ -103,19 +114,19 @@ void for_chunks(const Workspace& w, const Body& body) {
 // Adds the loss of the logits' rows and writes its gradient, unless dlogits is null. Each part has the logits
 // of some tokens: it tells the others three numbers for each row, by which all merge the same softmax.
 void cross_entropy(const Call& call, const Workspace& w, const View& logits, const View& targets,
-                   const View& loss_sum, const View& dlogits, double scale) {
+                   const View& dlogits) {
   const double softcap = call.config.block.final_softcap;
   if (!call.is_part()) {
-    return call.ops.cross_entropy(call.stream, logits, targets, loss_sum, dlogits, w.sum_partials, scale,
-                                  softcap);
+    return call.ops.cross_entropy(call.stream, logits, targets, call.loss_sum, dlogits, w.sum_partials,
+                                  call.loss_scale, softcap);
   }
   const View numbers(w.numbers.data, w.numbers.dtype, 3 * call.part.parts, logits.rows);
   const View mine = numbers.row_range(3 * call.part.part, 3);
   call.ops.softmax_part(call.stream, logits, targets, call.tokens.first, mine, softcap);
   call.exchange->all_gather(call.stream, mine, numbers);
   call.exchange->end(call.stream);
-  call.ops.cross_entropy_part(call.stream, logits, targets, call.tokens.first, numbers, loss_sum, dlogits,
-                              w.sum_partials, scale, softcap);
+  call.ops.cross_entropy_part(call.stream, logits, targets, call.tokens.first, numbers, call.loss_sum,
+                              dlogits, w.sum_partials, call.loss_scale, softcap);
 }
 
 // A tile of the output matrix: its tokens, those of the part, and the columns that its products see, with
@@ -132,19 +143,17 @@ struct TokenTile {
 class TiledHead {
  public:
   // After the norm.
-  TiledHead(const Call& call, const Call& table, const Workspace& w, const View& targets)
-      : call_(call), table_(table), w_(w), targets_(targets), parts_(call.part.parts) {
-    table.for_tiles(table.table, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
+  TiledHead(const Call& call, const Call& table, const Workspace& w)
+      : call_(call), table_(table), w_(w), parts_(call.part.parts) {
+    table.for_tiles(table.matrix, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
       const std::int64_t tokens = std::clamp<std::int64_t>(call.tokens.count - first, 0, rows);
       tiles_.push_back({tile, first, tokens, tokens > 0 ? rows : 0});
     });
     tell_numbers();
   }
-  void loss(const View& sum) const {
-    cross_entropy(w_.logits.col_range(0, 1), tiles_.front(), sum, View{}, 1);
-  }
+  void loss() const { cross_entropy(w_.logits.col_range(0, 1), tiles_.front(), call_.loss_sum, View{}); }
   // Overwrites w.normed with its gradient.
-  void gradients(const View& loss_sum, double scale) const {
+  void gradients() const {
     for (const TokenTile& tile : tiles_) {
       const View weights = weights_of(tile), d = w_.dlogits.col_range(0, tile.columns);
       const bool first = tile.first == 0;
@@ -152,7 +161,7 @@ class TiledHead {
         const View logits = logits_of(tile, weights);
         if (tile.columns > tile.tokens)
           call_.ops.zero(call_.stream, d.col_range(tile.tokens, tile.columns - tile.tokens));
-        cross_entropy(logits, tile, first ? loss_sum : w_.discarded, d.col_range(0, tile.tokens), scale);
+        cross_entropy(logits, tile, first ? call_.loss_sum : w_.discarded, d.col_range(0, tile.tokens));
         GemmOptions options;
         options.accumulate = !first;
         call_.ops.gemm(call_.stream, d, weights, w_.sums, options);
@@ -181,7 +190,7 @@ class TiledHead {
   }
   void tell_numbers() const {
     const auto tell = [&](const View& logits, const TokenTile& tile, const View& of) {
-      call_.ops.softmax_part(call_.stream, logits, targets_, call_.tokens.first + tile.first, of,
+      call_.ops.softmax_part(call_.stream, logits, call_.targets, call_.tokens.first + tile.first, of,
                              call_.config.block.final_softcap);
     };
     for (std::size_t i = 0; i < tiles_.size(); ++i) {
@@ -201,15 +210,14 @@ class TiledHead {
     call_.exchange->all_gather(call_.stream, all.row_range(3 * call_.part.part * count(), 3 * count()), all);
     call_.exchange->end(call_.stream);
   }
-  void cross_entropy(const View& logits, const TokenTile& tile, const View& loss, const View& d,
-                     double scale) const {
-    call_.ops.cross_entropy_part(call_.stream, logits, targets_, call_.tokens.first + tile.first, numbers(),
-                                 loss, d, w_.sum_partials, scale, call_.config.block.final_softcap);
+  void cross_entropy(const View& logits, const TokenTile& tile, const View& loss, const View& d) const {
+    call_.ops.cross_entropy_part(call_.stream, logits, call_.targets, call_.tokens.first + tile.first,
+                                 numbers(), loss, d, w_.sum_partials, call_.loss_scale,
+                                 call_.config.block.final_softcap);
   }
 
   const Call &call_, &table_;
   const Workspace& w_;
-  const View targets_;
   const std::int64_t parts_;
   std::vector<TokenTile> tiles_;
 };
@@ -249,49 +257,69 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
 
 std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
                         const OpSizes& sizes, const HeadRoom& room, HeadGradients gradients) {
-  return Workspace(config, part, dtype, rows, sizes, room, gradients, nullptr).bytes;
+  return Workspace({config, part, dtype, rows, room, gradients}, sizes, nullptr).bytes;
 }
 
-void head_backward(const Call& call, const Call& table, View x, View targets, View loss_sum, View dx,
-                   void* workspace, double loss_scale) {
+namespace {
+
+void loss_and_gradient(const Call& call, const Call& table) {
+  if (call.into == Gradients::kOverwrite) {
+    if (&call.unit != &table.unit && call.grads)
+      clear_gradients(call.ops, call.stream, call.grads, call.unit, 0);
+    if (table.grads) clear_gradients(call.ops, call.stream, table.grads, table.unit, 1u << table.matrix);
+  }
   const HeadGradients gradients = call.grads ? HeadGradients::kAll : HeadGradients::kFrozen;
-  const Workspace w = workspace_of(call, table, call.shape.rows(), workspace, gradients);
+  const Workspace w = workspace_of(call, table, gradients);
   const std::int64_t v = call.tokens.count;
-  norm(call, x, w);
+  norm(call, call.input, w);
   if (table.tiles != nullptr) {
-    TiledHead(call, table, w, targets).gradients(loss_sum, loss_scale);
-    return norm_backward(call, x, w, dx);
+    TiledHead(call, table, w).gradients();
+    return norm_backward(call, w);
   }
   // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
-  if (table.table_rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.table_rows - v));
+  if (table.matrix_rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.matrix_rows - v));
   Call product = table;
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,
                     std::int64_t n) {
     product.into = first == 0 ? table.into : Gradients::kAdd;
-    product.linear(normed, table.table, View{}, logits);
-    cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum,
-                  dlogits.col_range(0, v), loss_scale);
-    if (table.grads) product.linear_dw(dlogits, normed, table.table);
-    product.linear_dx(dlogits, table.table, normed);
+    product.linear(normed, table.matrix, View{}, logits);
+    cross_entropy(call, w, logits.col_range(0, v), call.targets.col_range(first, n), dlogits.col_range(0, v));
+    if (table.grads) product.linear_dw(dlogits, normed, table.matrix);
+    product.linear_dx(dlogits, table.matrix, normed);
   });
-  norm_backward(call, x, w, dx);
+  norm_backward(call, w);
 }
 
-void head_loss(const Call& call, const Call& table, View x, View targets, View loss_sum, void* workspace) {
-  const Workspace w = workspace_of(call, table, call.shape.rows(), workspace);
+void loss(const Call& call, const Call& table) {
+  const Workspace w = workspace_of(call, table);
   const std::int64_t v = call.tokens.count;
-  norm(call, x, w);
-  if (table.tiles != nullptr) return TiledHead(call, table, w, targets).loss(loss_sum);
+  norm(call, call.input, w);
+  if (table.tiles != nullptr) return TiledHead(call, table, w).loss();
   for_chunks(w, [&](const View& normed, const View& logits, const View&, std::int64_t first, std::int64_t n) {
-    table.linear(normed, table.table, View{}, logits);
-    cross_entropy(call, w, logits.col_range(0, v), targets.col_range(first, n), loss_sum, View{}, 1);
+    table.linear(normed, table.matrix, View{}, logits);
+    cross_entropy(call, w, logits.col_range(0, v), call.targets.col_range(first, n), View{});
   });
 }
 
-void head_logits(const Call& call, const Call& table, View x, View logits, void* workspace) {
-  const Workspace w = workspace_of(call, table, x.rows, workspace);
-  norm(call, x, w);
-  call.linear(w.normed, table.weight(table.table), View{}, logits);
+void logits(const Call& call, const Call& table) {
+  const Workspace w = workspace_of(call, table);
+  norm(call, call.input, w);
+  call.linear(w.normed, table.weight(table.matrix), View{}, call.logits);
+}
+
+}  // namespace
+
+void run_head(const Call& call, const Call& table) {
+  switch (call.model_call) {
+    case ModelCall::kHeadLoss:
+      return loss(call, table);
+    case ModelCall::kHeadLossAndGradient:
+      return loss_and_gradient(call, table);
+    case ModelCall::kHeadLogits:
+      return logits(call, table);
+    default:
+      ZG_ASSERT(false, "call {} is not the head's", static_cast<int>(call.model_call));
+  }
 }
 
 }  // namespace zg::model

@@ -30,14 +30,10 @@ std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_
 std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
                         const OpSizes& sizes, const HeadRoom& room, HeadGradients gradients);
 
-// The call's unit is the head. `table` is a call on the unit that has the output matrix [head_columns(), C],
-// of which a part has the rows of its tokens; its gradient is computed unless that call has none, and those
-// of the norm unless the first one has none. All gradients are multiplied by loss_scale. x and dx have the
-// part's rows of the residual stream, the loss is that of all rows and all tokens.
-void head_backward(const Call& call, const Call& table, View x, View targets, View loss_sum, View dx,
-                   void* workspace, double loss_scale);
-void head_loss(const Call& call, const Call& table, View x, View targets, View loss_sum, void* workspace);
-// logits: [N, V], whose rows are the caller's and have no padding.
-void head_logits(const Call& call, const Call& table, View x, View logits, void* workspace);
+// The call's unit is the head. `table` is the same call on the unit that has the output matrix
+// [head_columns(), C], of which a part has the rows of its tokens; its gradient is computed unless that call
+// has none, and those of the norm unless the first one has none. x and dx have the part's rows of the
+// residual stream, the loss is that of all rows and all tokens.
+void run_head(const Call& call, const Call& table);
 
 }  // namespace zg::model

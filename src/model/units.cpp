@@ -381,16 +381,16 @@ void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
 }
 
 std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows,
-                             Blocks blocks) {
+                             BlockTiling blocks) {
   std::vector<Unit> units;
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
   units.push_back(embedding_unit(c, part, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
     units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, part, i) : decoder_block(c, part, i));
-    if (blocks == Blocks::kInTiles) cut_into_tiles(units.back());
+    if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
   }
   units.push_back(head_unit(c, part, table_rows));
-  if (blocks == Blocks::kInTiles) {
+  if (blocks == BlockTiling::kInTiles) {
     const auto rows = [&](bool output) { return table_room(c, part, output ? table_rows : 0); };
     cut_into_tiles(units.front(), TableRows{embedding::kTokens, rows(c.tied)});
     if (!c.tied) cut_into_tiles(units.back(), TableRows{table_index(c, units), rows(true)});

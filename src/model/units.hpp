@@ -81,7 +81,7 @@ enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
 // matrix is a gap so large that it can be read as a matrix of `table_rows` rows, at least V; as all gaps it
 // is zero. `config`: of the whole model, of which the units hold what the part has.
 std::vector<Unit> make_units(const ModelConfig& config, const ModelPart& part, std::int64_t table_rows,
-                             Blocks blocks);
+                             BlockTiling blocks);
 
 // Lays what is not cut out in front of the unit's matrices, and cuts these into tiles of whole rows. Adapters
 // stay behind them, whole. table: index of the only matrix that is cut, with the rows that it has room for on

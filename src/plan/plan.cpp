@@ -114,7 +114,7 @@ Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budge
 Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, const Budgets& budgets,
                       const Budgets& in_flight) {
   Budgets largest;
-  for (const StepProgram* p : {&programs.first, &programs.step, &programs.flush, &programs.evaluate}) {
+  for (const StepProgram* p : programs.computing()) {
     for (std::int32_t op = 0; op < p->program.op_count(); ++op) {
       std::int64_t device = 0, host = 0;
       for (const AccessStep& a : p->program.op(op)) {

@@ -49,17 +49,38 @@ View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
                                model_.embedding_workspace_bytes(shape)}));
   View in(x_.data(), DType::kF32, time, c.width), out(y_.data(), DType::kF32, time, c.width);
   const View tokens(const_cast<std::int32_t*>(ids.data()), DType::kI32, 1, time);
-  model_.embedding_forward(stream_, shape, weights_.use(0), tokens, in, workspace_.data());
+  model_.run(stream_, ModelCall::kEmbedding,
+             {.shape = shape,
+              .weights = weights_.use(0),
+              .ids = tokens,
+              .output = in,
+              .workspace = workspace_.data()});
   for (std::int64_t l = 0; l < c.layers; ++l) {
     const auto layer = static_cast<std::size_t>(l);
     const View past(past_[layer].data(), DType::kF32, room_, model_.past_columns());
-    model_.block_next(stream_, shape, weights_.use(layer + 1), in, out, past, saved_.data(),
-                      workspace_.data(), l);
+    model_.run(stream_, ModelCall::kBlockNext,
+               {.shape = shape,
+                .layer = l,
+                .weights = weights_.use(layer + 1),
+                .input = in,
+                .output = out,
+                .saved = saved_.data(),
+                .workspace = workspace_.data(),
+                .past = past});
     std::swap(in, out);
   }
   known_.insert(known_.end(), ids.begin(), ids.end());
   computed_ += time;
   return in;
+}
+
+UnitCall Inference::head_call(const View& rows) {
+  const std::size_t head = model_.units().size() - 1;
+  return {.shape = {1, rows.rows},
+          .weights = weights_.use(head),
+          .input = rows,
+          .workspace = workspace_.data(),
+          .table = weights_.use(config().tied ? 0 : head)};
 }
 
 std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, std::int64_t room) {
@@ -79,10 +100,9 @@ std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, st
     for (std::int64_t i = shared; i < all; ++i) rows = pass(ids.subspan(static_cast<std::size_t>(i), 1), i);
   }
   std::vector<float> logits(static_cast<std::size_t>(c.vocab_size));
-  const std::size_t head = model_.units().size() - 1;
-  model_.head_logits(stream_, weights_.use(head), weights_.use(c.tied ? 0 : head),
-                     rows.row_range(rows.rows - 1, 1), View(logits.data(), DType::kF32, 1, c.vocab_size),
-                     workspace_.data());
+  UnitCall call = head_call(rows.row_range(rows.rows - 1, 1));
+  call.logits = View(logits.data(), DType::kF32, 1, c.vocab_size);
+  model_.run(stream_, ModelCall::kHeadLogits, call);
   for (float& logit : logits) {  // what is not finite stays so, for whoever looks
     if (std::isfinite(logit)) logit = static_cast<float>(capped_logit(c, static_cast<double>(logit)));
   }
@@ -93,10 +113,10 @@ double Inference::loss_of(std::span<const std::int32_t> ids, std::span<const std
   ZG_ASSERT_EQ(ids.size(), targets.size());
   const View rows = pass(ids, 0);
   double loss = 0;
-  const std::size_t head = model_.units().size() - 1;
-  model_.head_loss(stream_, {1, rows.rows}, weights_.use(head), weights_.use(config().tied ? 0 : head), rows,
-                   View(const_cast<std::int32_t*>(targets.data()), DType::kI32, 1, rows.rows),
-                   View(&loss, DType::kF64, 1, 1), workspace_.data());
+  UnitCall call = head_call(rows);
+  call.targets = View(const_cast<std::int32_t*>(targets.data()), DType::kI32, 1, rows.rows);
+  call.loss_sum = View(&loss, DType::kF64, 1, 1);
+  model_.run(stream_, ModelCall::kHeadLoss, call);
   return loss;
 }
 

@@ -34,6 +34,7 @@ class Inference {
  private:
   // The residual stream behind the blocks, [ids, width], of tokens behind the first `first` of the sequence.
   View pass(std::span<const std::int32_t> ids, std::int64_t first);
+  UnitCall head_call(const View& rows);  // of the head, on these rows of the residual stream
   void make_room(std::int64_t tokens);
 
   Model model_;

@@ -19,10 +19,10 @@ std::vector<RunPlan> plan_ranks(Processes& processes, int ranks, bool each, cons
                            mine.pins ? 1.0 : 0.0};
   const std::vector<std::vector<double>> all = processes.all_gather(numbers);
   RankChoices choices{static_cast<std::int32_t>(all.front()[0]),
-                      static_cast<Blocks>(static_cast<int>(all.front()[1])), all.front()[2] > 0};
+                      static_cast<BlockTiling>(static_cast<int>(all.front()[1])), all.front()[2] > 0};
   for (std::size_t p = 0; each && p < all.size(); ++p) {
     choices.gather_ahead = std::min(choices.gather_ahead, static_cast<std::int32_t>(all[p][0]));
-    choices.blocks = std::max(choices.blocks, static_cast<Blocks>(static_cast<int>(all[p][1])));
+    choices.blocks = std::max(choices.blocks, static_cast<BlockTiling>(static_cast<int>(all[p][1])));
     choices.pins = choices.pins && all[p][2] > 0;
   }
   for (int r = 0; r < choosing; ++r) {

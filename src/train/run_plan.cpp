@@ -43,9 +43,9 @@ class Planner {
   void run(const std::optional<RankChoices>& asked) {
     may_pin_ = !asked || asked->pins, must_pin_ = asked && asked->pins;
     must_be_in_tiles_ =
-        asked ? asked->blocks == Blocks::kInTiles : config_.tiers.tiles == TierConfig::Tiles::kOn;
+        asked ? asked->blocks == BlockTiling::kInTiles : config_.tiers.tiles == TierConfig::Tiles::kOn;
     check_run(config_, plan_.model_config);
-    make_model(must_be_in_tiles_ ? Blocks::kInTiles : Blocks::kWhole);
+    make_model(must_be_in_tiles_ ? BlockTiling::kInTiles : BlockTiling::kWhole);
     make_layout();
     find_budgets();
     choose_programs(asked);
@@ -68,7 +68,7 @@ class Planner {
     return config_.tiers.device.value_or(hardware_.memory.left() / 2 / ranks_);
   }
 
-  void make_model(Blocks blocks) {
+  void make_model(BlockTiling blocks) {
     plan_.choices.blocks = blocks;
     // Each chunk of logits adds to the gradient of the output matrix, so their size is part of the
     // arithmetic: it must not depend on budgets.
@@ -332,10 +332,10 @@ class Planner {
            std::any_of(plan_.model->units().begin(), plan_.model->units().end(),
                        [](const Unit& unit) { return unit.count >= kLeast; });
   }
-  bool in_tiles() const { return plan_.choices.blocks == Blocks::kInTiles; }
+  bool in_tiles() const { return plan_.choices.blocks == BlockTiling::kInTiles; }
 
   bool fit_in_tiles() {
-    make_model(Blocks::kInTiles);
+    make_model(BlockTiling::kInTiles);
     make_layout();
     return fit(0) || fit_with_more_on_the_device(0);
   }
@@ -395,7 +395,7 @@ class Planner {
 
   // `least`, or what the other stages of a pipeline need where that is more, with layers in these blocks.
   // None: some stage fits no budgets.
-  std::optional<Budgets> smallest_of_all_stages(std::optional<Budgets> least, Blocks blocks) const {
+  std::optional<Budgets> smallest_of_all_stages(std::optional<Budgets> least, BlockTiling blocks) const {
     const int stages = config_.parallel.pipeline, ranks = config_.ranks() / stages;
     for (int stage = 0; stage < stages && least; ++stage) {
       if (stage == config_.place_of(plan_.rank).parts.stage) continue;
@@ -422,7 +422,7 @@ class Planner {
     std::optional<Budgets> least = smallest();
     bool tiles_need_less = in_tiles();
     if (in_tiles() && !must_be_in_tiles_) {
-      make_model(Blocks::kWhole);
+      make_model(BlockTiling::kWhole);
       make_layout();
       fit(0);
       const std::optional<Budgets> of_whole = smallest();
@@ -431,7 +431,7 @@ class Planner {
     }
     const NoRoom obstacle = *plan_.dry_run.obstacle;
     const std::string name = layout().table.segment_name(obstacle.segment);
-    least = smallest_of_all_stages(least, tiles_need_less ? Blocks::kInTiles : Blocks::kWhole);
+    least = smallest_of_all_stages(least, tiles_need_less ? BlockTiling::kInTiles : BlockTiling::kWhole);
     log::progress("");
     std::string tiles;
     if (tiles_need_less) tiles = fmt::format(", where {} multiplied in tiles", tiled_units());

@@ -21,7 +21,7 @@ std::vector<ModelConfig> models() {
   return {llama, options, with_norms_after(llama), with_fused_matrices(llama), sized(reference_gpt2())};
 }
 
-TinySetup setup_of(const ModelConfig& model, DType dtype, Blocks blocks = Blocks::kInTiles) {
+TinySetup setup_of(const ModelConfig& model, DType dtype, BlockTiling blocks = BlockTiling::kInTiles) {
   TinySetup s;
   s.model = model;
   s.dtype = dtype;
@@ -32,7 +32,7 @@ TinySetup setup_of(const ModelConfig& model, DType dtype, Blocks blocks = Blocks
 }
 
 TinySetup whole(TinySetup s) {
-  s.blocks = Blocks::kWhole;
+  s.blocks = BlockTiling::kWhole;
   return s;
 }
 TinySetup small(TinySetup s, int drives = 1) {
@@ -47,8 +47,8 @@ RanksOutcome train(const TinySetup& setup, const RanksWay& way = {}) {
 TEST(AdaptersInTiles, AreTheUnitsLastTile) {
   for (const ModelConfig& c : models()) {
     const TinySetup s = setup_of(c, DType::kF32);
-    const Model model(s.model, s.dtype, host_ops(), 0, {}, Blocks::kInTiles),
-        plain(c, s.dtype, host_ops(), 0, {}, Blocks::kInTiles);
+    const Model model(s.model, s.dtype, host_ops(), 0, {}, BlockTiling::kInTiles),
+        plain(c, s.dtype, host_ops(), 0, {}, BlockTiling::kInTiles);
     for (std::size_t u = 0; u < model.units().size(); ++u) {
       const Unit& unit = model.units()[u];
       EXPECT_EQ(unit.adapted, unit.name.rfind("block", 0) == 0);
@@ -293,7 +293,7 @@ TEST(AdaptersInTiles, StateIsSavedAndRestored) {
     losses.push_back(run.step(Then::kTrain).loss);
     losses.push_back(run.step(Then::kPause).loss);
   }
-  for (const Blocks blocks : {Blocks::kInTiles, Blocks::kWhole}) {
+  for (const BlockTiling blocks : {BlockTiling::kInTiles, BlockTiling::kWhole}) {
     s.blocks = blocks;
     TinyRun run(s);
     run.engine().restore_state([&](const StateTile& tile) {
@@ -302,7 +302,7 @@ TEST(AdaptersInTiles, StateIsSavedAndRestored) {
       });
     });
     run.go_on_from(1);
-    const double far = blocks == Blocks::kInTiles ? 0 : 1e-5 * losses[0];
+    const double far = blocks == BlockTiling::kInTiles ? 0 : 1e-5 * losses[0];
     EXPECT_NEAR(run.step(Then::kTrain).loss, losses[0], far);
     EXPECT_NEAR(run.step(Then::kPause).loss, losses[1], far);
   }

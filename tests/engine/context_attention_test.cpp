@@ -66,8 +66,13 @@ Result attend(const Problem& p, int parts, ContextMethod method, const std::vect
       OverCommunicator exchange(*group);
       HostStream stream("attention", HostStream::Mode::kThread);
       const Unit unit;
-      model::Call call{host_ops(), stream, p.config, DType::kF64, shape, unit, View{}, View{}};
-      call.context = &exchange;
+      const model::Call call{{.shape = shape, .context = &exchange},
+                             ModelCall::kBlock,
+                             host_ops(),
+                             stream,
+                             p.config,
+                             DType::kF64,
+                             unit};
       const auto take = [&](auto&& plan_of) {
         model::BufferPlan measure(nullptr);
         plan_of(measure);
@@ -94,15 +99,16 @@ Result attend(const Problem& p, int parts, ContextMethod method, const std::vect
       each(model::attention_input(call, saved.second, w.second),
            [&](double& x, std::size_t i) { x = qkv[i]; });
       each(d, [&](double& x, std::size_t i) { x = d_att[i]; });
-      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
         exchange.calls.clear();
-        if (pass == Pass::kForward) {
+        if (direction == Direction::kForward) {
           model::attention_forward(call, saved.second, w.second);
         } else {
           model::attention_backward(call, saved.second, w.second, d, d_qkv);
         }
         stream.synchronize();
-        const std::vector<ContextCall> planned = model::context_calls(p.config, DType::kF64, shape, pass);
+        const std::vector<ContextCall> planned =
+            model::context_calls(p.config, DType::kF64, shape, direction);
         EXPECT_EQ(exchange.calls.size(), planned.size());
         for (std::size_t i = 0; i < std::min(planned.size(), exchange.calls.size()); ++i) {
           EXPECT_EQ(exchange.calls[i].kind, planned[i].kind) << i;

@@ -135,9 +135,9 @@ TEST(Frozen, CostsNoBytes) {
 TEST(Frozen, WholeUnitsHaveNoGradientsAndNoBackwardBelow) {
   for (const ModelConfig& model : {tiny_gpt2(), tiny_llama()}) {
     for (const bool recompute : {true, false}) {
-      for (const Blocks blocks : {Blocks::kWhole, Blocks::kInTiles}) {
+      for (const BlockTiling blocks : {BlockTiling::kWhole, BlockTiling::kInTiles}) {
         SCOPED_TRACE(fmt::format("{}, recompute {}, in tiles {}", name_of(model.arch), recompute,
-                                 blocks == Blocks::kInTiles));
+                                 blocks == BlockTiling::kInTiles));
         TinySetup whole = tiny(model, {"f32", DType::kF32, {}});
         whole.clip = 0;
         whole.blocks = blocks;

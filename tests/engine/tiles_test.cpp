@@ -16,7 +16,7 @@ ModelConfig model_of(bool llama) {
   return c;
 }
 
-TinySetup setup_of(bool llama, DType dtype, Blocks blocks = Blocks::kInTiles) {
+TinySetup setup_of(bool llama, DType dtype, BlockTiling blocks = BlockTiling::kInTiles) {
   TinySetup s;
   s.model = model_of(llama);
   s.dtype = dtype;
@@ -32,7 +32,7 @@ RanksOutcome train(const TinySetup& setup, const RanksWay& way = {}) {
 
 TEST(Tiles, CoverEachUnit) {
   for (const bool llama : {false, true}) {
-    const Model model(model_of(llama), DType::kF32, host_ops(), 0, {}, Blocks::kInTiles);
+    const Model model(model_of(llama), DType::kF32, host_ops(), 0, {}, BlockTiling::kInTiles);
     for (const Unit& unit : model.units()) {
       std::int64_t end = 0;
       for (const Tile& tile : unit.tiles) {
@@ -62,8 +62,8 @@ TEST(Tiles, OfPartsOfATableAreTheSameOnEachPart) {
   for (const int vocabulary : {65, 129}) {
     ModelConfig c = model_of(true);
     c.vocab_size = vocabulary;
-    const Model first(c, DType::kF32, host_ops(), 0, {2, 0}, Blocks::kInTiles),
-        second(c, DType::kF32, host_ops(), 0, {2, 1}, Blocks::kInTiles);
+    const Model first(c, DType::kF32, host_ops(), 0, {2, 0}, BlockTiling::kInTiles),
+        second(c, DType::kF32, host_ops(), 0, {2, 1}, BlockTiling::kInTiles);
     for (const std::size_t u : {std::size_t{0}, first.units().size() - 1}) {
       const Unit &a = first.units()[u], &b = second.units()[u];
       EXPECT_EQ(a.count, b.count);
@@ -86,7 +86,7 @@ TEST(Tiles, OfATablePassTwice) {
       tiles.model.tied = tied, tiles.model.vocab_size = 200, tiles.model.layers = 1;
       tiles.layout.micro_batch = {8, 9}, tiles.layout.micro_batches = 2;
       TinySetup whole = tiles, small = tiles;
-      whole.blocks = Blocks::kWhole;
+      whole.blocks = BlockTiling::kWhole;
       const Model model(tiles.model, tiles.dtype, host_ops(), 0, {}, tiles.blocks);
       const auto uses = [&](ModelCall call) { return model.tile_uses(call).size(); };
       // Of 4 and 7 tiles; where nothing stays beside a table, its first one does.
@@ -117,7 +117,8 @@ TEST(Tiles, InFp64AreWholeLayers) {
   for (const bool llama : {false, true}) {
     for (const bool sgd : {true, false}) {
       SCOPED_TRACE(fmt::format("{}, {}", llama ? "llama" : "gpt2", sgd ? "sgd, dropout" : "adamw"));
-      TinySetup tiles = setup_of(llama, DType::kF64), whole = setup_of(llama, DType::kF64, Blocks::kWhole);
+      TinySetup tiles = setup_of(llama, DType::kF64),
+                whole = setup_of(llama, DType::kF64, BlockTiling::kWhole);
       if (sgd) tiles.model.dropout = whole.model.dropout = {.embedding = 0.1, .residual = 0.2};
       if (sgd) tiles = with_sgd(tiles), whole = with_sgd(whole);
       expect_near_in_fp64(train(tiles), train(whole));
@@ -126,7 +127,7 @@ TEST(Tiles, InFp64AreWholeLayers) {
 }
 
 TEST(Tiles, InFp64LayersOfOtherFamiliesAreWholeLayers) {
-  TinySetup tiles = setup_of(true, DType::kF64), whole = setup_of(true, DType::kF64, Blocks::kWhole);
+  TinySetup tiles = setup_of(true, DType::kF64), whole = setup_of(true, DType::kF64, BlockTiling::kWhole);
   const ModelConfig llama = tiles.model;
   for (const ModelConfig& model : {with_every_option(llama), with_norms_after(llama)}) {
     SCOPED_TRACE(title_of(model.arch));
@@ -139,13 +140,13 @@ TEST(Tiles, InFewerBitsRoundAlmostAsWholeLayers) {
   for (const bool llama : {false, true}) {
     const TinySetup fp32 = with_sgd(setup_of(llama, DType::kF32));
     TinySetup whole = fp32;
-    whole.blocks = Blocks::kWhole;
+    whole.blocks = BlockTiling::kWhole;
     const RanksOutcome a = train_on_ranks(fp32, {}, 1, Look::kInside), b = train_on_ranks(whole, {}, 1);
     EXPECT_NEAR(a.losses[0], b.losses[0], 1e-6 * b.losses[0]);
     EXPECT_NEAR(a.norms[0], b.norms[0], 1e-5 * b.norms[0]);
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       const RanksOutcome tiles = train(setup_of(llama, dtype)),
-                         one = train(setup_of(llama, dtype, Blocks::kWhole));
+                         one = train(setup_of(llama, dtype, BlockTiling::kWhole));
       const double epsilon = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-10;
       EXPECT_NEAR(tiles.losses[0], one.losses[0], epsilon * one.losses[0]);
       EXPECT_NEAR(tiles.norms[0], one.norms[0], 4 * epsilon * one.norms[0]);
@@ -208,7 +209,7 @@ TEST(Tiles, KeepAnyState) {
     }
     TinySetup sunk = s, whole = s;
     sunk.room = Room::kSmallest, sunk.layout.drives = 1;
-    whole.blocks = Blocks::kWhole;
+    whole.blocks = BlockTiling::kWhole;
     SCOPED_TRACE(format.name);
     const RanksOutcome tiles = train(s), one = train(whole);
     expect_same(train(sunk), tiles);
@@ -239,7 +240,7 @@ TEST(Tiles, AreSharded) {
     TinySetup fp64 = with_sgd(base);
     fp64.dtype = DType::kF64;
     TinySetup whole = fp64;
-    whole.blocks = Blocks::kWhole;
+    whole.blocks = BlockTiling::kWhole;
     expect_near_in_fp64(train(fp64, way), train(whole));
     small.layout.weight_bits = 8;
     EXPECT_NEAR(train(small, way).losses[2], plain.losses[2], 0.05);
@@ -252,7 +253,7 @@ TEST(Tiles, GoWithPartsOfSequences) {
     TinySetup tiles = with_sgd(setup_of(true, DType::kF64));
     tiles.layout.micro_batch = {1, 12}, tiles.layout.micro_batches = 2, tiles.model.layers = 2;
     TinySetup whole = tiles;
-    whole.blocks = Blocks::kWhole;
+    whole.blocks = BlockTiling::kWhole;
     RanksWay way{2, 2, false};
     way.context = 2, way.method = method;
     const RanksOutcome one = train(whole, {});
@@ -274,7 +275,7 @@ TEST(Tiles, GoWithPartsOfLayers) {
     TinySetup tiles = with_sgd(setup_of(llama, DType::kF64));
     tiles.layout.micro_batch = {2, 8}, tiles.layout.micro_batches = 2, tiles.model.layers = 2;
     TinySetup whole = tiles;
-    whole.blocks = Blocks::kWhole;
+    whole.blocks = BlockTiling::kWhole;
     const RanksOutcome one = train(whole);
     for (const int tensor : {2, 4}) {
       for (const bool sequence : {false, true}) {
@@ -348,7 +349,7 @@ TEST(Tiles, GoWithAllAxes) {
   TinySetup tiles = with_sgd(setup_of(true, DType::kF64));
   tiles.layout.micro_batch = {2, 8}, tiles.model.layers = 2;
   TinySetup whole = tiles;
-  whole.blocks = Blocks::kWhole;
+  whole.blocks = BlockTiling::kWhole;
   RanksWay way = in_stages(2, 2, false, 2, {PipelineSchedule::kZeroBubble});
   way.tensor = 2, way.sequence = true;
   expect_near_in_fp64(train(tiles, way), train(whole));
@@ -379,7 +380,7 @@ TEST(Tiles, ALayerOfFourTimesTheDeviceTrains) {
       EXPECT_LT(least->host, least_whole->host);
       s.room = Room::kGiven, s.budgets = {device, least->host};
       const RanksOutcome tiles = train(s);  // within the budgets, and with the bytes of the forecast
-      s.blocks = Blocks::kWhole, s.room = Room::kEverything;
+      s.blocks = BlockTiling::kWhole, s.room = Room::kEverything;
       expect_near_in_fp64(tiles, train(s));
     }
   }
@@ -406,7 +407,7 @@ TEST(Tiles, ATableOfFourTimesTheDeviceTrains) {
       EXPECT_LE(least->device, device);
       s.room = Room::kGiven, s.budgets = {device, least->host};
       const RanksOutcome tiles = train(s);
-      s.blocks = Blocks::kWhole, s.room = Room::kEverything;
+      s.blocks = BlockTiling::kWhole, s.room = Room::kEverything;
       expect_near_in_fp64(tiles, train(s));
     }
   }
@@ -461,7 +462,7 @@ TEST(Tiles, StateIsSavedAndRestored) {
     losses.push_back(run.step(Then::kTrain).loss);
     losses.push_back(run.step(Then::kPause).loss);
   }
-  for (const Blocks blocks : {Blocks::kInTiles, Blocks::kWhole}) {
+  for (const BlockTiling blocks : {BlockTiling::kInTiles, BlockTiling::kWhole}) {
     s.blocks = blocks;
     TinyRun run(s);
     run.engine().restore_state([&](const StateTile& tile) {
@@ -470,7 +471,7 @@ TEST(Tiles, StateIsSavedAndRestored) {
       });
     });
     run.go_on_from(1);
-    const double far = blocks == Blocks::kInTiles ? 0 : 1e-5 * losses[0];
+    const double far = blocks == BlockTiling::kInTiles ? 0 : 1e-5 * losses[0];
     EXPECT_NEAR(run.step(Then::kTrain).loss, losses[0], far);
     EXPECT_NEAR(run.step(Then::kPause).loss, losses[1], far);
   }

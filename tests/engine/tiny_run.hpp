@@ -61,7 +61,7 @@ struct TinySetup {
   std::int64_t eval_micro_batches = 5;
   CommRank* comm = nullptr;  // of layout.place(), if there are several ranks
   bool sequence = false;     // ModelPart::sequence
-  Blocks blocks = Blocks::kWhole;
+  BlockTiling blocks = BlockTiling::kWhole;
   std::int32_t gather_ahead = 0;
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
   // Changes what the step of this number, from 0, applies.
@@ -407,7 +407,9 @@ class TinyRun {
   }
   // This rank's part of the sequences.
   // More than any run takes: a GPU gives each segment 2 MiB at least.
-  static std::int64_t any_budget() { return std::int64_t{1} << (test_device() == TestDevice::kGpu ? 34 : 28); }
+  static std::int64_t any_budget() {
+    return std::int64_t{1} << (test_device() == TestDevice::kGpu ? 34 : 28);
+  }
   // For a part of a layer, and for the device that the program tests.
   static LayoutOptions of_part(LayoutOptions o) {
     ZG_ASSERT_EQ(o.micro_batch.time % o.parts.context, 0);

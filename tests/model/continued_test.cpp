@@ -37,20 +37,36 @@ struct Continued : testing::TestWithParam<const char*> {
         workspace(std::max({model.block_workspace_bytes(shape), model.head_workspace_bytes(shape),
                             model.embedding_workspace_bytes(shape)}));
     View in(a.data(), DType::kF64, count, config.width), out(b.data(), DType::kF64, count, config.width);
-    model.embedding_forward(stream, shape, runner.weights(0),
-                            View(batch.ids.data() + first, DType::kI32, 1, count), in, workspace.data());
+    model.run(stream, ModelCall::kEmbedding,
+              {.shape = shape,
+               .weights = runner.weights(0),
+               .ids = View(batch.ids.data() + first, DType::kI32, 1, count),
+               .output = in,
+               .workspace = workspace.data()});
     for (std::int64_t l = 0; l < config.layers; ++l) {
       const auto layer = static_cast<std::size_t>(l);
       const View kept(past[layer].data(), DType::kF64, kTokens, model.past_columns());
       saved.poison(), workspace.poison();
-      model.block_next(stream, shape, runner.weights(layer + 1), in, out, kept, saved.data(),
-                       workspace.data(), l);
+      model.run(stream, ModelCall::kBlockNext,
+                {.shape = shape,
+                 .layer = l,
+                 .weights = runner.weights(layer + 1),
+                 .input = in,
+                 .output = out,
+                 .saved = saved.data(),
+                 .workspace = workspace.data(),
+                 .past = kept});
       std::swap(in, out);
     }
     std::vector<double> logits(static_cast<std::size_t>(count * config.vocab_size));
     const std::size_t head = runner.units().size() - 1;
-    model.head_logits(stream, runner.weights(head), runner.weights(config.tied ? 0 : head), in,
-                      View(logits.data(), DType::kF64, count, config.vocab_size), workspace.data());
+    model.run(stream, ModelCall::kHeadLogits,
+              {.shape = {1, count},
+               .weights = runner.weights(head),
+               .input = in,
+               .workspace = workspace.data(),
+               .table = runner.weights(config.tied ? 0 : head),
+               .logits = View(logits.data(), DType::kF64, count, config.vocab_size)});
     for (double& logit : logits) logit = capped_logit(config, logit);
     return logits;
   }

@@ -86,8 +86,13 @@ void run_part(const Way& way, BatchShape shape, std::int64_t first, std::int64_t
   r.drop_as(seed, step, first);
   const Batch batch{shape, std::vector<std::int32_t>(static_cast<std::size_t>(shape.rows()), 5), {}};
   const Bytes room(r.model().embedding_workspace_bytes(shape)), out(r.model().checkpoint_bytes(shape));
-  r.model().embedding_forward(stream, shape, r.weights(0), ModelRunner::ids(batch), r.rows(out, batch),
-                              room.data(), r.place(0));
+  r.model().run(stream, ModelCall::kEmbedding,
+                {.shape = shape,
+                 .weights = r.weights(0),
+                 .ids = ModelRunner::ids(batch),
+                 .output = r.rows(out, batch),
+                 .workspace = room.data(),
+                 .dropout = r.place(0)});
   take(0, r.rows(out, batch));
   Bytes nothing(r.model().checkpoint_bytes(shape));
   nothing.clear();
@@ -95,9 +100,15 @@ void run_part(const Way& way, BatchShape shape, std::int64_t first, std::int64_t
   for (int u = 1; u <= kLayers; ++u) {
     const Bytes saved(r.model().saved_bytes(shape)), workspace(r.model().block_workspace_bytes(shape));
     const auto unit = static_cast<std::size_t>(u);
-    r.model().block_forward(stream, shape, r.weights(unit), r.rows(nothing, batch), r.rows(out, batch),
-                            saved.data(), workspace.data(), way.context > 1 ? &context : nullptr, nullptr,
-                            r.place(unit));
+    r.model().run(stream, ModelCall::kBlock,
+                  {.shape = shape,
+                   .weights = r.weights(unit),
+                   .input = r.rows(nothing, batch),
+                   .output = r.rows(out, batch),
+                   .saved = saved.data(),
+                   .workspace = workspace.data(),
+                   .dropout = r.place(unit),
+                   .context = way.context > 1 ? &context : nullptr});
     take(u, r.rows(out, batch));
   }
 }

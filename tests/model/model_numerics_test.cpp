@@ -159,8 +159,13 @@ TEST_P(Numerics, BlockForwardTwiceGivesTheSameBits) {
     Bytes saved1(saved_bytes), saved2(saved_bytes), saved3(saved_bytes);
     const auto run = [&](View out, const Bytes& saved) {
       workspace.poison();
-      r.model().block_forward(stream, batch.shape, r.weights(1), r.rows(x, batch), out, saved.data(),
-                              workspace.data());
+      r.model().run(stream, out ? ModelCall::kBlock : ModelCall::kBlockAgain,
+                    {.shape = batch.shape,
+                     .weights = r.weights(1),
+                     .input = r.rows(x, batch),
+                     .output = out,
+                     .saved = saved.data(),
+                     .workspace = workspace.data()});
     };
     run(r.rows(out1, batch), saved1);
     run(r.rows(out2, batch), saved2);
@@ -337,10 +342,17 @@ TEST(Head, ChunksAddUpToTheWhole) {
     double sum = 0;
     const BatchShape shape{1, n};
     const Bytes workspace(r.model().head_workspace_bytes(shape));
-    r.model().head_loss_and_gradient(
-        stream, shape, r.weights(r.head()), r.weights(0), View(x.data() + first * 8, DType::kF64, n, 8),
-        View(targets.data() + first, DType::kI32, 1, n), View(&sum, DType::kF64, 1, 1),
-        View(d.data() + first * 8, DType::kF64, n, 8), r.grads(r.head()), r.grads(0), workspace.data());
+    r.model().run(stream, ModelCall::kHeadLossAndGradient,
+                  {.shape = shape,
+                   .weights = r.weights(r.head()),
+                   .grads = r.grads(r.head()),
+                   .input = View(x.data() + first * 8, DType::kF64, n, 8),
+                   .activation_gradient = View(d.data() + first * 8, DType::kF64, n, 8),
+                   .workspace = workspace.data(),
+                   .table = r.weights(0),
+                   .table_grads = r.grads(0),
+                   .targets = View(targets.data() + first, DType::kI32, 1, n),
+                   .loss_sum = View(&sum, DType::kF64, 1, 1)});
     stream.synchronize();
     return sum;
   };
@@ -374,7 +386,7 @@ struct PaddedOps final : NaiveOps {
 
 struct Vocabulary {
   int tokens = 0;
-  Blocks blocks = Blocks::kWhole;
+  BlockTiling blocks = BlockTiling::kWhole;
 };
 
 // The padding adds zeros to the end of sums, so it changes no bit; parameters and their gradients have no
@@ -382,9 +394,9 @@ struct Vocabulary {
 TEST_P(Numerics, APaddedVocabularyChangesNothing) {
   for (const auto& [tied, vocabulary] : {std::pair{true, Vocabulary{257}},
                                          {false, Vocabulary{257}},
-                                         {true, Vocabulary{257, Blocks::kInTiles}},
-                                         {true, Vocabulary{65, Blocks::kInTiles}},
-                                         {false, Vocabulary{65, Blocks::kInTiles}}}) {
+                                         {true, Vocabulary{257, BlockTiling::kInTiles}},
+                                         {true, Vocabulary{65, BlockTiling::kInTiles}},
+                                         {false, Vocabulary{65, BlockTiling::kInTiles}}}) {
     ModelConfig c = config();
     c.tied = tied;
     c.vocab_size = vocabulary.tokens;

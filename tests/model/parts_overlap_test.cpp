@@ -81,17 +81,24 @@ Orders orders_of(bool llama, bool sequence) {
       const auto rows = [&](const Bytes& b) {
         return View(b.data(), DType::kF64, model.residual_rows(shape), model.config().width);
       };
-      model.block_forward(s, shape, r.weights(1), rows(x), rows(out), saved.data(), workspace.data());
+      UnitCall call{.shape = shape,
+                    .weights = r.weights(1),
+                    .grads = r.grads(1),
+                    .input = rows(x),
+                    .output = rows(out),
+                    .saved = saved.data(),
+                    .workspace = workspace.data()};
+      model.run(s, ModelCall::kBlock, call);
       order.clear();
+      call.activation_gradient = rows(out);
       if (how == Backward::kWhole) {
-        model.block_backward(s, shape, r.weights(1), rows(x), saved.data(), rows(out), r.grads(1),
-                             workspace.data());
+        model.run(s, ModelCall::kBlockBackward, call);
         if (part == 0) orders.backward = order;
         continue;
       }
-      model.block_backward_input(s, shape, r.weights(1), rows(x), saved.data(), rows(out), workspace.data());
+      model.run(s, ModelCall::kBlockBackwardInput, call);
       order.clear();
-      model.block_backward_weight(s, shape, rows(x), saved.data(), r.grads(1), workspace.data());
+      model.run(s, ModelCall::kBlockBackwardWeight, call);
       if (part == 0) orders.second_half = order;
     }
   });
@@ -134,7 +141,7 @@ struct PartsRun {
   Backward how = Backward::kWhole;
   bool drops = false;
   DType dtype = DType::kF32;
-  Blocks blocks = Blocks::kWhole;
+  BlockTiling blocks = BlockTiling::kWhole;
 };
 
 // The losses and all gradients of each part, of two micro-batches: the first overwrites the gradients, the
@@ -168,7 +175,8 @@ std::vector<std::string> bits_of(const PartsRun& setup, Exchanges when) {
 // reads, nor reads what it writes, nor do the tiles of layers, and the sums of these in more bits.
 TEST(PartsOverlap, NothingTouchesWhatIsUnderWay) {
   const ModelConfig llama = config_of(true);
-  const std::pair<DType, Blocks> layers[] = {{DType::kF32, Blocks::kWhole}, {DType::kBF16, Blocks::kInTiles}};
+  const std::pair<DType, BlockTiling> layers[] = {{DType::kF32, BlockTiling::kWhole},
+                                                  {DType::kBF16, BlockTiling::kInTiles}};
   for (const ModelConfig& config :
        {config_of(false), llama, with_every_option(llama), with_adapters(config_of(false), 0.2),
         with_adapters(llama, 0.2), with_adapters(with_every_option(llama))}) {
@@ -176,7 +184,7 @@ TEST(PartsOverlap, NothingTouchesWhatIsUnderWay) {
       for (const Backward how : {Backward::kWhole, Backward::kInHalves}) {
         for (const bool drops : {false, true}) {
           for (const auto& [dtype, blocks] : layers) {
-            if (config.lora.on() && blocks == Blocks::kInTiles) continue;
+            if (config.lora.on() && blocks == BlockTiling::kInTiles) continue;
             const PartsRun setup{config, sequence, how, drops, dtype, blocks};
             EXPECT_TRUE(bits_of(setup, Exchanges::kWhenBegun) == bits_of(setup, Exchanges::kWhenEnded))
                 << title_of(config.arch) << ", sequence " << sequence << ", in halves "

@@ -128,7 +128,8 @@ class ModelRunner {
  public:
   // logits_bytes, part, blocks: as of Model. exchange: with the other parts, if there are any.
   ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream, std::int64_t logits_bytes = 0,
-              const ModelPart& part = {}, PartExchange* exchange = nullptr, Blocks blocks = Blocks::kWhole)
+              const ModelPart& part = {}, PartExchange* exchange = nullptr,
+              BlockTiling blocks = BlockTiling::kWhole)
       : model_(config, dtype, ops, logits_bytes, part, blocks), stream_(stream) {
     if (exchange != nullptr) model_ = model_.with(*exchange);
     for (const Unit& unit : model_.units()) {
@@ -185,8 +186,10 @@ class ModelRunner {
     const Bytes x = forward(batch);
     Bytes workspace(model_.head_workspace_bytes(batch.shape));
     double sum = 0;
-    model_.head_loss(stream_, batch.shape, own(head()), own(table()), rows(x, batch), targets(batch),
-                     View(&sum, DType::kF64, 1, 1), workspace.data(), tiles(table()));
+    UnitCall call = head_call(batch, x, workspace);
+    call.targets = targets(batch);
+    call.loss_sum = View(&sum, DType::kF64, 1, 1);
+    model_.run(stream_, ModelCall::kHeadLoss, call);
     stream_.synchronize();
     return sum;
   }
@@ -198,7 +201,9 @@ class ModelRunner {
     Bytes workspace(model_.head_workspace_bytes(batch.shape));
     const Bytes out(batch.shape.rows() * ld * bytes_of(model_.accumulator_dtype()));
     const View view(out.data(), model_.accumulator_dtype(), batch.shape.rows(), v, ld);
-    model_.head_logits(stream_, weights(head()), weights(table()), rows(x, batch), view, workspace.data());
+    UnitCall call = head_call(batch, x, workspace);
+    call.logits = view;
+    model_.run(stream_, ModelCall::kHeadLogits, call);
     stream_.synchronize();
     std::vector<double> result;
     for (std::int64_t r = 0; r < view.rows; ++r) {
@@ -225,45 +230,49 @@ class ModelRunner {
       if (all_saved || saved.empty()) saved.emplace_back(model_.saved_bytes(shape, how));
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison();
-      model_.block_forward(stream_, shape, own(u), rows(xs[u - 1], batch), rows(xs[u], batch),
-                           saved.back().data(), workspace.data(), nullptr, tiles(u), place(u), layer(u),
-                           documents(batch), adapters(u));
+      UnitCall call = block_call(u, batch, xs[u - 1], saved.back(), workspace);
+      call.output = rows(xs[u], batch);
+      model_.run(stream_, ModelCall::kBlock, call);
       stream_.synchronize();
     }
     double sum = 0;
     const Bytes dx(model_.checkpoint_bytes(shape));
     Bytes head_workspace(
         model_.head_workspace_bytes(shape, frozen ? HeadGradients::kFrozen : HeadGradients::kAll));
-    model_.head_loss_and_gradient(stream_, shape, own(head()), own(table()), rows(xs.back(), batch),
-                                  targets(batch), View(&sum, DType::kF64, 1, 1), rows(dx, batch),
-                                  frozen ? View() : own_grads(head()), frozen ? View() : own_grads(table()),
-                                  head_workspace.data(), loss_scale, into, tiles(table(), into));
+    UnitCall of_head = head_call(batch, xs.back(), head_workspace, into);
+    of_head.targets = targets(batch);
+    of_head.loss_sum = View(&sum, DType::kF64, 1, 1);
+    of_head.activation_gradient = rows(dx, batch);
+    if (!frozen) of_head.grads = own_grads(head()), of_head.table_grads = own_grads(table());
+    of_head.loss_scale = loss_scale;
+    model_.run(stream_, ModelCall::kHeadLossAndGradient, of_head);
     for (std::size_t u = head() - 1; u >= 1; --u) {
       Bytes& mine = all_saved ? saved[u - 1] : saved.back();
       if (recompute == Recompute::kYes) {
         mine.poison();
-        model_.block_forward(stream_, shape, own(u), rows(xs[u - 1], batch), View{}, mine.data(),
-                             workspace.data(), nullptr, tiles(u), place(u), layer(u), documents(batch),
-                             adapters(u));
+        model_.run(stream_, ModelCall::kBlockAgain, block_call(u, batch, xs[u - 1], mine, workspace));
       }
       stream_.synchronize();
       workspace.poison();
-      const View x = rows(xs[u - 1], batch);
-      if (in_halves) {
-        model_.block_backward_input(stream_, shape, own(u), x, mine.data(), rows(dx, batch), workspace.data(),
-                                    nullptr, tiles(u), place(u), layer(u), documents(batch), adapters(u));
-      } else {
-        model_.block_backward(stream_, shape, own(u), x, mine.data(), rows(dx, batch),
-                              frozen ? View() : own_grads(u), workspace.data(), into, nullptr, tiles(u, into),
-                              place(u), layer(u), documents(batch), {adapters(u), adapter_grads(u)});
-      }
+      UnitCall call = block_call(u, batch, xs[u - 1], mine, workspace, into);
+      call.activation_gradient = rows(dx, batch);
+      if (!frozen) call.grads = own_grads(u);
+      model_.run(stream_,
+                 in_halves ? ModelCall::kBlockBackwardInput
+                 : frozen  ? ModelCall::kBlockBackwardFrozen
+                           : ModelCall::kBlockBackward,
+                 call);
       stream_.synchronize();
     }
     for (std::size_t u = 1; in_halves && u < head(); ++u) {
       workspace.poison();
-      model_.block_backward_weight(stream_, shape, rows(xs[u - 1], batch), saved[u - 1].data(),
-                                   adapted ? View() : own_grads(u), workspace.data(), into,
-                                   adapted ? nullptr : tiles(u, into), place(u), adapter_grads(u));
+      UnitCall call = block_call(u, batch, xs[u - 1], saved[u - 1], workspace, into);
+      if (adapted) {
+        call.tiles = nullptr;
+      } else {
+        call.grads = own_grads(u);
+      }
+      model_.run(stream_, ModelCall::kBlockBackwardWeight, call);
       stream_.synchronize();
     }
     tiles_.reset();
@@ -271,9 +280,16 @@ class ModelRunner {
     // A tied head has written to the embedding's gradients before.
     const Bytes embedding_workspace(model_.embedding_workspace_bytes(shape));
     const Gradients into_embedding = model_.config().tied && !frozen ? Gradients::kAdd : into;
-    model_.embedding_backward(stream_, shape, ids(batch), rows(dx, batch), own_grads(0), into_embedding,
-                              embedding_workspace.data(), place(0), documents(batch),
-                              tiles(0, into_embedding));
+    model_.run(stream_, ModelCall::kEmbeddingBackward,
+               {.shape = shape,
+                .grads = own_grads(0),
+                .into = into_embedding,
+                .tiles = tiles(0, into_embedding),
+                .ids = ids(batch),
+                .activation_gradient = rows(dx, batch),
+                .workspace = embedding_workspace.data(),
+                .documents = documents(batch),
+                .dropout = place(0)});
     stream_.synchronize();
     tiles_.reset();
     return sum;
@@ -290,9 +306,9 @@ class ModelRunner {
       Bytes& to = u % 2 == 1 ? next : x;
       saved.poison();
       to.poison();
-      model_.block_forward(stream_, shape, own(u), rows(from, batch), rows(to, batch), saved.data(),
-                           workspace.data(), nullptr, tiles(u), place(u), layer(u), documents(batch),
-                           adapters(u));
+      UnitCall call = block_call(u, batch, from, saved, workspace);
+      call.output = rows(to, batch);
+      model_.run(stream_, ModelCall::kBlock, call);
       stream_.synchronize();
     }
     return std::move(head() % 2 == 1 ? x : next);
@@ -308,11 +324,43 @@ class ModelRunner {
   std::size_t table() const { return model_.config().tied ? 0 : head(); }  // the unit of the output matrix
 
  private:
-  static std::int64_t layer(std::size_t unit) { return static_cast<std::int64_t>(unit) - 1; }
+  // What all calls on a block need. One at a time: it makes the block's tiles.
+  UnitCall block_call(std::size_t unit, const Batch& batch, const Bytes& x, const Bytes& saved,
+                      const Bytes& workspace, Gradients into = Gradients::kAdd) {
+    return {.shape = batch.shape,
+            .layer = static_cast<std::int64_t>(unit) - 1,
+            .weights = own(unit),
+            .into = into,
+            .adapters = {adapters(unit), adapter_grads(unit)},
+            .tiles = tiles(unit, into),
+            .input = rows(x, batch),
+            .saved = saved.data(),
+            .workspace = workspace.data(),
+            .documents = documents(batch),
+            .dropout = place(unit)};
+  }
+  // What all calls of the head need.
+  UnitCall head_call(const Batch& batch, const Bytes& x, const Bytes& workspace,
+                     Gradients into = Gradients::kAdd) {
+    return {.shape = batch.shape,
+            .weights = own(head()),
+            .into = into,
+            .tiles = tiles(table(), into),
+            .input = rows(x, batch),
+            .workspace = workspace.data(),
+            .table = own(table())};
+  }
   void embed(const Batch& batch, const Bytes& x) {
     const Bytes workspace(model_.embedding_workspace_bytes(batch.shape));
-    model_.embedding_forward(stream_, batch.shape, own(0), ids(batch), rows(x, batch), workspace.data(),
-                             place(0), documents(batch), tiles(0));
+    model_.run(stream_, ModelCall::kEmbedding,
+               {.shape = batch.shape,
+                .weights = own(0),
+                .tiles = tiles(0),
+                .ids = ids(batch),
+                .output = rows(x, batch),
+                .workspace = workspace.data(),
+                .documents = documents(batch),
+                .dropout = place(0)});
     stream_.synchronize();
   }
   // For one call; null: the unit is whole.

@@ -16,7 +16,8 @@ NCCL = "src/comm/nccl_comm.cpp"
 GPUS = ("zg_test_cuda_comm", "*Conformance*:Nccl*:Comm*")
 NODE, PLAN = "src/train/node.cpp", "src/train/run_plan.cpp"
 TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:TensorRuns.*")
-CALL, HEAD, UNITS, MODEL = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp", "src/model/model.cpp"
+CALL, HEAD, UNITS, RUN = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp", "src/model/run.cpp"
+EMBEDDING = "src/model/embedding.cpp"
 PART = "src/model/part.cpp"
 WEIGHTS, STATE = "src/engine/weight_ops.cpp", "src/engine/state_stream.cpp"
 PARTS = ("zg_test_engine", "Models/TensorParts.InFp64*")
@@ -165,7 +166,7 @@ BUGS = (
           "(void)chunk;\n    return {time, part * time, part * time};"),), CONTEXT),
     Bug("rows count from 0 on every rank",
         (("src/model/decoder_block.cpp", "call.shape.positions(), c.heads", "call.shape.time, c.heads"),
-         ("src/model/model.cpp", "shape.positions(), rows,", "shape.time, rows,")),
+         (EMBEDDING, "call.shape.positions(), rows,", "call.shape.time, rows,")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
         ((ATTENTION, "r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch,",
@@ -184,7 +185,7 @@ BUGS = (
         ((TRAINER, "  batch.targets = shape.part.cut(batch.targets, shape.time);\n", ""),),
         ("zg_test_train", "ContextRuns.*")),
     Bug("a bias is added by every part", ((CALL, "part.part == 0 ? bias : View{}", "bias"),), PARTS),
-    Bug("positions are added by every part", ((MODEL, "Arch::kGpt2 && part_.part == 0;", "Arch::kGpt2;"),), PARTS),
+    Bug("positions are added by every part", ((EMBEDDING, "Arch::kGpt2 && call.part.part == 0;", "Arch::kGpt2;"),), PARTS),
     Bug("a piece of one's own in place of the sum of pieces",
         ((CALL, "      exchange->reduce_scatter(stream, partial, sum);\n", "      static_cast<void>(partial);\n"),), PARTS),
     Bug("the gradient of a split product's input is not summed",
@@ -197,9 +198,9 @@ BUGS = (
         ((UNITS, "vector(weight, n, all(n), init, part_.sequence);", "vector(weight, n, all(n), init, false);"),),
         PARTS),
     Bug("logits of rows without a token are not masked",
-        ((HEAD, "const Workspace w = workspace_of(call, table, call.shape.rows(), workspace, gradients);\n"
+        ((HEAD, "const Workspace w = workspace_of(call, table, gradients);\n"
           "  const std::int64_t v = call.tokens.count;",
-          "const Workspace w = workspace_of(call, table, call.shape.rows(), workspace, gradients);\n"
+          "const Workspace w = workspace_of(call, table, gradients);\n"
           "  const std::int64_t v = call.config.vocab_size;"),), PARTS),
     Bug("gradients of shared key and value heads are not summed",
         ((UNITS, "const bool copies = c.kv_heads % part.parts != 0;", "const bool copies = false;"),), PARTS),
@@ -276,7 +277,8 @@ BUGS = (
           "residual_rows(layout.options.micro_batch) * layout.model->config().width /\n"
           "         layout.options.parts.context;"),), GRID),
     Bug("grid: parts of layers have their rows at the beginning of sequences",
-        ((MODEL, "shape.positions(), rows,", "part_.parts > 1 ? RowPositions(shape.time) : shape.positions(), rows,"),), GRID),
+        ((EMBEDDING, "call.shape.positions(), rows,",
+          "call.is_part() ? RowPositions(call.shape.time) : call.shape.positions(), rows,"),), GRID),
     Bug("the input's gradient is that of the last tile",
         ((CALL, "      ops.gemm(stream, dy.col_range(first, rows.rows), rows, sum, options);\n"
           "      options.accumulate = true;\n",
@@ -313,15 +315,15 @@ BUGS = (
         ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight ||\n",
           "if (slot.kind == OpKind::kBackward ||\n"),), TILES),
     Bug("sums of tiles lie where a half of a backward keeps a gradient",
-        ((MODEL, "call.sums = tile_sums(shape, Backward::kInHalves, workspace);",
-          "call.sums = tile_sums(shape, Backward::kWhole, workspace);"),), TILES),
+        ((RUN, "call.sums = tile_sums(call.shape, model::sizes_of(kind), call.workspace);",
+          "call.sums = tile_sums(call.shape, Backward::kWhole, call.workspace);"),), TILES),
     Bug("the second half reads tiles of weights",
         (("src/model/tiles.cpp", "  if (input) add(products[i], kWeight);",
           "  if (input || weight) add(products[i], kWeight);"),), TILES),
     Bug("tables in tiles: each tile of the embedding zeroes other tokens' rows",
         (("kernels/host/embedding.cpp", "if (args.part.only && !is_here) continue;", ""),), TILES),
     Bug("tables in tiles: the loss is added with every tile",
-        ((HEAD, "first ? loss_sum : w_.discarded", "loss_sum"),), TILES),
+        ((HEAD, "first ? call_.loss_sum : w_.discarded", "call_.loss_sum"),), TILES),
     Bug("tables in tiles: the gradient of the rows is that of the last tile",
         ((HEAD, "options.accumulate = !first;", ""),), TILES),
     Bug("tables in tiles: every tile has the numbers of the first one",
@@ -348,8 +350,8 @@ BUGS = (
     Bug("tables in tiles: parts cut the rows that they have, and not those that they have room for",
         ((UNITS, "const std::int64_t all = table ? table->rows : p.rows,", "const std::int64_t all = p.rows,"),), TILES),
     Bug("tables in tiles: the positions' gradient is added with every tile",
-        ((MODEL, "const bool positions = config_.arch == Arch::kGpt2 && first == 0;",
-          "const bool positions = config_.arch == Arch::kGpt2;"),), TILES),
+        ((EMBEDDING, "const bool positions = call.config.arch == Arch::kGpt2 && first == 0;",
+          "const bool positions = call.config.arch == Arch::kGpt2;"),), TILES),
     Bug("a stage that needs no tiles has whole layers beside those that do",
         (("src/train/rank_plans.cpp", "    mine.blocks = std::max(mine.blocks, plan.choices.blocks);\n", ""),),
         ("zg_test_train", "PlansOfRanks.*")),
@@ -410,10 +412,10 @@ BUGS = (
     Bug("dropout: sequences by the rank's own numbers",
         ((ISSUE, "layout_.options.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        ((ISSUE, "const std::optional<DropoutPlace> dropout_;", "std::optional<DropoutPlace> dropout_;"),
-         (ISSUE, "  if (again) forward(View(), saved);\n",
-          "  if (again && dropout_) ++dropout_->step;\n  if (again) forward(View(), saved);\n"
-          "  if (again && dropout_) --dropout_->step;\n")), DROPOUT),
+        ((ISSUE, "    model_.run(*engine_.compute_, kind, call);\n",
+          "  {\n    UnitCall shifted = call;\n    std::optional<DropoutPlace> next = dropout_;\n"
+          "    if (next && kind == ModelCall::kBlockAgain) ++next->step;\n"
+          "    if (next) shifted.dropout = &*next;\n    model_.run(*engine_.compute_, kind, shifted);\n  }\n"),), DROPOUT),
     Bug("dropout: evaluations drop, too", ((EXECUTOR, "  dropout_step_.reset();\n", ""),), DROPOUT),
     Bug("dropout: all layers have the masks of the first",
         ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),
@@ -734,7 +736,7 @@ BUGS = (
         ((DECODER, "  b.normalise_heads(qkv);\n  b.rope(qkv, false);\n",
           "  b.rope(qkv, false);\n  b.normalise_heads(qkv);\n"),), FAMILIES),
     Bug("family: local and global frequencies swapped",
-        ((MODEL, "call.rope = window ? &window_rope_ : &rope_;", "call.rope = window ? &rope_ : &window_rope_;"),), FAMILIES),
+        ((RUN, "call.rope = window ? &window_rope_ : &rope_;", "call.rope = window ? &rope_ : &window_rope_;"),), FAMILIES),
     Bug("family: the biases of q, k and v dropped",
         ((DECODER, "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
         FAMILIES),
@@ -745,7 +747,7 @@ BUGS = (
     Bug("family: the cap of scores forgotten",
         ((ATTENTION, ".softcap = c.block.attention_softcap,", ".softcap = 0,"),), FAMILIES),
     Bug("family: the gradient of the embedding is not scaled",
-        ((MODEL, "ops().scale(s, all, factor, room), all = room;", "ops().cast(s, all, room), all = room;"),), FAMILIES),
+        ((EMBEDDING, "call.ops.scale(s, all, factor, room), all = room;", "call.ops.cast(s, all, room), all = room;"),), FAMILIES),
     Bug("family: the cap of logits is not in the loss",
         ((HEAD, "const double softcap = call.config.block.final_softcap;", "const double softcap = 0;"),), FAMILIES),
     Bug("family: parts of fused matrices are read from the first one",

@@ -172,11 +172,13 @@ TEST(PlansOfRanks, AllStagesAreInTilesIfOneIs) {
   const PlanOf plan_of = [&](int local, const std::optional<RankChoices>& choices) {
     RunPlan plan;
     if (choices) ++asked[static_cast<std::size_t>(local)];
-    plan.choices.blocks = choices ? choices->blocks : local == 1 ? Blocks::kInTiles : Blocks::kWhole;
+    plan.choices.blocks = choices      ? choices->blocks
+                          : local == 1 ? BlockTiling::kInTiles
+                                       : BlockTiling::kWhole;
     return plan;
   };
   for (const RunPlan& plan : plan_ranks(alone, 3, true, plan_of))
-    EXPECT_EQ(plan.choices.blocks, Blocks::kInTiles);
+    EXPECT_EQ(plan.choices.blocks, BlockTiling::kInTiles);
   EXPECT_EQ(asked, (std::vector<int>{1, 0, 1}));
 }
 

@@ -195,7 +195,7 @@ class StepExecutor {
   class ContextParts;
   class Exchange;
   class TileWalk;
-  class Pass;
+  class OpCalls;
   class WeightOps;
   class StateStream;
   ProgramStart begin_activity(Activity activity);

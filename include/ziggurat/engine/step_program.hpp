@@ -59,6 +59,9 @@ struct StepOp {
   bool in_tiles() const { return has(Operand::kTile) || has(Operand::kTileAccumulator); }
 };
 
+// The calls of the model that an operation consists of, in order; none where it is no work of the model.
+std::vector<ModelCall> model_calls(const Layout& layout, OpKind kind, std::int32_t unit);
+
 struct StepProgram {
   Program program;
   std::vector<StepOp> ops;  // one for each operation of `program`
@@ -81,6 +84,8 @@ struct StepPrograms {
   std::array<const StepProgram*, 7> all() const {
     return {&initialize, &first, &step, &flush, &evaluate, &save, &adopt};
   }
+  // The programs that compute: those that training and evaluation consist of.
+  std::array<const StepProgram*, 4> computing() const { return {&first, &step, &flush, &evaluate}; }
 };
 
 }  // namespace zg

@@ -1,0 +1,47 @@
+#include "model/embedding.hpp"
+
+#include "model/units.hpp"
+
+namespace zg::model {
+
+// A part adds the rows of its tokens; one of them adds the positions. The first of several tiles writes all
+// rows, each of the others the rows of its tokens.
+void embedding_forward(const Call& call) {
+  Stream& s = call.stream;
+  const bool positions = call.config.arch == Arch::kGpt2 && call.part.part == 0;
+  const View rows = call.part.sequence
+                        ? View(call.workspace, call.dtype, call.shape.rows(), call.config.width)
+                        : call.output;
+  call.for_rows(embedding::kTokens, TileUse::Kind::kWeight, [&](const View& table, std::int64_t first) {
+    call.ops.embedding(s, call.ids, table, positions ? call.weight(embedding::kPositions) : View{},
+                       call.shape.positions(), rows, call.table_part(first),
+                       documents_of_rows(call.shape, call.documents));
+  });
+  if (call.part.sequence) {
+    call.exchange->reduce_scatter(s, rows, call.output);
+    call.exchange->end(s);
+  } else {
+    call.sum_of_parts(call.output);
+  }
+  const double factor = embedding_factor(call.config, call.dtype);
+  if (factor != 1) call.ops.scale(s, call.output, factor, call.output);
+  if (call.drops(Dropped::kEmbedding)) call.drop(Dropped::kEmbedding, call.output, call.output);
+}
+
+void embedding_backward(const Call& call) {
+  Stream& s = call.stream;
+  const double factor = embedding_factor(call.config, call.dtype);
+  if (call.into == Gradients::kOverwrite) call.ops.zero(s, call.grads);
+  const View room(call.workspace, call.dtype, call.shape.rows(), call.config.width);
+  View all = call.all_rows_dropped(Dropped::kEmbedding, call.activation_gradient, room, room);
+  if (factor != 1) call.ops.scale(s, all, factor, room), all = room;
+  call.for_rows(embedding::kTokens, TileUse::Kind::kGradient, [&](const View& table, std::int64_t first) {
+    const bool positions = call.config.arch == Arch::kGpt2 && first == 0;
+    if (call.tiles != nullptr && call.into == Gradients::kOverwrite) call.ops.zero(s, table);
+    call.ops.embedding_backward(s, call.ids, all, call.shape.positions(), table,
+                                positions ? call.grad(embedding::kPositions) : View{}, call.table_part(first),
+                                documents_of_rows(call.shape, call.documents));
+  });
+}
+
+}  // namespace zg::model

@@ -1,0 +1,287 @@
+// Model::run(): checks the operands of a call, and hands them to what computes it.
+#include <algorithm>
+
+#include "model/block.hpp"
+#include "model/block_attention.hpp"
+#include "model/embedding.hpp"
+#include "model/head.hpp"
+#include "model/units.hpp"
+#include "ziggurat/model/model.hpp"
+
+namespace zg {
+namespace {
+
+using enum ModelCall;
+
+// The operands of UnitCall that some calls need and others leave alone, as bits.
+enum Operands : unsigned {
+  kWeights = 1u << 0,
+  kGrads = 1u << 1,
+  kIds = 1u << 2,
+  kInput = 1u << 3,
+  kOutput = 1u << 4,
+  kActivationGradient = 1u << 5,
+  kSaved = 1u << 6,
+  kWorkspace = 1u << 7,
+  kPast = 1u << 8,
+  kTable = 1u << 9,
+  kTableGrads = 1u << 10,
+  kTargets = 1u << 11,
+  kLossSum = 1u << 12,
+  kLogits = 1u << 13,
+  kAdapterWeights = 1u << 14,
+  kAdapterGrads = 1u << 15
+};
+
+enum class Part { kEmbedding, kBlock, kHead };  // of the model
+
+// What a call computes with. A call takes those that it needs and those that it may have; the adapters it
+// needs if its block has some.
+struct CallForm {
+  const char* name;
+  Part part;
+  unsigned needs, may;
+};
+CallForm form_of(ModelCall kind) {
+  constexpr unsigned kBackward = kWeights | kInput | kActivationGradient | kSaved | kWorkspace;
+  constexpr unsigned kHead = kWeights | kTable | kInput | kWorkspace;
+  switch (kind) {
+    case kEmbedding:
+      return {"embedding", Part::kEmbedding, kWeights | kIds | kOutput, kWorkspace};
+    case kEmbeddingBackward:
+      return {"backward of the embedding", Part::kEmbedding, kGrads | kIds | kActivationGradient, kWorkspace};
+    case kBlock:
+      return {"block", Part::kBlock, kWeights | kInput | kOutput | kSaved | kWorkspace, kAdapterWeights};
+    case kBlockAgain:
+      return {"block again", Part::kBlock, kWeights | kInput | kSaved | kWorkspace, kAdapterWeights};
+    case kBlockNext:
+      return {"next tokens of a block", Part::kBlock,
+              kWeights | kInput | kOutput | kSaved | kWorkspace | kPast, kAdapterWeights};
+    case kBlockBackward:
+      return {"backward of a block", Part::kBlock, kBackward | kGrads, kAdapterWeights};
+    case kBlockBackwardFrozen:
+      return {"backward of a frozen block", Part::kBlock, kBackward, kAdapterWeights | kAdapterGrads};
+    case kBlockBackwardInput:
+      return {"first half of a backward", Part::kBlock, kBackward, kAdapterWeights};
+    case kBlockBackwardWeight:
+      return {"second half of a backward", Part::kBlock, kInput | kSaved | kWorkspace,
+              kGrads | kAdapterGrads};
+    case kHeadLoss:
+      return {"loss", Part::kHead, kHead | kTargets | kLossSum, 0};
+    case kHeadLossAndGradient:
+      return {"loss and its gradient", Part::kHead, kHead | kTargets | kLossSum | kActivationGradient,
+              kGrads | kTableGrads};
+    case kHeadLogits:
+      return {"logits", Part::kHead, kHead | kLogits, 0};
+  }
+  ZG_ASSERT(false, "call {}", static_cast<int>(kind));
+  return {};
+}
+
+// The operands that the call has.
+unsigned operands_of(const UnitCall& c) {
+  const auto bit = [](bool has, Operands operand) { return has ? unsigned{operand} : 0u; };
+  const auto view = [&](const View& v, Operands operand) { return bit(static_cast<bool>(v), operand); };
+  return view(c.weights, kWeights) | view(c.grads, kGrads) | view(c.ids, kIds) | view(c.input, kInput) |
+         view(c.output, kOutput) | view(c.activation_gradient, kActivationGradient) |
+         bit(c.saved != nullptr, kSaved) | bit(c.workspace != nullptr, kWorkspace) | view(c.past, kPast) |
+         view(c.table, kTable) | view(c.table_grads, kTableGrads) | view(c.targets, kTargets) |
+         view(c.loss_sum, kLossSum) | view(c.logits, kLogits) | view(c.adapters.weights, kAdapterWeights) |
+         view(c.adapters.grads, kAdapterGrads);
+}
+
+// The call without the operands that its kind leaves alone.
+UnitCall only_taken(const CallForm& form, UnitCall c) {
+  const unsigned taken = form.needs | form.may;
+  const auto drop = [&](Operands operand, View& view) {
+    if ((taken & operand) == 0) view = {};
+  };
+  drop(kWeights, c.weights), drop(kGrads, c.grads), drop(kIds, c.ids), drop(kInput, c.input),
+      drop(kOutput, c.output);
+  drop(kActivationGradient, c.activation_gradient), drop(kPast, c.past), drop(kTable, c.table),
+      drop(kTableGrads, c.table_grads);
+  drop(kTargets, c.targets), drop(kLossSum, c.loss_sum), drop(kLogits, c.logits);
+  drop(kAdapterWeights, c.adapters.weights), drop(kAdapterGrads, c.adapters.grads);
+  return c;
+}
+
+// Checks the operands of a call of a kind, of which it has only what the kind takes.
+class Checks {
+ public:
+  Checks(const Model& model, ModelCall kind, const CallForm& form, const UnitCall& call)
+      : model_(model),
+        kind_(kind),
+        form_(form),
+        call_(call),
+        t_(model.dtype()),
+        a_(model.accumulator_dtype()) {}
+
+  // unit: of the call; table: the one with the output matrix.
+  void run(const Unit& unit, const Unit& table) const {
+    const unsigned missing = form_.needs & ~operands_of(call_);
+    ZG_ASSERT(missing == 0, "{}: operands are missing (bits {:#x})", form_.name, missing);
+    shape();
+    flat(call_.weights, unit, t_);
+    flat(call_.grads, unit, a_);
+    flat(call_.table, table, t_);
+    flat(call_.table_grads, table, a_);
+    for (const View& v : {call_.input, call_.output, call_.activation_gradient})
+      rows(v, model_.residual_rows(call_.shape), model_.config().width, t_);
+    ZG_ASSERT(!call_.input ||
+              (call_.input.data != call_.output.data && call_.input.data != call_.activation_gradient.data));
+    for (const View& v : {call_.ids, call_.targets}) ints(v, call_.shape.rows());
+    ZG_ASSERT(!call_.documents || call_.shape.documents, "the shape says that there are no documents");
+    if (call_.shape.documents) ints(call_.documents, call_.shape.document_numbers());
+    if (form_.part == Part::kBlock) return block(unit);
+    if (form_.part == Part::kHead) return head(table);
+    ZG_ASSERT_EQ(unit.in_tiles(), call_.tiles != nullptr);
+  }
+
+ private:
+  void shape() const {
+    const BatchShape& s = call_.shape;
+    ZG_ASSERT_LE(1, s.sequences);
+    ZG_ASSERT_LE(1, s.time);
+    ZG_ASSERT_LE(s.first + s.time * s.part.parts, model_.config().longest_sequence());
+    const ModelPart& part = model_.part();
+    ZG_ASSERT(!part.sequence || s.rows() % part.parts == 0, "{} rows for {} parts", s.rows(), part.parts);
+  }
+  void flat(const View& view, const Unit& unit, DType dtype) const {
+    if (view) elements(view, unit, unit.tiles.front(), dtype);
+  }
+  void elements(const View& view, const Unit& unit, const Tile& tile, DType dtype) const {
+    ZG_ASSERT(view.rows == 1 && view.cols == tile.count && view.dtype == dtype,
+              "{}: {} has {} elements of {}, given {} x {} of {}", form_.name, unit.name, tile.count,
+              name_of(dtype), view.rows, view.cols, name_of(view.dtype));
+  }
+  void rows(const View& x, std::int64_t rows, std::int64_t columns, DType dtype) const {
+    ZG_ASSERT(!x || (x.rows == rows && x.cols == columns && x.dtype == dtype),
+              "{}: {} x {} of {}, not {} x {} of {}", form_.name, x.rows, x.cols, name_of(x.dtype), rows,
+              columns, name_of(dtype));
+  }
+  void ints(const View& view, std::int64_t count) const { rows(view, 1, count, DType::kI32); }
+
+  void block(const Unit& unit) const {
+    const bool second_half = kind_ == kBlockBackwardWeight;
+    ZG_ASSERT_EQ(unit.in_tiles() && (!second_half || call_.grads), call_.tiles != nullptr);
+    ZG_ASSERT(call_.shape.part.parts == 1 || call_.context != nullptr || second_half,
+              "a part of {} of each sequence, and no others", call_.shape.part.parts);
+    // The adapters are a tile of their own, the last one, and the only parameters of their block that are
+    // trained.
+    const auto adapters = [&](Operands operand, const View& view, DType dtype) {
+      if ((form_.may & operand) == 0) return;
+      ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
+      if (view) elements(view, unit, unit.tiles.back(), dtype);
+    };
+    adapters(kAdapterWeights, call_.adapters.weights, t_);
+    adapters(kAdapterGrads, call_.adapters.grads, a_);
+    ZG_ASSERT(!unit.adapted || !call_.grads, "{} has adapters, and its own gradients", unit.name);
+    ZG_ASSERT(!second_half || unit.adapted || call_.grads, "{} has no gradients", unit.name);
+    if (kind_ == kBlockNext) next(unit);
+  }
+  void next(const Unit& unit) const {
+    const BatchShape& s = call_.shape;
+    rows(call_.past, call_.past.rows, model_.past_columns(), t_);
+    ZG_ASSERT(model_.part().parts == 1 && !unit.in_tiles() && s.part.parts == 1 && s.sequences == 1);
+    ZG_ASSERT(s.first == 0 || s.time == 1, "{} tokens behind {}", s.time, s.first);
+    ZG_ASSERT_EQ(t_, a_);
+    ZG_ASSERT_LE(s.first + s.time, call_.past.rows);
+  }
+  void head(const Unit& table) const {
+    ZG_ASSERT_EQ(table.in_tiles(), call_.tiles != nullptr);
+    rows(call_.loss_sum, 1, 1, DType::kF64);
+    rows(call_.logits, call_.shape.rows(), model_.config().vocab_size, a_);
+    ZG_ASSERT(kind_ != kHeadLogits || (model_.part().parts == 1 && !table.in_tiles()),
+              "a part, or a tile, has the logits of some tokens alone");
+  }
+
+  const Model& model_;
+  const ModelCall kind_;
+  const CallForm& form_;
+  const UnitCall& call_;
+  const DType t_, a_;
+};
+
+}  // namespace
+
+void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
+  model::Call call = call_of(s, kind, given);
+  switch (kind) {
+    case kEmbedding:
+      return model::embedding_forward(call);
+    case kEmbeddingBackward:
+      return model::embedding_backward(call);
+    case kBlock:
+    case kBlockAgain:
+    case kBlockNext:
+      set_layer(call);
+      return model::block_forward(call);
+    case kBlockBackward:
+    case kBlockBackwardFrozen:
+    case kBlockBackwardInput:
+      set_layer(call);
+      call.sums = tile_sums(call.shape, model::sizes_of(kind), call.workspace);
+      return model::block_backward(call);
+    case kBlockBackwardWeight:
+      return model::block_backward_weight(call);
+    case kHeadLoss:
+    case kHeadLossAndGradient:
+    case kHeadLogits:
+      return model::run_head(call, table_call(call));
+  }
+}
+
+// The call as it is computed, once its operands are checked.
+model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) const {
+  ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");
+  ZG_ASSERT(part_.parts == 1 || exchange_ != nullptr,
+            "a part of a model computes with the other parts alone");
+  const CallForm form = form_of(kind);
+  const UnitCall taken = only_taken(form, given);
+  const Unit& unit = form.part == Part::kEmbedding ? units_.front()
+                     : form.part == Part::kHead    ? units_.back()
+                                                   : units_[1];  // all blocks have the same parameters
+  Checks(*this, kind, form, taken).run(unit, config_.tied ? units_.front() : units_.back());
+  const std::int64_t workspace = form.part == Part::kEmbedding ? embedding_workspace_bytes(taken.shape) : 0;
+  ZG_ASSERT(workspace == 0 || taken.workspace != nullptr, "{}: no workspace", form.name);
+  return {taken,
+          kind,
+          *ops_,
+          s,
+          here_,
+          dtype_,
+          unit,
+          logits_bytes_,
+          part_,
+          model::tokens_of(config_, part_),
+          config_.vocab_size,
+          exchange_};
+}
+
+void Model::set_layer(model::Call& call) const {
+  ZG_ASSERT(call.layer < config_.layers, "layer {} of {}", call.layer, config_.layers);
+  ZG_ASSERT(call.layer >= 0 || !config_.layers_differ(),
+            "layers differ, and a call does not say which it is of");
+  const std::int64_t layer = std::max<std::int64_t>(call.layer, 0);
+  if (config_.arch == Arch::kGpt2) {
+    call.rule = model::gpt2_attention_rule(config_, layer);
+    return;
+  }
+  const bool window = config_.has_window(layer);
+  const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
+  call.rule = model::attention_rule(config_, window, sequence);
+  call.rope = window ? &window_rope_ : &rope_;
+}
+
+model::Call Model::table_call(const model::Call& head) const {
+  UnitCall operands = head;
+  operands.weights = head.table, operands.grads = head.table_grads;
+  const Unit& unit = config_.tied ? units_.front() : units_.back();
+  model::Call call{operands, head.model_call,   head.ops,  head.stream, head.config,           head.dtype,
+                   unit,     head.logits_bytes, head.part, head.tokens, head.whole_vocabulary, head.exchange};
+  call.matrix = model::table_index(config_, units_);
+  call.matrix_rows = model::head_columns(here_, *sizes_);
+  return call;
+}
+
+}  // namespace zg

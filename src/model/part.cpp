@@ -148,6 +148,9 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
         if (!config_.lora.on() || adapters.has(static_cast<model::AdapterInput>(input))) gather();
       }
       break;
+    case ModelCall::kBlockNext:
+    case ModelCall::kHeadLogits:
+      break;  // calls of whole models
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {
       gather();

@@ -384,7 +384,11 @@ TEST_F(Documents, AFileOf100GBNeedsNoMemory) {
   EXPECT_EQ(data.train_tokens(), tokens);
   Batch batch;
   for (std::int64_t step = 0; step < 200; ++step) data.train_batch(1, step, 0, 4, batch);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose own memory would be counted
   EXPECT_LT(resident_bytes() - before, 16 * kMiB);
+#else
+  static_cast<void>(before);
+#endif
 }
 
 }  // namespace

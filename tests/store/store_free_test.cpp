@@ -20,7 +20,7 @@ TEST(StoreFree, ExtentsMoveToTheFasterDriveAndKeepTheirContents) {
   options.backend = io::Backend::kRam;
   options.block_size = 64 * 1024;
   std::vector<io::DriveOptions> drives;
-  for (const double speed : {50e6, 400e6}) {
+  for (const double speed : {10e6, 80e6}) {
     drives.push_back({.bytes = 2 * kSegments * kBytes});
     drives.back().ram = io::RamModel{.bytes_per_second = speed};
   }

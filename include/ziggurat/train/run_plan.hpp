@@ -51,9 +51,9 @@ struct Hardware {
 
 // What a plan chooses that all ranks must have in common.
 struct RankChoices {
-  std::int32_t gather_ahead = 0;   // StepPrograms
+  std::int32_t gather_ahead = 0;             // StepPrograms
   BlockTiling blocks = BlockTiling::kWhole;  // Model
-  bool pins = true;                // whether checkpoints may pin state where it lies on the drives
+  bool pins = true;                          // whether checkpoints may pin state where it lies on the drives
   bool operator==(const RankChoices&) const = default;
 };
 

@@ -15,7 +15,7 @@ using Choices = std::vector<Axis::Choice>;
 int ranks_of(Run r) {
   return r.ranks();
 }
-// Makes a section "tiers" that says nothing.
+// Adds a section "tiers" that leaves all defaults as they are.
 constexpr const char* kTiers = "tiers.read_ahead=auto";
 // With a section "tiers", what no offload section places goes wherever there is room.
 constexpr const char* kAnywhere =

@@ -1,5 +1,5 @@
-// Enqueues the operations of step programs: each calls of the model (OpCalls), something that is done with
-// a weight or gradient (WeightOps), or a transfer between the stages of a pipeline.
+// Enqueues the operations of step programs. An operation consists of calls of the model (OpCalls), works on a
+// weight or gradient (WeightOps), or transfers something between the stages of a pipeline.
 #include <bit>
 #include <optional>
 
@@ -129,14 +129,15 @@ void StepExecutor::OpCalls::run() {
 
 UnitCall StepExecutor::OpCalls::operands() {
   const Layout& layout = engine_.layout_;
-  // A unit in tiles: the first one. A tied head reads the embedding's weight, and has a sum of its own there.
+  // These are the first tiles where the units are in tiles. A tied head uses the embedding's weight and
+  // accumulator as its output matrix.
   const Layout::UnitTensors &unit = layout.unit(op_.unit), &embedding = layout.unit(0);
   UnitCall call;
   call.shape = shape_;
   call.layer = op_.unit - 1;
   call.weights = flat(Operand::kWeight, unit.weight, unit);
   call.grads = flat(Operand::kAccumulator, unit.accumulator, unit);
-  // What the first micro-batch finds in an accumulator is left over from others.
+  // The first micro-batch finds garbage in an accumulator.
   call.into = op_.first ? Gradients::kOverwrite : Gradients::kAdd;
   call.adapters = adapters();
   call.tiles = walk_ ? &*walk_ : nullptr;

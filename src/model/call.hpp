@@ -111,7 +111,9 @@ struct Call : UnitCall {
   // A call on a block: how its layer attends and rotates heads.
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
-  View sinks = {}, d_sinks = {};  // of the heads, and their gradient; null: there are none, or none is wanted
+  // Attention sinks of the heads [1, heads] and their gradient. Null sinks: the block has none. A null
+  // gradient: the call does not compute it.
+  View sinks = {}, d_sinks = {};
 
   bool is_part() const { return part.parts > 1; }
   // The rows of the embedding from `first` on that a part has, or one of its tiles.

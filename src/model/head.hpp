@@ -30,10 +30,11 @@ std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_
 std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
                         const OpSizes& sizes, const HeadRoom& room, HeadGradients gradients);
 
-// The call's unit is the head. `table` is the same call on the unit that has the output matrix
-// [head_columns(), C], of which a part has the rows of its tokens; its gradient is computed unless that call
-// has none, and those of the norm unless the first one has none. x and dx have the part's rows of the
-// residual stream, the loss is that of all rows and all tokens.
+// Computes a call of the head. `call` has the head's unit, and `table` is the same call on the unit that
+// holds the output matrix [head_columns(), C]; a tensor-parallel part has the rows of its own tokens. Null
+// table.grads: the gradient of the output matrix is not computed. Null call.grads: the gradients of the norm
+// are not computed. The loss is summed over all rows and all tokens, also where the part holds only some rows
+// of the residual stream.
 void run_head(const Call& call, const Call& table);
 
 }  // namespace zg::model

@@ -35,8 +35,8 @@ enum Operands : unsigned {
 
 enum class Part { kEmbedding, kBlock, kHead };  // of the model
 
-// What a call computes with. A call takes those that it needs and those that it may have; the adapters it
-// needs if its block has some.
+// The operands that a kind of call needs, and those that it may have besides. It needs adapters if its block
+// has some.
 struct CallForm {
   const char* name;
   Part part;
@@ -78,34 +78,43 @@ CallForm form_of(ModelCall kind) {
   return {};
 }
 
-// The operands that the call has.
-unsigned operands_of(const UnitCall& c) {
-  const auto bit = [](bool has, Operands operand) { return has ? unsigned{operand} : 0u; };
-  const auto view = [&](const View& v, Operands operand) { return bit(static_cast<bool>(v), operand); };
-  return view(c.weights, kWeights) | view(c.grads, kGrads) | view(c.ids, kIds) | view(c.input, kInput) |
-         view(c.output, kOutput) | view(c.activation_gradient, kActivationGradient) |
-         bit(c.saved != nullptr, kSaved) | bit(c.workspace != nullptr, kWorkspace) | view(c.past, kPast) |
-         view(c.table, kTable) | view(c.table_grads, kTableGrads) | view(c.targets, kTargets) |
-         view(c.loss_sum, kLossSum) | view(c.logits, kLogits) | view(c.adapters.weights, kAdapterWeights) |
-         view(c.adapters.grads, kAdapterGrads);
-}
+struct NamedView {
+  Operands operand;
+  const char* name;
+  View& (*of)(UnitCall&);
+};
+constexpr NamedView kViews[] = {
+    {kWeights, "weights", [](UnitCall& c) -> View& { return c.weights; }},
+    {kGrads, "grads", [](UnitCall& c) -> View& { return c.grads; }},
+    {kIds, "ids", [](UnitCall& c) -> View& { return c.ids; }},
+    {kInput, "input", [](UnitCall& c) -> View& { return c.input; }},
+    {kOutput, "output", [](UnitCall& c) -> View& { return c.output; }},
+    {kActivationGradient, "activation_gradient", [](UnitCall& c) -> View& { return c.activation_gradient; }},
+    {kPast, "past", [](UnitCall& c) -> View& { return c.past; }},
+    {kTable, "table", [](UnitCall& c) -> View& { return c.table; }},
+    {kTableGrads, "table_grads", [](UnitCall& c) -> View& { return c.table_grads; }},
+    {kTargets, "targets", [](UnitCall& c) -> View& { return c.targets; }},
+    {kLossSum, "loss_sum", [](UnitCall& c) -> View& { return c.loss_sum; }},
+    {kLogits, "logits", [](UnitCall& c) -> View& { return c.logits; }},
+    {kAdapterWeights, "adapters.weights", [](UnitCall& c) -> View& { return c.adapters.weights; }},
+    {kAdapterGrads, "adapters.grads", [](UnitCall& c) -> View& { return c.adapters.grads; }}};
 
-// The call without the operands that its kind leaves alone.
+// The call without the operands that its kind leaves alone. An operand that the kind needs must be there.
 UnitCall only_taken(const CallForm& form, UnitCall c) {
-  const unsigned taken = form.needs | form.may;
-  const auto drop = [&](Operands operand, View& view) {
-    if ((taken & operand) == 0) view = {};
+  const auto expect = [&](Operands operand, const char* name, bool given) {
+    ZG_ASSERT(given || (form.needs & operand) == 0, "{}: the operand {} is missing", form.name, name);
   };
-  drop(kWeights, c.weights), drop(kGrads, c.grads), drop(kIds, c.ids), drop(kInput, c.input),
-      drop(kOutput, c.output);
-  drop(kActivationGradient, c.activation_gradient), drop(kPast, c.past), drop(kTable, c.table),
-      drop(kTableGrads, c.table_grads);
-  drop(kTargets, c.targets), drop(kLossSum, c.loss_sum), drop(kLogits, c.logits);
-  drop(kAdapterWeights, c.adapters.weights), drop(kAdapterGrads, c.adapters.grads);
+  for (const NamedView& named : kViews) {
+    View& view = named.of(c);
+    expect(named.operand, named.name, static_cast<bool>(view));
+    if (((form.needs | form.may) & named.operand) == 0) view = {};
+  }
+  expect(kSaved, "saved", c.saved != nullptr);
+  expect(kWorkspace, "workspace", c.workspace != nullptr);
   return c;
 }
 
-// Checks the operands of a call of a kind, of which it has only what the kind takes.
+// Checks sizes and types of the operands of a call, which are those that its kind takes.
 class Checks {
  public:
   Checks(const Model& model, ModelCall kind, const CallForm& form, const UnitCall& call)
@@ -118,8 +127,6 @@ class Checks {
 
   // unit: of the call; table: the one with the output matrix.
   void run(const Unit& unit, const Unit& table) const {
-    const unsigned missing = form_.needs & ~operands_of(call_);
-    ZG_ASSERT(missing == 0, "{}: operands are missing (bits {:#x})", form_.name, missing);
     shape();
     flat(call_.weights, unit, t_);
     flat(call_.grads, unit, a_);

@@ -368,6 +368,42 @@ TEST(Head, ChunksAddUpToTheWhole) {
   EXPECT_LT(difference(a, b), kFp64);
 }
 
+// A call names the operand that it lacks or that does not fit, and leaves alone what its kind does not take.
+TEST(CallOperandsDeathTest, AreNamedWhereTheyAreMissingOrDoNotFit) {
+  HostStream s("test", HostStream::Mode::kInline);
+  ModelRunner r(reference_gpt2(), DType::kF64, host_ops(), s);
+  r.fill(reference_weight);
+  const Model& model = r.model();
+  const BatchShape shape{1, 3};
+  const Bytes x(model.checkpoint_bytes(shape)), out(x.size()), saved(model.saved_bytes(shape)),
+      workspace(model.block_workspace_bytes(shape));
+  const auto rows = [&](const Bytes& b) { return View(b.data(), DType::kF64, 3, model.config().width); };
+  std::memset(x.data(), 0, static_cast<std::size_t>(x.size()));
+  const UnitCall good{.shape = shape,
+                      .weights = r.weights(1),
+                      .input = rows(x),
+                      .output = rows(out),
+                      .saved = saved.data(),
+                      .workspace = workspace.data()};
+  model.run(s, ModelCall::kBlock, good);
+  const Bytes before(saved.size());
+  std::memcpy(before.data(), saved.data(), static_cast<std::size_t>(saved.size()));
+  UnitCall call = good;
+  call.output = View(out.data(), DType::kF32, 1, 1);  // kBlockAgain has no output
+  model.run(s, ModelCall::kBlockAgain, call);
+  EXPECT_TRUE(saved == before);
+  EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "block: 1 x 1 of f32, not 3 x ");
+  call = good, call.weights = {};
+  EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "block: the operand weights is missing");
+  call = good, call.saved = nullptr;
+  EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "block: the operand saved is missing");
+  call = good, call.weights = r.weights(0);
+  EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "block: block.0 has .* elements of f64, given 1 x ");
+  EXPECT_DEATH(model.run(s, ModelCall::kBlockBackward, good), "the operand grads is missing");
+  call = good, call.output = good.input;
+  EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "assertion failed");
+}
+
 // Products as a GPU wants them: rows of all operands are multiples of 16 bytes.
 struct PaddedOps final : NaiveOps {
   bool pads_logits() const override { return true; }

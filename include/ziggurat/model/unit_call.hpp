@@ -57,7 +57,7 @@ struct AdapterViews {
 
 // The calls of a model. Each needs the operands of UnitCall that it names here, and leaves those alone that
 // it does not. All take a shape; tiles, documents, dropout, context and adapters are as the unit and the
-// shape say. N, C, V, T and A are those of model.hpp.
+// shape say. model.hpp defines N, C, V, T and A.
 //
 // A backward takes the documents and the dropout of its forward. A block's forward that runs again on the
 // same input gives the same bits, so activations can be recomputed.
@@ -74,14 +74,13 @@ enum class ModelCall : std::uint8_t {
   // input, saved, workspace.
   kBlockAgain,
   // kBlock for one sequence whose keys and values are kept, so that it can be continued: for its first tokens
-  // (shape.first 0), or for one more after shape.first others. Finds in `past` the rotated keys and the
-  // values
-  // of the tokens before, and appends those of its own. Only a whole model whose T is A has this call. Needs
-  // weights, input, output, saved, workspace, past.
+  // (shape.first 0), or for one more after shape.first others. `past` holds the rotated keys and the values
+  // of the earlier tokens; the call appends the keys and values of its own tokens. The model must be whole,
+  // and T must be A. Needs weights, input, output, saved, workspace, past.
   kBlockNext,
   // The backward of a block in one call: activation_gradient, the gradient of the output, becomes the
-  // gradient
-  // of the input. Destroys `saved`. Needs weights, grads, input, activation_gradient, saved, workspace.
+  // gradient of the input. Destroys `saved`. Needs weights, grads, input, activation_gradient, saved,
+  // workspace.
   kBlockBackward,
   // The same for a block whose own parameters are frozen, as they always are beside adapters: it computes the
   // gradients of the adapters alone. Needs the same without grads; workspace as Backward::kFrozen says.
@@ -97,14 +96,12 @@ enum class ModelCall : std::uint8_t {
   // targets, loss_sum, workspace.
   kHeadLoss,
   // The same, and activation_gradient = loss_scale * the gradient of the sum by the input. loss_scale also
-  // multiplies grads and table_grads (the same view where the head is not tied), and all gradients that
-  // follow
-  // from activation_gradient; whoever uses them divides by it. Null grads or table_grads are not computed;
-  // without grads the workspace is as large as HeadGradients::kFrozen says. Needs activation_gradient
-  // besides.
+  // multiplies grads, table_grads (the same view where the head is not tied) and every later gradient;
+  // whoever uses one divides by it. The call skips null grads or table_grads; without grads the workspace is
+  // as large as HeadGradients::kFrozen says. Needs activation_gradient besides.
   kHeadLossAndGradient,
-  // logits of the rows of the input, before they are capped (capped_logit()). Only a whole model whose units
-  // are whole has this call. Needs weights, table, input, logits, workspace.
+  // logits of the rows of the input, before they are capped (capped_logit()). The model and its units must be
+  // whole. Needs weights, table, input, logits, workspace.
   kHeadLogits
 };
 

@@ -63,9 +63,9 @@ class OpCases {
                  stats = take.out(at.a, at.m.rows(), stats_columns);
       return [=](Stream& s) {
         if (at.m.llama) {
-          at.ops->rmsnorm(s, x, w, kEps, y, stats);
+          at.ops->rmsnorm(s, {.x = x, .w = w, .eps = kEps, .y = y, .stats = stats});
         } else {
-          at.ops->layernorm(s, x, w, b, kEps, y, stats);
+          at.ops->layernorm(s, {.x = x, .w = w, .b = b, .eps = kEps, .y = y, .stats = stats});
         }
       };
     });
@@ -78,9 +78,17 @@ class OpCases {
                      scratch = take.scratch(at.a, at.ops->row_groups(), 2 * at.m.width);
           return [=](Stream& s) {
             if (at.m.llama) {
-              at.ops->rmsnorm_backward(s, dy, x, w, stats, dx, dw, scratch);
+              at.ops->rmsnorm_backward(
+                  s, {.dy = dy, .x = x, .w = w, .stats = stats, .dx = dx, .dw = dw, .scratch = scratch});
             } else {
-              at.ops->layernorm_backward(s, dy, x, w, stats, dx, dw, db, scratch);
+              at.ops->layernorm_backward(s, {.dy = dy,
+                                             .x = x,
+                                             .w = w,
+                                             .stats = stats,
+                                             .dx = dx,
+                                             .dw = dw,
+                                             .db = db,
+                                             .scratch = scratch});
             }
           };
         });
@@ -118,7 +126,14 @@ class OpCases {
       take.count(2.0 * static_cast<double>(at.m.rows() * 2 * at.m.heads * at.m.head_size) *
                  static_cast<double>(size_of(at.t)));
       const RopeTable table = rope_table(10000, at.m.head_size / 2);
-      return [=](Stream& s) { at.ops->rope(s, x, at.m.time, 2 * at.m.heads, at.m.head_size, table, false); };
+      return [=](Stream& s) {
+        at.ops->rope(s, {.x = x,
+                         .positions = at.m.time,
+                         .heads = 2 * at.m.heads,
+                         .head_size = at.m.head_size,
+                         .table = table,
+                         .inverse = false});
+      };
     });
   }
 
@@ -129,7 +144,9 @@ class OpCases {
       const View ids = take.ids(n, v), wte = take.uncounted(Content::kNumbers, at.t, v, c),
                  wpe = at.m.llama ? View{} : take.in(at.t, at.m.time, c), out = take.out(at.t, n, c);
       take.count(static_cast<double>(n) * row);  // as many rows of the table as there are tokens
-      return [=](Stream& s) { at.ops->embedding(s, ids, wte, wpe, at.m.time, out); };
+      return [=](Stream& s) {
+        at.ops->embedding(s, {.ids = ids, .wte = wte, .wpe = wpe, .positions = at.m.time, .out = out});
+      };
     });
     add("embedding_backward", n, c, [=, at = at_](Takes& take) -> Work {
       const View ids = take.ids(n, v), dout = take.in(at.t, n, c),
@@ -139,7 +156,10 @@ class OpCases {
       const double named =
           static_cast<double>(std::min(n, v)) * static_cast<double>(c) * static_cast<double>(size_of(at.a));
       take.count(2 * named);
-      return [=](Stream& s) { at.ops->embedding_backward(s, ids, dout, at.m.time, dwte, dwpe); };
+      return [=](Stream& s) {
+        at.ops->embedding_backward(
+            s, {.ids = ids, .dout = dout, .positions = at.m.time, .dwte = dwte, .dwpe = dwpe});
+      };
     });
   }
 
@@ -155,7 +175,14 @@ class OpCases {
                  scratch = take.scratch(DType::kF64, 1, Ops::kSumPartials);
       take.count(static_cast<double>(n * v * each));
       const View logits = wide.col_range(0, v), dlogits = d_wide.col_range(0, v);
-      return [=](Stream& s) { at.ops->cross_entropy(s, logits, targets, sum, dlogits, scratch, 1); };
+      return [=](Stream& s) {
+        at.ops->cross_entropy(s, {.logits = logits,
+                                  .targets = targets,
+                                  .loss_sum = sum,
+                                  .dlogits = dlogits,
+                                  .scratch = scratch,
+                                  .scale = 1});
+      };
     });
   }
 

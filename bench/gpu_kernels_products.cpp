@@ -182,15 +182,24 @@ std::vector<Case> attention_cases(Device& device, const Options& options, DType 
     };
     add("attention", forward, [=, &ops](Takes& take) -> Work {
       const auto v = operands(take);
-      return [=, &ops](Stream& s) { ops.attention(s, v.qkv, shape, v.o, v.lse, v.scratch); };
+      return [=, &ops](Stream& s) {
+        ops.attention(s, {.qkv = v.qkv, .shape = shape, .o = v.o, .lse = v.lse, .scratch = v.scratch});
+      };
     });
     // Its operands o and lse are the forward's, which takes the same places.
     const bool twice = options.deterministic && options.attention != "cudnn";
     add("attention_backward", (twice ? 3.5 : 2.5) * forward, [=, &ops](Takes& take) -> Work {
       const auto v = operands(take);
       const View d_o = take.in(dtype, m.rows(), q), dqkv = take.out(dtype, m.rows(), 3 * q);
-      return
-          [=, &ops](Stream& s) { ops.attention_backward(s, v.qkv, v.o, v.lse, d_o, shape, dqkv, v.scratch); };
+      return [=, &ops](Stream& s) {
+        ops.attention_backward(s, {.qkv = v.qkv,
+                                   .o = v.o,
+                                   .lse = v.lse,
+                                   .d_o = d_o,
+                                   .shape = shape,
+                                   .dqkv = dqkv,
+                                   .scratch = v.scratch});
+      };
     });
   }
   return cases;

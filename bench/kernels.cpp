@@ -107,12 +107,15 @@ void add_memory_bound() {
   add("layernorm", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
     const View x = full(o, t), y = full(o, t), w = o.make(t, 1, kWidth), b = o.make(t, 1, kWidth),
                stats = o.make(DType::kF32, kRows, 2);
-    return {[=, &s] { host_ops().layernorm(s, x, w, b, 1e-5, y, stats); }, bytes(t, 2)};
+    return {
+        [=, &s] { host_ops().layernorm(s, {.x = x, .w = w, .b = b, .eps = 1e-5, .y = y, .stats = stats}); },
+        bytes(t, 2)};
   });
   add("rmsnorm", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
     const View x = full(o, t), y = full(o, t), w = o.make(t, 1, kWidth),
                stats = o.make(DType::kF32, kRows, 1);
-    return {[=, &s] { host_ops().rmsnorm(s, x, w, 1e-5, y, stats); }, bytes(t, 2)};
+    return {[=, &s] { host_ops().rmsnorm(s, {.x = x, .w = w, .eps = 1e-5, .y = y, .stats = stats}); },
+            bytes(t, 2)};
   });
 }
 
@@ -129,14 +132,25 @@ void add_compute_bound() {
   add("attention", true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
     const View qkv = o.make(t, 1024, 3 * c), out = o.make(t, 1024, c), lse = o.make(DType::kF32, 12, 1024),
                scratch = o.scratch(host_ops().attention_scratch_bytes(t, shape));
-    return {[=, &s] { host_ops().attention(s, qkv, shape, out, lse, scratch); }, flops};
+    return {[=, &s] {
+              host_ops().attention(s, {.qkv = qkv, .shape = shape, .o = out, .lse = lse, .scratch = scratch});
+            },
+            flops};
   });
   add("attention_backward", true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
     const View qkv = o.make(t, 1024, 3 * c), out = o.make(t, 1024, c), lse = o.make(DType::kF32, 12, 1024),
                d_out = o.make(t, 1024, c), d_qkv = o.make(t, 1024, 3 * c),
                scratch = o.scratch(host_ops().attention_scratch_bytes(t, shape));
-    host_ops().attention(s, qkv, shape, out, lse, scratch);
-    return {[=, &s] { host_ops().attention_backward(s, qkv, out, lse, d_out, shape, d_qkv, scratch); },
+    host_ops().attention(s, {.qkv = qkv, .shape = shape, .o = out, .lse = lse, .scratch = scratch});
+    return {[=, &s] {
+              host_ops().attention_backward(s, {.qkv = qkv,
+                                                .o = out,
+                                                .lse = lse,
+                                                .d_o = d_out,
+                                                .shape = shape,
+                                                .dqkv = d_qkv,
+                                                .scratch = scratch});
+            },
             2.5 * flops};
   });
 }
@@ -164,14 +178,26 @@ void add_rules(const std::string& name, std::int64_t window, std::int64_t docume
   add("attention_" + name, true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
     const View qkv = o.make(t, kTime, 3 * kC), out = o.make(t, kTime, kC),
                lse = o.make(DType::kF32, kHeads, kTime), first = documents(o);
-    return {[=, &s] { host_ops().attention(s, qkv, shape, out, lse, {}, first); }, flops(first)};
+    return {[=, &s] {
+              host_ops().attention(s,
+                                   {.qkv = qkv, .shape = shape, .o = out, .lse = lse, .first_keys = first});
+            },
+            flops(first)};
   });
   add("attention_backward_" + name, true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
     const View qkv = o.make(t, kTime, 3 * kC), out = o.make(t, kTime, kC),
                lse = o.make(DType::kF32, kHeads, kTime), d_out = o.make(t, kTime, kC),
                d_qkv = o.make(t, kTime, 3 * kC), first = documents(o);
-    host_ops().attention(s, qkv, shape, out, lse, {}, first);
-    return {[=, &s] { host_ops().attention_backward(s, qkv, out, lse, d_out, shape, d_qkv, {}, first); },
+    host_ops().attention(s, {.qkv = qkv, .shape = shape, .o = out, .lse = lse, .first_keys = first});
+    return {[=, &s] {
+              host_ops().attention_backward(s, {.qkv = qkv,
+                                                .o = out,
+                                                .lse = lse,
+                                                .d_o = d_out,
+                                                .shape = shape,
+                                                .dqkv = d_qkv,
+                                                .first_keys = first});
+            },
             2.5 * flops(first)};
   });
 }

@@ -22,39 +22,45 @@ bool sums_by_atomics(DType dtype, const AttentionShape& shape, bool deterministi
   return !deterministic && on_tensor_cores(dtype, shape) && shape.head_size <= kMaxSmallHead;
 }
 
-// step: rows from sequence to sequence. Also clears the sums of queries' gradients (dq_sums; null: there are
-// none), in rows of `padded` elements. The grid has whole blocks, because the stats of a head are padded to
-// whole tiles.
+// The stats of queries. The grid has whole blocks, because the stats of a head are padded to whole tiles.
 static_assert(kStatsTile * kLanes % kThreads == 0);
+template <class T>
+struct StatsOf {
+  AttentionShape shape;
+  std::int64_t step;  // rows from sequence to sequence
+  Strided<const T> o, d_o;
+  Strided<const Acc<T>> lse;
+  QueryStats<Acc<T>> stats;  // written
+  Acc<T>* dq_sums;           // cleared, in rows of `padded` elements; null: there are none
+  std::int64_t padded;
+};
+
 template <class T, bool kPacks>
-__global__ void __launch_bounds__(kThreads)
-    attention_stats(AttentionShape shape, std::int64_t step, const T* o, std::int64_t ld_o, const T* d_o,
-                    std::int64_t ld_do, const Acc<T>* lse, std::int64_t ld_lse, QueryStats<Acc<T>> stats,
-                    Acc<T>* dq_sums, std::int64_t padded) {
+__global__ void __launch_bounds__(kThreads) attention_stats(StatsOf<T> x) {
   using A = Acc<T>;
   const std::int64_t at = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
-  const std::int64_t unit = at / stats.padded_time, query = at % stats.padded_time;
-  const std::int64_t batch = unit / shape.heads, head = unit % shape.heads;
-  const bool there = query < shape.time;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, head_size = static_cast<int>(shape.head_size);
-  if (dq_sums != nullptr) {
+  const std::int64_t unit = at / x.stats.padded_time, query = at % x.stats.padded_time;
+  const std::int64_t batch = unit / x.shape.heads, head = unit % x.shape.heads;
+  const bool there = query < x.shape.time;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, head_size = static_cast<int>(x.shape.head_size);
+  if (x.dq_sums != nullptr) {
     constexpr int kCount = Pack<A>::kCount;
     const Pack<A> zero{};
-    for (std::int64_t c = lane * kCount; c < padded; c += kLanes * kCount)
-      store_pack(dq_sums + at * padded + c, zero);
+    for (std::int64_t c = lane * kCount; c < x.padded; c += kLanes * kCount)
+      store_pack(x.dq_sums + at * x.padded + c, zero);
   }
   A sum = 0;
   if (there) {
-    const std::int64_t row = batch * step + query;
-    o += row * ld_o + head * head_size, d_o += row * ld_do + head * head_size;
+    const std::int64_t row = batch * x.step + query;
+    const T *o = x.o.row(row) + head * head_size, *d_o = x.d_o.row(row) + head * head_size;
     if constexpr (kPacks) {
       constexpr int kCount = Pack<T>::kCount;
       // Unrolled, it spills registers on sm_86 and sm_89.
       ZG_NO_UNROLL
       for (int c = lane * kCount; c < head_size; c += kLanes * kCount) {
-        const Pack<T> x = load_pack(o + c), y = load_pack(d_o + c);
+        const Pack<T> left = load_pack(o + c), right = load_pack(d_o + c);
         ZG_UNROLL
-        for (int i = 0; i < kCount; ++i) sum += to_acc(x.at[i]) * to_acc(y.at[i]);
+        for (int i = 0; i < kCount; ++i) sum += to_acc(left.at[i]) * to_acc(right.at[i]);
       }
     } else {
       for (int c = lane; c < head_size; c += kLanes) sum += to_acc(o[c]) * to_acc(d_o[c]);
@@ -63,8 +69,8 @@ __global__ void __launch_bounds__(kThreads)
   ZG_UNROLL
   for (int d = kLanes / 2; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
   if (lane != 0) return;
-  stats.delta[at] = sum;
-  stats.lse2[at] = there ? lse[unit * ld_lse + query] * static_cast<A>(1.4426950408889634) : A{0};
+  x.stats.delta[at] = sum;
+  x.stats.lse2[at] = there ? x.lse.row(unit)[query] * static_cast<A>(1.4426950408889634) : A{0};
 }
 
 AttentionShape query_shape(const AttentionBlock& b) {
@@ -91,27 +97,44 @@ bool heads_in_packs(const AttentionShape& shape) {
   return shape.head_size % Pack<T>::kCount == 0;
 }
 
+std::int64_t queries_of(const AttentionShape& shape) {
+  return shape.batch * shape.heads * padded_time(shape.time);
+}
+
+// The stats of a backward's queries lie first in its scratch.
+template <class A>
+QueryStats<A> stats_in(void* scratch, const AttentionShape& shape) {
+  auto* const delta = static_cast<A*>(scratch);
+  return {delta, delta + queries_of(shape), padded_time(shape.time)};
+}
+
+template <class T>
+void launch_stats(const Launch& on, const StatsOf<T>& x) {
+  const bool in_packs = heads_in_packs<T>(x.shape) && packs(x.o) && packs(x.d_o);
+  launch("attention_stats", in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
+         Shape{blocks(queries_of(x.shape) * kLanes / kThreads), kThreads}, x);
+}
+
 }  // namespace
 
 std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic) {
   const std::int64_t each =
       2 + (sums_by_atomics(dtype, shape, deterministic) ? padded_head(shape.head_size) : 0);
-  return shape.batch * shape.heads * padded_time(shape.time) * each * (dtype == DType::kF64 ? 8 : 4);
+  return queries_of(shape) * each * (dtype == DType::kF64 ? 8 : 4);
 }
 
 template <class T>
-void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys, const T* sinks) {
-  const AttentionForward<T> x{shape,
-                              qkv,
-                              ld_qkv,
-                              o,
-                              ld_o,
-                              lse,
-                              score_scale<Acc<T>>(shape.rule, shape.head_size),
-                              heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(o, ld_o),
-                              first_keys,
-                              sinks};
+void attention(const Launch& on, const AttentionShape& shape, const CausalAttention<T>& args) {
+  const AttentionForward<T> x{.shape = shape,
+                              .qkv = args.qkv.data,
+                              .ld_qkv = args.qkv.ld,
+                              .o = args.o.data,
+                              .ld_o = args.o.ld,
+                              .lse = args.lse,
+                              .scale = score_scale<Acc<T>>(shape.rule, shape.head_size),
+                              .packs = heads_in_packs<T>(shape) && packs(args.qkv) && packs(args.o),
+                              .first_keys = args.first_keys,
+                              .sinks = args.sinks};
   if constexpr (sizeof(T) == 2) {
     if (on_tensor_cores(dtype_of<T>, shape)) return attention_forward_tensor<T>(on, x);
   }
@@ -119,35 +142,36 @@ void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std:
 }
 
 template <class T>
-void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                        const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                        T* dqkv, std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys) {
-  const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
-  auto* const delta = static_cast<Acc<T>*>(scratch);
-  const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
+void attention_backward(const Launch& on, const AttentionShape& shape,
+                        const CausalAttentionBackward<T>& args) {
+  const QueryStats<Acc<T>> stats = stats_in<Acc<T>>(args.scratch, shape);
   Acc<T>* dq_sums = nullptr;
   if constexpr (sizeof(T) == 2) {
     if (sums_by_atomics(dtype_of<T>, shape, on.deterministic) &&
         shared_bytes_of_backward_all<T>(shape.head_size) <= most_shared_bytes())
-      dq_sums = delta + 2 * queries;
+      dq_sums = stats.lse2 + queries_of(shape);
   }
-  const bool stats_in_packs = heads_in_packs<T>(shape) && packs(o, ld_o) && packs(d_o, ld_do);
-  launch("attention_stats", stats_in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
-         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, shape.time, o, ld_o, d_o, ld_do, lse,
-         shape.time, stats, dq_sums, padded_head(shape.head_size));
+  launch_stats<T>(on, {.shape = shape,
+                       .step = shape.time,
+                       .o = args.o,
+                       .d_o = args.d_o,
+                       .lse = {args.lse, shape.time},
+                       .stats = stats,
+                       .dq_sums = dq_sums,
+                       .padded = padded_head(shape.head_size)});
   const AttentionBackward<T> x{
-      shape,
-      qkv,
-      ld_qkv,
-      d_o,
-      ld_do,
-      stats,
-      dqkv,
-      ld_dqkv,
-      score_scale<Acc<T>>(shape.rule, shape.head_size),
-      heads_in_packs<T>(shape) && packs(qkv, ld_qkv) && packs(d_o, ld_do) && packs(dqkv, ld_dqkv),
-      dq_sums,
-      first_keys};
+      .shape = shape,
+      .qkv = args.qkv.data,
+      .ld_qkv = args.qkv.ld,
+      .d_o = args.d_o.data,
+      .ld_do = args.d_o.ld,
+      .stats = stats,
+      .dqkv = args.dqkv.data,
+      .ld_dqkv = args.dqkv.ld,
+      .scale = score_scale<Acc<T>>(shape.rule, shape.head_size),
+      .packs = heads_in_packs<T>(shape) && packs(args.qkv) && packs(args.d_o) && packs(args.dqkv),
+      .dq_sums = dq_sums,
+      .first_keys = args.first_keys};
   if constexpr (sizeof(T) == 2) {
     if (dq_sums != nullptr) return attention_backward_all_tensor<T>(on, x);
     if (on_tensor_cores(dtype_of<T>, shape)) {
@@ -160,43 +184,42 @@ void attention_backward(const Launch& on, const AttentionShape& shape, const T* 
 }
 
 template <class T>
-void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
-                     Strided<Acc<T>> o, Strided<Acc<T>> lse, const std::int32_t* first_keys, const T* sinks) {
+void attention_block(const Launch& on, const AttentionBlock& block, const BlockAttention<T>& args) {
   if (block.keys == 0) return;
-  const auto scale = score_scale<Acc<T>>(block.rule, block.head_size);
-  attention_block_forward_generic<T>(on, {block, q, kv, o, lse, scale, first_keys, sinks, 0});
+  attention_block_forward_generic<T>(
+      on, {.shape = block, .at = args, .scale = score_scale<Acc<T>>(block.rule, block.head_size), .own = 0});
 }
 
 template <class T>
 void attention_block_backward(const Launch& on, const AttentionBlock& block,
-                              const AttentionBlockBackward<T>& x, void* scratch,
-                              const std::int32_t* first_keys) {
+                              const BlockAttentionBackward<T>& args) {
   const AttentionShape shape = query_shape(block);
-  const std::int64_t padded = padded_time(shape.time), queries = shape.batch * shape.heads * padded;
-  auto* const delta = static_cast<Acc<T>*>(scratch);
-  const QueryStats<Acc<T>> stats{delta, delta + queries, padded};
-  const bool in_packs = heads_in_packs<T>(shape) && packs(x.o.data, x.o.ld) && packs(x.d_o.data, x.d_o.ld);
-  launch("attention_stats", in_packs ? attention_stats<T, true> : attention_stats<T, false>, on,
-         Shape{blocks(queries * kLanes / kThreads), kThreads}, shape, block.query_step, x.o.data, x.o.ld,
-         x.d_o.data, x.d_o.ld, x.lse.data, x.lse.ld, stats, static_cast<Acc<T>*>(nullptr), std::int64_t{0});
-  const auto scale = score_scale<Acc<T>>(block.rule, block.head_size);
-  attention_block_backward_generic<T>(on, {block, x, stats, scale, first_keys});
+  const QueryStats<Acc<T>> stats = stats_in<Acc<T>>(args.scratch, shape);
+  launch_stats<T>(on, {.shape = shape,
+                       .step = block.query_step,
+                       .o = args.o,
+                       .d_o = args.d_o,
+                       .lse = args.lse,
+                       .stats = stats,
+                       .dq_sums = nullptr,
+                       .padded = 0});
+  attention_block_backward_generic<T>(on, {.shape = block,
+                                           .at = args,
+                                           .stats = stats,
+                                           .scale = score_scale<Acc<T>>(block.rule, block.head_size)});
 }
 
 std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) {
   return attention_scratch_bytes(dtype, query_shape(block), true);
 }
 
-#define ZG_INSTANTIATE(T)                                                                                    \
-  template void attention<T>(const Launch&, const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, \
-                             Acc<T>*, const std::int32_t*, const T*);                                        \
-  template void attention_backward<T>(const Launch&, const AttentionShape&, const T*, std::int64_t,          \
-                                      const T*, std::int64_t, const Acc<T>*, const T*, std::int64_t, T*,     \
-                                      std::int64_t, void*, const std::int32_t*);                             \
-  template void attention_block<T>(const Launch&, const AttentionBlock&, Strided<const T>, Strided<const T>, \
-                                   Strided<Acc<T>>, Strided<Acc<T>>, const std::int32_t*, const T*);         \
-  template void attention_block_backward<T>(const Launch&, const AttentionBlock&,                            \
-                                            const AttentionBlockBackward<T>&, void*, const std::int32_t*);
+#define ZG_INSTANTIATE(T)                                                                           \
+  template void attention<T>(const Launch&, const AttentionShape&, const CausalAttention<T>&);      \
+  template void attention_backward<T>(const Launch&, const AttentionShape&,                         \
+                                      const CausalAttentionBackward<T>&);                           \
+  template void attention_block<T>(const Launch&, const AttentionBlock&, const BlockAttention<T>&); \
+  template void attention_block_backward<T>(const Launch&, const AttentionBlock&,                   \
+                                            const BlockAttentionBackward<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -61,6 +61,11 @@ struct RowSums {
 };
 
 template <class T>
+bool packs(const Strided<T>& rows) {
+  return packs(rows.data, rows.ld);
+}
+
+template <class T>
 struct AttentionForward {
   AttentionShape shape;
   const T* qkv;
@@ -141,11 +146,8 @@ __device__ Scores<T, VisibleBlockKeys> scores_of(const AttentionBlock& b, const 
 template <class T>
 struct AttentionBlockForward {
   AttentionBlock shape;
-  Strided<const T> q, kv;
-  Strided<Acc<T>> o, lse;
+  BlockAttention<T> at;
   ScoreScale<Acc<T>> scale;
-  const std::int32_t* first_keys;  // of all queries, or null
-  const T* sinks;                  // of all heads, or null
   // The columns of a head that are computed: those from here on, as many as a block of threads computes. The
   // first of them come last, and write lse.
   std::int64_t own;
@@ -184,10 +186,9 @@ struct AttentionBackward {
 template <class T>
 struct AttentionBlockGradients {
   AttentionBlock shape;
-  AttentionBlockBackward<T> at;
+  BlockAttentionBackward<T> at;
   QueryStats<Acc<T>> stats;
   ScoreScale<Acc<T>> scale;
-  const std::int32_t* first_keys;  // of all queries, or null
 };
 
 inline std::int64_t tiles_of(std::int64_t n, std::int64_t tile) {

@@ -89,27 +89,35 @@ __device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int
   }
 }
 
-// Adds kStep queries to the gradients of the warp's keys, and returns in ds those of the scores, rounded to
-// T. ahead: the position of the first key less that of the first query. first, row: see
-// set_left_behind().
+// A warp's step over queries: their rows and numbers in shared memory. ahead: the position of the warp's
+// first key less that of the first query; first, row: see set_left_behind().
+template <class T>
+struct QueryStep {
+  const T *q, *d_o;
+  const float *delta, *lse2;
+  int ahead;
+  const int* first;
+  int row;
+};
+
+// Adds kStep queries to the gradients of the warp's keys, and returns in ds the gradients of the scores,
+// rounded to T.
 template <class T, int kHead, bool kRuled, int kM, int kK, int kHeld>
 __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float (&dv)[kM][kHead / 8][4],
                                             unsigned (&ds)[kM][kK][4], const OwnRows<T, kHead, kM, kHeld>& k,
-                                            const OwnRows<T, kHead, kM>& v, const T* q, const T* d_o,
-                                            const float* delta, const float* lse2, int ahead,
-                                            [[maybe_unused]] const int* first, [[maybe_unused]] int row,
+                                            const OwnRows<T, kHead, kM>& v, const QueryStep<T>& x,
                                             const ScoreScale<float>& scale) {
   constexpr int kN = Warps<kHead>::kStep / 8;
   float s[kM][kN][4], dp[kM][kN][4];
-  multiply_rows(s, k, q);
-  multiply_rows(dp, v, d_o);
+  multiply_rows(s, k, x.q);
+  multiply_rows(dp, v, x.d_o);
   if constexpr (kRuled) {
     if (scale.cap != 0) cap_scores(s, scale.cap);
   }
   ZG_UNROLL
   for (int n = 0; n < kN; ++n) {
-    const float2 of_delta = *reinterpret_cast<const float2*>(delta + n * 8 + col_of(0));
-    const float2 of_lse2 = *reinterpret_cast<const float2*>(lse2 + n * 8 + col_of(0));
+    const float2 of_delta = *reinterpret_cast<const float2*>(x.delta + n * 8 + col_of(0));
+    const float2 of_lse2 = *reinterpret_cast<const float2*>(x.lse2 + n * 8 + col_of(0));
     ZG_UNROLL
     for (int m = 0; m < kM; ++m) {
       ZG_UNROLL
@@ -125,15 +133,15 @@ __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float
       }
     }
   }
-  if (ahead > -(16 * kM - 1)) set_hidden<true>(s, 0.0f, ahead), set_hidden<true>(dp, 0.0f, ahead);
+  if (x.ahead > -(16 * kM - 1)) set_hidden<true>(s, 0.0f, x.ahead), set_hidden<true>(dp, 0.0f, x.ahead);
   if constexpr (kRuled) {
-    if (first[8 * kN - 1] > row) set_left_behind(s, first, row), set_left_behind(dp, first, row);
+    if (x.first[8 * kN - 1] > x.row) set_left_behind(s, x.first, x.row), set_left_behind(dp, x.first, x.row);
   }
   unsigned p[kM][kK][4];
   as_operand<T>(s, p);
-  add_products<kHead>(dv, p, d_o);
+  add_products<kHead>(dv, p, x.d_o);
   as_operand<T>(dp, ds);
-  add_products<kHead>(dk, ds, q);
+  add_products<kHead>(dk, ds, x.q);
 }
 
 // Adds the scores' gradients ds, of all queries of a tile and the block's first `keys` keys, times those keys
@@ -211,11 +219,11 @@ __device__ __forceinline__ void store_key_gradients(const AttentionBackward<T>& 
   for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = x.scale.derivative;
   T* const to = x.dqkv + (std::int64_t{again.batch} * time + own_key) * x.ld_dqkv +
                 (x.shape.heads + again.head) * head_size;
-  store_rows<kM, kHead>(dk, scale, stage, to, x.ld_dqkv, time - own_key, head_size, x.packs);
+  store_rows<kM, kHead>(dk, scale, stage, Strided<T>(to, x.ld_dqkv), time - own_key, head_size, x.packs);
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) scale[m][0] = scale[m][1] = 1.0f;
-  store_rows<kM, kHead>(dv, scale, stage, to + x.shape.kv_heads * head_size, x.ld_dqkv, time - own_key,
-                        head_size, x.packs);
+  store_rows<kM, kHead>(dv, scale, stage, Strided<T>(to + x.shape.kv_heads * head_size, x.ld_dqkv),
+                        time - own_key, head_size, x.packs);
 }
 
 // Blocks with the most queries come first. Sums over the group's query heads and their tiles have a fixed
@@ -282,9 +290,15 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
         left_behind = *first_keys >= row + W::kKeys;  // all of the warp's keys, by all of the queries
       }
       if (ahead < W::kStep && !left_behind) {  // else the queries are before the warp's first key
-        add_queries<T, kHead, kRuled>(dk, dv, ds, k, v, q + step * kPitch, d_o + step * kPitch,
-                                      shared->delta[at] + step, shared->lse2[at] + step, ahead, first_keys,
-                                      row, x.scale);
+        add_queries<T, kHead, kRuled>(dk, dv, ds, k, v,
+                                      {.q = q + step * kPitch,
+                                       .d_o = d_o + step * kPitch,
+                                       .delta = shared->delta[at] + step,
+                                       .lse2 = shared->lse2[at] + step,
+                                       .ahead = ahead,
+                                       .first = first_keys,
+                                       .row = row},
+                                      x.scale);
       }
       if constexpr (kAll) put_gradients(shared->ds + row * kTilePitch<kQueries> + step, ds);
     }
@@ -360,7 +374,8 @@ void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>
 template <class T>
 std::size_t shared_bytes_of_backward_all(std::int64_t head_size) {
   std::size_t bytes = 0;
-  for_padded_head<kMaxSmallHead>(head_size, [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true, true>); });
+  for_padded_head<kMaxSmallHead>(head_size,
+                                 [&]<int kHead>() { bytes = sizeof(Shared<T, kHead, true, true>); });
   return bytes;
 }
 

@@ -79,21 +79,27 @@ __device__ __forceinline__ void set_left_out(float (&d)[1][kN][4], const LaneQue
   }
 }
 
-// Adds kStep rows of a tile, a of its first operand and b of its second, to the gradient of the warp's rows.
-// own, row: the positions of the first of either.
+// Rows of the two operands of a tile, the first of which is at position `row`.
+template <class T>
+struct TileRows {
+  const T *first, *second;
+  int row;
+};
+
+// Adds kStep rows of a tile to the gradient of the warp's rows, which begin at position `own`.
 template <Gradient kOf, bool kRuled, class T>
 __device__ __forceinline__ void add_rows(float (&sums)[1][kHead / 8][4], const OwnRows<T, kHead, 1>& first,
-                                         const OwnRows<T, kHead, 1, 0>& second, const T* a, const T* b,
-                                         const LaneQueries<kOf, kRuled>& queries, int own, int row,
+                                         const OwnRows<T, kHead, 1, 0>& second, const TileRows<T>& tile,
+                                         const LaneQueries<kOf, kRuled>& queries, int own,
                                          const ScoreScale<float>& scale) {
   constexpr bool kOfQueries = kOf == Gradient::kQueries;
   constexpr int kN = kStep / 8;
   float weights[1][kN][4], dp[1][kN][4];
-  multiply_rows(weights, first, a);
+  multiply_rows(weights, first, tile.first);
   if constexpr (kRuled) {
     if (scale.cap != 0) cap_scores(weights, scale.cap);
   }
-  if constexpr (kOf != Gradient::kValues) multiply_rows(dp, second, b);
+  if constexpr (kOf != Gradient::kValues) multiply_rows(dp, second, tile.second);
   ZG_UNROLL
   for (int n = 0; n < kN; ++n) {
     ZG_UNROLL
@@ -112,13 +118,13 @@ __device__ __forceinline__ void add_rows(float (&sums)[1][kHead / 8][4], const O
       }
     }
   }
-  if constexpr (kRuled) set_left_out(weights, queries, own, row);
-  const int ahead = own - row;
+  if constexpr (kRuled) set_left_out(weights, queries, own, tile.row);
+  const int ahead = own - tile.row;
   if (kOfQueries ? ahead < kStep - 1 : ahead > -(kWarpRows - 1))
     set_hidden<!kOfQueries>(weights, 0.0f, ahead);
   unsigned operand[1][kN / 2][4];
   as_operand<T>(weights, operand);
-  add_products<kHead>(sums, operand, kOf == Gradient::kValues ? b : a);
+  add_products<kHead>(sums, operand, kOf == Gradient::kValues ? tile.second : tile.first);
 }
 
 // Rows of a matrix that begin at `row`.
@@ -189,7 +195,7 @@ __device__ __forceinline__ void store_gradient(const AttentionBackward<T>& x,
   const float scale[1][2] = {{kOf == Gradient::kValues ? 1.0f : x.scale.derivative,
                               kOf == Gradient::kValues ? 1.0f : x.scale.derivative}};
   store_rows<1, kHead>(sums, scale, shared + in_block * kPitch,
-                       x.dqkv + (again.batch * x.shape.time + row) * x.ld_dqkv + col, x.ld_dqkv,
+                       Strided<T>(x.dqkv + (again.batch * x.shape.time + row) * x.ld_dqkv + col, x.ld_dqkv),
                        static_cast<int>(x.shape.time) - row, static_cast<int>(x.shape.head_size), x.packs);
 }
 
@@ -247,8 +253,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_large(Attentio
       if constexpr (kRuled) {  // all keys come before those that any of the queries attends to
         if (queries.least() >= (kOfQueries ? row + kStep : own + kWarpRows)) continue;
       }
-      add_rows<kOf, kRuled>(sums, first, second, tile + step * kPitch, tile + (kRows + step) * kPitch,
-                            queries, own, row, x.scale);
+      const TileRows<T> rows{tile + step * kPitch, tile + (kRows + step) * kPitch, row};
+      add_rows<kOf, kRuled>(sums, first, second, rows, queries, own, x.scale);
     }
   }
   __syncthreads();  // no warp uses the buffers any more

@@ -21,24 +21,31 @@ constexpr int kHeldDo = kHead <= 64   ? 64
                         : kHead <= 96 ? 48
                                       : 0;
 
-// Adds kStep keys, from position `key` on, to the gradients of the warp's queries, from position `query` on.
-// firsts: of these queries the first key that each attends to, if kRuled.
+// A warp's queries from position `first` on: their delta and lse2 and, if kRuled, the first key that each
+// attends to.
+struct WarpQueries {
+  int first;
+  const float2* stats;
+  const int* first_keys;
+};
+
+// Adds kStep keys, from position `key` on, to the gradients of the warp's queries.
 template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const OwnRows<T, kHead, kM>& q,
-                                         const OwnRows<T, kHead, kM, kHeldDo<kHead>>& d_o, const T* k,
-                                         const T* v, const float2* stats, int query, int key,
-                                         [[maybe_unused]] const int* firsts, const ScoreScale<float>& scale) {
+                                         const OwnRows<T, kHead, kM, kHeldDo<kHead>>& d_o,
+                                         const KeyRows<T>& keys, const WarpQueries& queries, int key,
+                                         const ScoreScale<float>& scale) {
   constexpr int kN = kStep<kHead> / 8;
-  const int ahead = query - key;
+  const int ahead = queries.first - key;
   float s[kM][kN][4], dp[kM][kN][4];
-  multiply_rows(s, q, k);
+  multiply_rows(s, q, keys.k);
   if constexpr (kRuled) {
     if (scale.cap != 0) cap_scores(s, scale.cap);
   }
-  multiply_rows(dp, d_o, v);
+  multiply_rows(dp, d_o, keys.v);
   ZG_UNROLL
   for (int m = 0; m < kM; ++m) {
-    const float2 of_rows[2] = {stats[m * 16 + row_of(0)], stats[m * 16 + row_of(2)]};
+    const float2 of_rows[2] = {queries.stats[m * 16 + row_of(0)], queries.stats[m * 16 + row_of(2)]};
     ZG_UNROLL
     for (int n = 0; n < kN; ++n) {
       ZG_UNROLL
@@ -53,12 +60,13 @@ __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const Ow
     }
   }
   if constexpr (kRuled) {
-    if (firsts[kWarpQueries - 1] > key) set_before(s, 0.0f, FirstKeys<kM>(firsts), key);
+    if (queries.first_keys[kWarpQueries - 1] > key)
+      set_before(s, 0.0f, FirstKeys<kM>(queries.first_keys), key);
   }
   if (ahead < kStep<kHead> - 1) set_hidden<false>(s, 0.0f, ahead);
   unsigned ds[kM][kN / 2][4];
   as_operand<T>(s, ds);
-  add_products<kHead>(dq, ds, k);
+  add_products<kHead>(dq, ds, keys.k);
 }
 
 // Rows of shared memory: two buffers of keys and values, which hold the queries, too, until these are in
@@ -137,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
       if constexpr (kRuled) {
         if (firsts[row] >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
       }
-      add_keys<kHead, kRuled>(dq, q, d_o, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch,
-                              stats + row, query, at, firsts + row, x.scale);
+      const KeyRows<T> rows{k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch};
+      add_keys<kHead, kRuled>(dq, q, d_o, rows, {query, stats + row, firsts + row}, at, x.scale);
     }
   }
   float derivative_scale[kM][2];
@@ -147,9 +155,11 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   __syncthreads();  // no warp uses the buffers any more
   const Place again(block_again(), x.shape.batch, x.shape.heads);
   const int own = thread_again() / 32 * kWarpQueries, at = first_query<kQueries>(time, again) + own;
-  store_rows<kM, kHead>(dq, derivative_scale, buffers + own * kPitch,
-                        x.dqkv + (std::int64_t{again.batch} * time + at) * x.ld_dqkv + again.head * head_size,
-                        x.ld_dqkv, time - at, head_size, x.packs);
+  store_rows<kM, kHead>(
+      dq, derivative_scale, buffers + own * kPitch,
+      Strided<T>(x.dqkv + (std::int64_t{again.batch} * time + at) * x.ld_dqkv + again.head * head_size,
+                 x.ld_dqkv),
+      time - at, head_size, x.packs);
 }
 
 }  // namespace

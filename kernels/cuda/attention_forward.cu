@@ -73,13 +73,13 @@ __device__ __forceinline__ void update_softmax(float (&s)[kM<kHead>][kN][4], Onl
 // Adds kStep keys, from position `key` on, to the state of the warp's queries, from position `query` on.
 template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<T, kHead, kM<kHead>>& q,
-                                         const T* k, const T* v, int query, int key,
+                                         const KeyRows<T>& keys, int query, int key,
                                          [[maybe_unused]] const First<kM<kHead>, kRuled>& first,
                                          const ScoreScale<float>& scale) {
   constexpr int kN = kStep<kHead> / 8;
   const int ahead = query - key;
   float s[kM<kHead>][kN][4];
-  multiply_rows(s, q, k);
+  multiply_rows(s, q, keys.k);
   if constexpr (kRuled) {
     if (scale.cap != 0) cap_scores(s, scale.cap);
     if (first.most() > key) set_before(s, -INFINITY, first, key);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<
   update_softmax(s, r, scale.exponent);
   unsigned p[kM<kHead>][kN / 2][4];
   as_operand<T>(s, p);
-  add_products<kHead>(r.o, p, v);
+  add_products<kHead>(r.o, p, keys.v);
 }
 
 // Stores the rows of o and lse by way of `stage`, the block's rows of a tile.
@@ -122,7 +122,8 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
   }
   store_rows<kM<kHead>, kHead>(
       r.o, inverse, stage + row * kTilePitch<kHead>,
-      x.o + (std::int64_t{place.batch} * time + query) * x.ld_o + place.head * x.shape.head_size, x.ld_o,
+      Strided<T>(x.o + (std::int64_t{place.batch} * time + query) * x.ld_o + place.head * x.shape.head_size,
+                 x.ld_o),
       time - query, static_cast<int>(x.shape.head_size), x.packs);
 }
 
@@ -189,8 +190,8 @@ __global__ void __launch_bounds__(kThreads<kHead>, kBlocks<kHead>)
       if constexpr (kRuled) {
         if (first_keys.least() >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
       }
-      add_keys<kHead, kRuled>(r, q, k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch, query, at,
-                              first_keys, x.scale);
+      const KeyRows<T> rows{k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch};
+      add_keys<kHead, kRuled>(r, q, rows, query, at, first_keys, x.scale);
     }
   }
   if constexpr (kLarge<kHead>) __syncthreads();  // no warp uses the buffers any more

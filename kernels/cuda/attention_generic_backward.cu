@@ -46,7 +46,7 @@ template <class T>
 __device__ HeadGradients<T, VisibleBlockKeys> gradients_of(const AttentionBlockGradients<T>& x,
                                                            std::int64_t batch, std::int64_t head) {
   const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
-  return {scores_of(x.shape, x.at.q, x.at.kv, x.first_keys, batch, head),
+  return {scores_of(x.shape, x.at.q, x.at.kv, x.at.first_keys, batch, head),
           x.at.d_o.row(batch * x.shape.query_step) + head * x.shape.head_size,
           x.at.d_o.ld,
           x.stats.delta + at,

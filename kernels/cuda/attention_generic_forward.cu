@@ -132,14 +132,15 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
   const std::int64_t batch = unit / b.heads, head = unit % b.heads;
   OnlineSoftmax<A> r;
-  attend<T>(scores_of(b, x.q, x.kv, x.first_keys, batch, head), b.head_size, x.scale, first, x.own, r);
-  A* const lse = x.lse.row(unit);
+  attend<T>(scores_of(b, x.at.q, x.at.kv, x.at.first_keys, batch, head), b.head_size, x.scale, first, x.own,
+            r);
+  A* const lse = x.at.lse.row(unit);
   A keep[kPer], take[kPer], all[kPer];
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
     const std::int64_t query = first + thread_y() * kPer + i;
     const RowSums<A> row(r.max[i] * x.scale.exponent, r.sum[i],
-                         x.sinks == nullptr ? nullptr : x.sinks + head);
+                         x.at.sinks == nullptr ? nullptr : x.at.sinks + head);
     const A here = lse_of(row), before = b.merge && query < b.queries ? lse[query] : here;
     const A top = before > here ? before : here;
     all[i] = b.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
     const std::int64_t query = first + thread_y() * kPer + i;
     if (query >= b.queries) continue;
     if (x.own == 0 && thread_x() == 0) lse[query] = all[i];
-    A* const o = x.o.row(batch * b.query_step + query) + head * b.head_size;
+    A* const o = x.at.o.row(batch * b.query_step + query) + head * b.head_size;
     ZG_UNROLL
     for (int c = 0; c < kCols; ++c) {
       const std::int64_t col = x.own + thread_x() + kSide * c;

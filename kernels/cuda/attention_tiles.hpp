@@ -64,12 +64,17 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t l
   }
 }
 
+// Rows of a tile of keys and of a tile of values.
+template <class T>
+struct KeyRows {
+  const T *k, *v;
+};
+
 // Stores sums times `scale` to rows [0, rows) of `to`, by way of the warp's own kM * 16 rows of a tile,
 // which no other warp may be reading.
 template <int kM, int kHead, class T>
 __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4], const float (&scale)[kM][2],
-                                           T* tile, T* to, std::int64_t ld, int rows, int head_size,
-                                           bool packs) {
+                                           T* tile, Strided<T> to, int rows, int head_size, bool packs) {
   const int lane = thread_again() % 32;
   __syncwarp();
   ZG_UNROLL
@@ -91,13 +96,13 @@ __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4]
     for (int first = 0; first < kM * 16 * kPieces; first += 32) {
       const int row = (first + lane) / kPieces, col = (first + lane) % kPieces * 8;
       if (row < rows && col < head_size) {
-        store_pack(to + row * ld + col, load_pack(tile + row * kTilePitch<kHead> + col));
+        store_pack(to.row(row) + col, load_pack(tile + row * kTilePitch<kHead> + col));
       }
     }
   } else {
     for (int i = lane; i < kM * 16 * kHead; i += 32) {
       const int row = i / kHead, col = i % kHead;
-      if (row < rows && col < head_size) to[row * ld + col] = tile[row * kTilePitch<kHead> + col];
+      if (row < rows && col < head_size) to.row(row)[col] = tile[row * kTilePitch<kHead> + col];
     }
   }
 }

@@ -377,8 +377,7 @@ std::int64_t most_shared_bytes() {
 }
 
 template <class T, int kThreads>
-void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, std::int64_t groups,
-                 double* losses) {
+void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, std::int64_t groups) {
   using Quads = Quad<Acc<T>>;
   const auto at_most = [](std::int64_t a, std::int64_t b) { return a < b ? a : b; };
   constexpr std::int64_t kTileBytes = kThreads * std::int64_t{sizeof(Quads)};
@@ -401,24 +400,24 @@ void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, s
   launch("cross_entropy",
          args.softcap == 0 ? cross_entropy_rows<T, kThreads, false> : cross_entropy_rows<T, kThreads, true>,
          on, Shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), static_cast<std::size_t>(bytes)},
-         extent, args, groups, tiles, aligned, losses);
+         extent, args, groups, tiles, aligned, args.scratch);
 }
 
 }  // namespace
 
 template <class T>
-void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args, double* scratch) {
+void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args) {
   const std::int64_t groups = extent.rows < kSumPartials ? extent.rows : kSumPartials;
   if (groups == 0) return;
   if (extent.cols <= 8192) {
-    launch_rows<T, 256>(on, extent, args, groups, scratch);
+    launch_rows<T, 256>(on, extent, args, groups);
   } else {
-    launch_rows<T, 1024>(on, extent, args, groups, scratch);
+    launch_rows<T, 1024>(on, extent, args, groups);
   }
-  add_partials(on, groups, scratch, args.loss_sum);
+  add_partials(on, groups, args.scratch, args.loss_sum);
 }
 
-#define ZG_INSTANTIATE(T) template void cross_entropy(const Launch&, Extent, const CrossEntropy<T>&, double*);
+#define ZG_INSTANTIATE(T) template void cross_entropy(const Launch&, Extent, const CrossEntropy<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -129,17 +129,17 @@ void softmax_part(const Launch& on, Extent extent, const SoftmaxPart<T>& args) {
 }
 
 template <class T>
-void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<T>& args, double* scratch) {
+void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<T>& args) {
   const std::int64_t groups = extent.rows < kSumPartials ? extent.rows : kSumPartials;
   if (groups == 0) return;
   launch("cross_entropy_part", cross_entropy_part_rows<T>, on,
-         Shape{dim3(static_cast<unsigned>(groups)), dim3(kThreads)}, extent, args, scratch);
-  add_partials(on, groups, scratch, args.local.loss_sum);
+         Shape{dim3(static_cast<unsigned>(groups)), dim3(kThreads)}, extent, args, args.local.scratch);
+  add_partials(on, groups, args.local.scratch, args.local.loss_sum);
 }
 
 #define ZG_INSTANTIATE(T)                                                   \
   template void softmax_part(const Launch&, Extent, const SoftmaxPart<T>&); \
-  template void cross_entropy_part(const Launch&, Extent, const CrossEntropyPart<T>&, double*);
+  template void cross_entropy_part(const Launch&, Extent, const CrossEntropyPart<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

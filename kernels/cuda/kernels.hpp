@@ -63,9 +63,7 @@ void add(const Launch& on, Extent extent, Strided<const T> a, Strided<const T> b
 template <class T>
 void scale(const Launch& on, Extent extent, Strided<const T> x, Acc<T> factor, Strided<T> y);
 template <class T>
-void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
-          std::int64_t heads, std::int64_t head_size, const RopeTable& table, bool inverse,
-          const std::int32_t* first_keys = nullptr);
+void rope(const Launch& on, std::int64_t rows, const Rotation<T>& args);
 template <class T>
 void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
@@ -89,42 +87,32 @@ void embedding(const Launch& on, Extent extent, const Embedding<T>& args);
 template <class T>
 void embedding_backward(const Launch& on, Extent extent, const EmbeddingBackward<T>& args);
 
-// cross_entropy.cu. scratch: kSumPartials doubles.
+// cross_entropy.cu, cross_entropy_part.cu
 template <class T>
-void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args, double* scratch);
-
-// cross_entropy_part.cu. scratch: kSumPartials doubles.
+void cross_entropy(const Launch& on, Extent extent, const CrossEntropy<T>& args);
 template <class T>
 void softmax_part(const Launch& on, Extent extent, const SoftmaxPart<T>& args);
 template <class T>
-void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<T>& args, double* scratch);
+void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<T>& args);
 
 // attention.cu, with the kernels in attention_*.cu. bf16 and fp16 run on tensor cores if head_size is a
-// multiple of 8 up to 128; probabilities and the gradients of scores are then rounded to T. lse: without
-// gaps. scratch: attention_scratch_bytes(), 16-byte aligned; its contents do not matter before or after the
-// call. On tensor cores, sums of queries' gradients have no fixed order unless `on` is deterministic.
+// multiple of 8 up to 128; probabilities and the gradients of scores are then rounded to T. The backward's
+// scratch is 16-byte aligned; the forward needs none. On tensor cores, sums of queries' gradients have no
+// fixed order unless `on` is deterministic.
 template <class T>
-void attention(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, const std::int32_t* first_keys = nullptr,
-               const T* sinks = nullptr);
+void attention(const Launch& on, const AttentionShape& shape, const CausalAttention<T>& args);
 template <class T>
-void attention_backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                        const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                        T* dqkv, std::int64_t ld_dqkv, void* scratch,
-                        const std::int32_t* first_keys = nullptr);
+void attention_backward(const Launch& on, const AttentionShape& shape,
+                        const CausalAttentionBackward<T>& args);
 // Scratch bytes of the backward.
 std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape, bool deterministic);
 
-// attention.cu, without tensor cores. scratch: attention_block_scratch_bytes(), 16-byte aligned; its contents
-// do not matter before or after the call.
+// attention.cu, without tensor cores. Scratch is 16-byte aligned.
 template <class T>
-void attention_block(const Launch& on, const AttentionBlock& block, Strided<const T> q, Strided<const T> kv,
-                     Strided<Acc<T>> o, Strided<Acc<T>> lse, const std::int32_t* first_keys = nullptr,
-                     const T* sinks = nullptr);
+void attention_block(const Launch& on, const AttentionBlock& block, const BlockAttention<T>& args);
 template <class T>
 void attention_block_backward(const Launch& on, const AttentionBlock& block,
-                              const AttentionBlockBackward<T>& args, void* scratch,
-                              const std::int32_t* first_keys = nullptr);
+                              const BlockAttentionBackward<T>& args);
 std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block);
 
 // attention_sinks.cu.

@@ -95,29 +95,33 @@ __global__ void __launch_bounds__(kThreads, 3)
 }  // namespace
 
 template <class T>
-void rope(const Launch& on, T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions,
-          std::int64_t heads, std::int64_t head_size, const RopeTable& table, bool inverse,
-          const std::int32_t* first_keys) {
+void rope(const Launch& on, std::int64_t rows, const Rotation<T>& args) {
   constexpr double kPi = 3.14159265358979323846;
   constexpr std::int64_t kCount = Pack<T>::kCount;
+  const RopeTable& table = args.table;
   if (table.pairs == 0) return;
-  const bool packed = packs(x, ld) && head_size % kCount == 0 && table.pairs % kCount == 0;
+  const bool packed =
+      packs(args.x.data, args.x.ld) && args.head_size % kCount == 0 && table.pairs % kCount == 0;
   const std::int64_t width = packed ? kCount : 1;
   Frequencies frequencies{};
   for (std::int64_t i = 0; i < table.pairs; ++i)
     frequencies.of[i] = table.frequency[static_cast<std::size_t>(i)] / kPi;
-  const Rows<T> work{x,         ld,         rows,
-                     heads,     head_size,  table.pairs,
-                     positions, first_keys, static_cast<Acc<T>>(table.amplitude),
-                     inverse};
-  const std::int64_t items = rows * ((heads + kHeads - 1) / kHeads) * (table.pairs / width);
+  const Rows<T> work{.x = args.x.data,
+                     .ld = args.x.ld,
+                     .count = rows,
+                     .heads = args.heads,
+                     .head_size = args.head_size,
+                     .pairs = table.pairs,
+                     .positions = args.positions,
+                     .first_keys = args.first_keys,
+                     .amplitude = static_cast<Acc<T>>(table.amplitude),
+                     .inverse = args.inverse};
+  const std::int64_t items = rows * ((args.heads + kHeads - 1) / kHeads) * (table.pairs / width);
   launch("rope", packed ? rotate_heads<T, Pack<T>::kCount> : rotate_heads<T, 1>, on,
          Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work, frequencies);
 }
 
-#define ZG_INSTANTIATE(T)                                                                              \
-  template void rope(const Launch&, T*, std::int64_t, std::int64_t, const RowPositions&, std::int64_t, \
-                     std::int64_t, const RopeTable&, bool, const std::int32_t*);
+#define ZG_INSTANTIATE(T) template void rope(const Launch&, std::int64_t, const Rotation<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

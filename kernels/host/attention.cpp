@@ -52,13 +52,15 @@ namespace {
 
 // Adds packed rows, row r times take[r], to rows of floats, of which row r is multiplied by keep[r] before.
 // keep null: overwrites them. take null: 1.
-HWY_NOINLINE void add_rows(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols,
-                           const float* keep, const float* take, float* to, std::int64_t ld) {
-  for (std::int64_t r = 0; r < rows; ++r, x += width, to += ld) {
+HWY_NOINLINE void add_rows(Strided<const float> x, Extent extent, const float* keep, const float* take,
+                           Strided<float> to) {
+  for (std::int64_t r = 0; r < extent.rows; ++r) {
+    const float* const from = x.row(r);
+    float* const row = to.row(r);
     if (keep == nullptr) {
-      for (std::int64_t c = 0; c < cols; ++c) to[c] = x[c] * take[r];
+      for (std::int64_t c = 0; c < extent.cols; ++c) row[c] = from[c] * take[r];
     } else {
-      for (std::int64_t c = 0; c < cols; ++c) to[c] = to[c] * keep[r] + x[c] * take[r];
+      for (std::int64_t c = 0; c < extent.cols; ++c) row[c] = row[c] * keep[r] + from[c] * take[r];
     }
   }
 }
@@ -95,8 +97,8 @@ void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_
     s.factor[c] = s.sum[tile][c] > 0 ? std::exp(here - all) * rescale[c] / s.sum[tile][c] : 0.0f;
     lse[c] = all;
   }
-  add_rows(s.o[tile], padded_head(task.head_size), n, task.head_size, task.merge ? keep : nullptr, s.factor,
-           task.sums + query * task.ld_o, task.ld_o);
+  add_rows({s.o[tile], padded_head(task.head_size)}, {n, task.head_size}, task.merge ? keep : nullptr,
+           s.factor, {task.sums + query * task.ld_o, task.ld_o});
 }
 
 template <class T>
@@ -109,7 +111,8 @@ void forward_task(const ForwardTask<T>& task) {
   const auto queries = [&](std::int64_t i) { return min_of(kTile, task.last - task.first - i * kTile); };
   for (std::int64_t i = 0; i < tiles; ++i) {
     const std::int64_t n = queries(i), padded = rounded_up(n, panel());
-    pack(task.q + (task.first + i * kTile) * task.ld_q, task.ld_q, n, size, padded, scale.query, width, s.q);
+    pack<T>({task.q + (task.first + i * kTile) * task.ld_q, task.ld_q}, {n, size}, padded, scale.query,
+            {s.q, width});
     transpose(s.q, width, padded, size, 1.0f, s.qt[i]);
     for (std::int64_t c = 0; c < kTile * width; ++c) s.o[i][c] = 0.0f;
     for (std::int64_t c = 0; c < kTile; ++c) s.max[i][c] = -1e30f, s.sum[i][c] = 0.0f;
@@ -117,8 +120,8 @@ void forward_task(const ForwardTask<T>& task) {
   const std::int64_t end = task.causal ? task.last : task.keys;
   for (std::int64_t key = task.visible.first(task.first) / kTile * kTile; key < end; key += kTile) {
     const std::int64_t keys = min_of(kTile, end - key);
-    pack(task.k + key * task.ld, task.ld, keys, size, rounded_up(keys, kRows), 1.0f, width, s.k);
-    pack(task.v + key * task.ld, task.ld, keys, size, keys, 1.0f, width, s.v);
+    pack<T>({task.k + key * task.ld, task.ld}, {keys, size}, rounded_up(keys, kRows), 1.0f, {s.k, width});
+    pack<T>({task.v + key * task.ld, task.ld}, {keys, size}, keys, 1.0f, {s.v, width});
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t n = queries(i), query = task.first + i * kTile;
       if (task.causal && query < key) continue;
@@ -136,7 +139,7 @@ void forward_task(const ForwardTask<T>& task) {
                               .depth = size},
                              diagonal ? Part::kColumnsFromRow : Part::kAll);
       const TileMask mask{diagonal, first_in_tile(task.visible, query, n, key, s.first)};
-      running_softmax(s.scores, keys, n, mask, scale.cap, s.max[i], s.sum[i], s.factor);
+      running_softmax(s.scores, {keys, n}, mask, scale.cap, s.max[i], s.sum[i], s.factor);
       multiply<Start::kScaleAndAdd>({.a = s.scores,
                                      .a_row = 1,
                                      .a_p = kTile,
@@ -163,21 +166,22 @@ void forward_task(const ForwardTask<T>& task) {
       task.lse[query + c] = s.max[i][c] * kLn2 + std::log(s.sum[i][c]);
       s.factor[c] = rescale[c] / s.sum[i][c];
     }
-    unpack(s.o[i], width, n, size, s.factor, 1, task.o + query * task.ld_o, task.ld_o);
+    unpack<T>({s.o[i], width}, {n, size}, s.factor, 1, {task.o + query * task.ld_o, task.ld_o});
   }
 }
 
 // delta[r] = sum over the head of dO * O.
 template <class T>
-HWY_NOINLINE void row_dots(const T* x, std::int64_t ld_x, const T* y, std::int64_t ld_y, std::int64_t rows,
-                           std::int64_t cols, float* out) {
+HWY_NOINLINE void row_dots(Strided<const T> left, Strided<const T> right, Extent extent, float* out) {
   const Float d;
-  for (std::int64_t r = 0; r < rows; ++r, x += ld_x, y += ld_y) {
+  for (std::int64_t r = 0; r < extent.rows; ++r) {
+    const T *const x = left.row(r), *const y = right.row(r);
     Vector sums = hn::Zero(d);
     std::int64_t c = 0;
-    for (; c + lanes() <= cols; c += lanes()) sums = hn::MulAdd(load_f32(d, x + c), load_f32(d, y + c), sums);
+    for (; c + lanes() <= extent.cols; c += lanes())
+      sums = hn::MulAdd(load_f32(d, x + c), load_f32(d, y + c), sums);
     float sum = hn::GetLane(hn::SumOfLanes(d, sums));
-    for (; c < cols; ++c) sum += load_one(x + c) * load_one(y + c);
+    for (; c < extent.cols; ++c) sum += load_one(x + c) * load_one(y + c);
     out[r] = sum;
   }
 }
@@ -191,20 +195,21 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
                      padded = rounded_up(n, panel());
   const ScoreScale scale(task.rule, size);
   const T* d_o = task.d_o + query * task.ld_do + head * size;
-  pack(task.q + query * task.ld_q + head * size, task.ld_q, n, size, padded, scale.natural, width, s.q);
+  pack<T>({task.q + query * task.ld_q + head * size, task.ld_q}, {n, size}, padded, scale.natural,
+          {s.q, width});
   const auto to_query = task.rule.softcap == 0 ? kLog2E : static_cast<float>(1 / task.rule.softcap);
   transpose(s.q, width, padded, size, to_query, s.qt);
-  pack(d_o, task.ld_do, n, size, padded, 1.0f, width, s.d_o);
+  pack<T>({d_o, task.ld_do}, {n, size}, padded, 1.0f, {s.d_o, width});
   transpose(s.d_o, width, padded, size, 1.0f, s.dot);
-  row_dots(d_o, task.ld_do, task.o + query * task.ld_o + head * size, task.ld_o, n, size, s.delta);
+  row_dots<T>({d_o, task.ld_do}, {task.o + query * task.ld_o + head * size, task.ld_o}, {n, size}, s.delta);
   for (std::int64_t c = 0; c < n; ++c) s.lse[c] = task.lse[head * task.ld_lse + query + c] * kLog2E;
   for (std::int64_t c = n; c < padded; ++c) s.lse[c] = s.delta[c] = 0.0f;
   for (std::int64_t c = 0; c < kTile * width; ++c) s.dq[c] = 0.0f;
 }
 
 // Adds what one tile of queries and one tile of keys contribute to dq, dk and dv.
-HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key,
-                                std::int64_t keys, std::int64_t queries, const TileMask& mask, float cap) {
+HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key, TileSize tile,
+                                const TileMask& mask, float cap) {
   const std::int64_t width = padded_head(size), at = key * width;
   const bool diagonal = mask.diagonal;
   const Part rows_are_keys = diagonal ? Part::kColumnsFromRow : Part::kAll;
@@ -217,14 +222,14 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
                   .ldb = kTile,
                   .c = s.p,
                   .ldc = kTile,
-                  .rows = keys,
-                  .cols = queries,
+                  .rows = tile.keys,
+                  .cols = tile.queries,
                   .depth = size};
   multiply<Start::kZero>(product, rows_are_keys);  // scores
   product.a = s.v + at, product.b = s.dot, product.c = s.ds;
   multiply<Start::kZero>(product, rows_are_keys);  // dP
-  cap != 0 ? softmax_backward<true>(s.p, s.ds, keys, queries, mask, cap, s.lse, s.delta)
-           : softmax_backward<false>(s.p, s.ds, keys, queries, mask, cap, s.lse, s.delta);
+  cap != 0 ? softmax_backward<true>(s.p, s.ds, tile, mask, cap, s.lse, s.delta)
+           : softmax_backward<false>(s.p, s.ds, tile, mask, cap, s.lse, s.delta);
   product = {.a = s.p,
              .a_row = kTile,
              .a_p = 1,
@@ -232,9 +237,9 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
              .ldb = width,
              .c = s.dv + at,
              .ldc = width,
-             .rows = keys,
+             .rows = tile.keys,
              .cols = size,
-             .depth = queries};
+             .depth = tile.queries};
   multiply<Start::kAdd>(product, sum_over_queries);  // dV
   product.a = s.ds, product.b = s.q, product.c = s.dk + at;
   multiply<Start::kAdd>(product, sum_over_queries);  // dK
@@ -245,19 +250,19 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
              .ldb = width,
              .c = s.dq,
              .ldc = width,
-             .rows = queries,
+             .rows = tile.queries,
              .cols = size,
-             .depth = keys};
+             .depth = tile.keys};
   multiply<Start::kAdd>(product, sum_over_keys);  // dQ
 }
 
-// Packed rows times `scale`: written as T, or added to sums.
+// Packed rows times `scale`: written as T to rows `ld` apart, or where `to` is null added to sums.
 template <class T>
-void store_gradients(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols, float scale,
-                     T* to, float* sums, std::int64_t ld) {
-  if (to != nullptr) return unpack(x, width, rows, cols, &scale, 0, to, ld);
-  for (std::int64_t r = 0; r < rows; ++r, x += width, sums += ld) {
-    for (std::int64_t c = 0; c < cols; ++c) sums[c] += x[c] * scale;
+void store_gradients(Strided<const float> x, Extent extent, float scale, T* to, float* sums,
+                     std::int64_t ld) {
+  if (to != nullptr) return unpack<T>(x, extent, &scale, 0, {to, ld});
+  for (std::int64_t r = 0; r < extent.rows; ++r) {
+    for (std::int64_t c = 0; c < extent.cols; ++c) sums[r * ld + c] += x.row(r)[c] * scale;
   }
 }
 
@@ -268,8 +273,8 @@ void backward_task(const BackwardTask<T>& task) {
   const std::int64_t width = padded_head(task.head_size), size = task.head_size, keys = task.keys;
   const ScoreScale scale(task.rule, size);
   const auto behind = [](auto* at, std::int64_t elements) { return at == nullptr ? at : at + elements; };
-  pack(task.k, task.ld, keys, size, padded_time(keys), 1.0f, width, s.k);
-  pack(task.v, task.ld, keys, size, padded_time(keys), 1.0f, width, s.v);
+  pack<T>({task.k, task.ld}, {keys, size}, padded_time(keys), 1.0f, {s.k, width});
+  pack<T>({task.v, task.ld}, {keys, size}, padded_time(keys), 1.0f, {s.v, width});
   for (std::int64_t i = 0; i < padded_time(keys) * width; ++i) s.dk[i] = s.dv[i] = 0.0f;
   for (std::int64_t head = 0; head < task.query_heads; ++head) {
     for (std::int64_t query = 0; query < task.queries; query += kTile) {
@@ -278,15 +283,15 @@ void backward_task(const BackwardTask<T>& task) {
       const std::int64_t end = task.causal ? query + 1 : keys;
       for (std::int64_t key = task.visible.first(query) / kTile * kTile; key < end; key += kTile) {
         const TileMask mask{task.causal && key == query, first_in_tile(task.visible, query, n, key, s.first)};
-        backward_tile(s, size, key, min_of(kTile, keys - key), n, mask, scale.cap);
+        backward_tile(s, size, key, {min_of(kTile, keys - key), n}, mask, scale.cap);
       }
       const std::int64_t at = query * task.ld_dq + head * size;
-      store_gradients(s.dq, width, n, size, scale.natural, behind(task.dq, at), behind(task.dq_sums, at),
+      store_gradients({s.dq, width}, {n, size}, scale.natural, behind(task.dq, at), behind(task.dq_sums, at),
                       task.ld_dq);
     }
   }
-  store_gradients(s.dk, width, keys, size, 1.0f, task.dk, task.dk_sums, task.ld_d);
-  store_gradients(s.dv, width, keys, size, 1.0f, task.dv, task.dv_sums, task.ld_d);
+  store_gradients({s.dk, width}, {keys, size}, 1.0f, task.dk, task.dk_sums, task.ld_d);
+  store_gradients({s.dv, width}, {keys, size}, 1.0f, task.dv, task.dv_sums, task.ld_d);
 }
 
 AttentionTasks attention_tasks() {
@@ -376,22 +381,22 @@ std::int64_t backward_floats(std::int64_t head_size, std::int64_t keys) {
 }  // namespace
 
 template <class T>
-void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
-               Acc<T>* lse, const std::int32_t* first_keys, const T* sinks) {
-  check(s, ld_qkv, ld_o);
-  check_first_keys(s, first_keys);
+void attention(const AttentionShape& s, const CausalAttention<T>& args) {
+  check(s, args.qkv.ld, args.o.ld);
+  check_first_keys(s, args.first_keys);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = forward_floats(size);
   for_query_blocks(s.batch, s.heads, s.time, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
-    const T *q = qkv + b * s.time * ld_qkv + h * size, *k = q + (s.heads - h + h / group) * size;
+    const std::int64_t ld_qkv = args.qkv.ld, ld_o = args.o.ld;
+    const T *q = args.qkv.row(b * s.time) + h * size, *k = q + (s.heads - h + h / group) * size;
     const T* v = k + s.kv_heads * size;
-    T* out = o + b * s.time * ld_o + h * size;
-    Acc<T>* const lse_head = lse + (b * s.heads + h) * s.time;
-    const T* const sink = sinks == nullptr ? nullptr : sinks + h;
+    T* out = args.o.row(b * s.time) + h * size;
+    Acc<T>* const lse_head = args.lse + (b * s.heads + h) * s.time;
+    const T* const sink = args.sinks == nullptr ? nullptr : args.sinks + h;
+    const VisibleBlockKeys visible = visible_keys(s, args.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward(
-          {q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, visible_keys(s, first_keys, b), s.rule, sink},
-          out, ld_o, lse_head, false);
+      plain_forward({q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, visible, s.rule, sink}, out, ld_o,
+                    lse_head, false);
     } else {
       run(ForwardTask<T>{.q = q,
                          .ld_q = ld_qkv,
@@ -408,7 +413,7 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
                          .keys = s.time,
                          .causal = true,
                          .merge = false,
-                         .visible = visible_keys(s, first_keys, b),
+                         .visible = visible,
                          .rule = s.rule,
                          .sink = sink,
                          .scratch = scratch_of(floats)});
@@ -417,20 +422,20 @@ void attention(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, T* o,
 }
 
 template <class T>
-void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_qkv, const T* o,
-                        std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
-                        std::int64_t ld_dqkv, const std::int32_t* first_keys) {
+void attention_backward(const AttentionShape& s, const CausalAttentionBackward<T>& args) {
+  const std::int64_t ld_qkv = args.qkv.ld, ld_o = args.o.ld, ld_do = args.d_o.ld, ld_dqkv = args.dqkv.ld;
   check(s, ld_qkv, ld_o);
   check(s, ld_dqkv, ld_do);
-  check_first_keys(s, first_keys);
+  check_first_keys(s, args.first_keys);
   const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = backward_floats(size, s.time);
   for_kv_heads(s.batch, s.kv_heads, [&](std::int64_t b, std::int64_t kv) {
     const std::int64_t h = kv * group, row = b * s.time;
     const std::int64_t at_q = h * size, at_k = (s.heads + kv) * size, at_v = at_k + s.kv_heads * size;
-    const T* in = qkv + row * ld_qkv;
-    T* out = dqkv + row * ld_dqkv;
-    const T *o_head = o + row * ld_o + at_q, *do_head = d_o + row * ld_do + at_q;
-    const Acc<T>* lse_head = lse + (b * s.heads + h) * s.time;
+    const T* in = args.qkv.row(row);
+    T* out = args.dqkv.row(row);
+    const T *o_head = args.o.row(row) + at_q, *do_head = args.d_o.row(row) + at_q;
+    const Acc<T>* lse_head = args.lse + (b * s.heads + h) * s.time;
+    const VisibleBlockKeys visible = visible_keys(s, args.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       for (std::int64_t r = 0; r < s.time; ++r) {
         std::fill_n(out + r * ld_dqkv + at_q, group * size, 0.0);
@@ -439,7 +444,7 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
       }
       for (std::int64_t g = 0; g < group; ++g) {
         plain_backward({in + at_q + g * size, ld_qkv, in + at_k, in + at_v, ld_qkv, s.time, s.time, true,
-                        size, visible_keys(s, first_keys, b), s.rule},
+                        size, visible, s.rule},
                        {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time,
                         out + at_q + g * size, ld_dqkv, out + at_k, out + at_v, ld_dqkv});
       }
@@ -468,7 +473,7 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
                           .keys = s.time,
                           .query_heads = group,
                           .causal = true,
-                          .visible = visible_keys(s, first_keys, b),
+                          .visible = visible,
                           .rule = s.rule,
                           .scratch = scratch_of(floats)});
     }
@@ -476,31 +481,30 @@ void attention_backward(const AttentionShape& s, const T* qkv, std::int64_t ld_q
 }
 
 template <class T>
-void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const T> kv, Strided<Acc<T>> o,
-                     Strided<Acc<T>> lse, const std::int32_t* first_keys, const T* sinks) {
+void attention_block(const AttentionBlock& x, const BlockAttention<T>& a) {
   if (x.keys == 0) return;
   const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = forward_floats(size);
   for_query_blocks(x.batch, x.heads, x.queries, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
-    const T *at_q = q.row(b * x.query_step) + h * size, *k = kv.row(b * x.key_step) + h / group * size;
+    const T *q = a.q.row(b * x.query_step) + h * size, *k = a.kv.row(b * x.key_step) + h / group * size;
     const T* v = k + x.kv_heads * size;
-    Acc<T>* const out = o.row(b * x.query_step) + h * size;
-    Acc<T>* const lse_head = lse.row(b * x.heads + h);
-    const T* const sink = sinks == nullptr ? nullptr : sinks + h;
-    const VisibleBlockKeys visible = visible_keys(x, first_keys, b);
+    Acc<T>* const out = a.o.row(b * x.query_step) + h * size;
+    Acc<T>* const lse = a.lse.row(b * x.heads + h);
+    const T* const sink = a.sinks == nullptr ? nullptr : a.sinks + h;
+    const VisibleBlockKeys visible = visible_keys(x, a.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward({at_q, q.ld, k, v, kv.ld, x.queries, x.keys, x.causal, size, visible, x.rule, sink}, out,
-                    o.ld, lse_head, x.merge);
+      plain_forward({q, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, visible, x.rule, sink}, out,
+                    a.o.ld, lse, x.merge);
     } else {
-      run(ForwardTask<T>{.q = at_q,
-                         .ld_q = q.ld,
+      run(ForwardTask<T>{.q = q,
+                         .ld_q = a.q.ld,
                          .k = k,
                          .v = v,
-                         .ld = kv.ld,
+                         .ld = a.kv.ld,
                          .o = nullptr,
                          .sums = out,
-                         .ld_o = o.ld,
-                         .lse = lse_head,
+                         .ld_o = a.o.ld,
+                         .lse = lse,
                          .head_size = size,
                          .first = first,
                          .last = std::min(x.queries, first + kQueryBlock),
@@ -516,8 +520,7 @@ void attention_block(const AttentionBlock& x, Strided<const T> q, Strided<const 
 }
 
 template <class T>
-void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackward<T>& a,
-                              const std::int32_t* first_keys) {
+void attention_block_backward(const AttentionBlock& x, const BlockAttentionBackward<T>& a) {
   const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = backward_floats(size, x.keys);
   for_kv_heads(x.batch, x.kv_heads, [&](std::int64_t b, std::int64_t kv) {
     const std::int64_t h = kv * group, query = b * x.query_step, key = b * x.key_step;
@@ -526,7 +529,7 @@ void attention_block_backward(const AttentionBlock& x, const AttentionBlockBackw
     const T *o = a.o.row(query) + at_q, *d_o = a.d_o.row(query) + at_q;
     const Acc<T>* lse = a.lse.row(b * x.heads + h);
     Acc<T>*dq = a.dq.row(query) + at_q, *dk = a.dkv.row(key) + at_k, *dv = a.dkv.row(key) + at_v;
-    const VisibleBlockKeys visible = visible_keys(x, first_keys, b);
+    const VisibleBlockKeys visible = visible_keys(x, a.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       for (std::int64_t g = 0; g < group; ++g) {
         plain_backward(
@@ -585,16 +588,11 @@ void attention_sinks_backward(const AttentionSinksBackward<T>& x) {
   });
 }
 
-#define ZG_INSTANTIATE(T)                                                                                   \
-  template void attention(const AttentionShape&, const T*, std::int64_t, T*, std::int64_t, Acc<T>*,         \
-                          const std::int32_t*, const T*);                                                   \
-  template void attention_backward(const AttentionShape&, const T*, std::int64_t, const T*, std::int64_t,   \
-                                   const Acc<T>*, const T*, std::int64_t, T*, std::int64_t,                 \
-                                   const std::int32_t*);                                                    \
-  template void attention_block(const AttentionBlock&, Strided<const T>, Strided<const T>, Strided<Acc<T>>, \
-                                Strided<Acc<T>>, const std::int32_t*, const T*);                            \
-  template void attention_block_backward(const AttentionBlock&, const AttentionBlockBackward<T>&,           \
-                                         const std::int32_t*);                                              \
+#define ZG_INSTANTIATE(T)                                                                          \
+  template void attention(const AttentionShape&, const CausalAttention<T>&);                       \
+  template void attention_backward(const AttentionShape&, const CausalAttentionBackward<T>&);      \
+  template void attention_block(const AttentionBlock&, const BlockAttention<T>&);                  \
+  template void attention_block_backward(const AttentionBlock&, const BlockAttentionBackward<T>&); \
   template void attention_sinks_backward(const AttentionSinksBackward<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE

@@ -73,14 +73,19 @@ inline const std::int32_t* first_in_tile(const VisibleBlockKeys& visible, std::i
   return first;
 }
 
+// The keys and queries of a tile.
+struct TileSize {
+  std::int64_t keys, queries;
+};
+
 // Scores [keys, queries] become 2^(score - new maximum); factor = 2^(old maximum - new maximum). cap: scores
-// are those that are capped (ScoreScale).
-HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t queries,
-                                  const TileMask& mask, float cap, float* max, float* sum, float* factor) {
+// are capped (ScoreScale).
+HWY_NOINLINE void running_softmax(float* scores, TileSize size, const TileMask& mask, float cap, float* max,
+                                  float* sum, float* factor) {
   const Float d;
   const Vector lowest = hn::Set(d, -1e30f);
-  for (std::int64_t c = 0; c < queries; c += lanes()) {
-    const KeyRanges ranges(mask, c, keys);
+  for (std::int64_t c = 0; c < size.queries; c += lanes()) {
+    const KeyRanges ranges(mask, c, size.keys);
     const auto at = [&](std::int64_t k) HWY_ATTR { return scores + k * kTile + c; };
     if (cap != 0) {
       for (std::int64_t k = ranges.begin; k < ranges.end; ++k)
@@ -117,12 +122,11 @@ HWY_NOINLINE void running_softmax(float* scores, std::int64_t keys, std::int64_t
 // Scores in p become probabilities; dP in ds becomes dS = P * (dP - delta), where scores are capped times the
 // slope of the cap. Both [keys, queries].
 template <bool kCapped>
-HWY_NOINLINE void softmax_backward(float* p, float* ds, std::int64_t keys, std::int64_t queries,
-                                   const TileMask& mask, [[maybe_unused]] float cap, const float* lse,
-                                   const float* delta) {
+HWY_NOINLINE void softmax_backward(float* p, float* ds, TileSize size, const TileMask& mask,
+                                   [[maybe_unused]] float cap, const float* lse, const float* delta) {
   const Float d;
-  for (std::int64_t c = 0; c < queries; c += lanes()) {
-    const KeyRanges ranges(mask, c, keys);
+  for (std::int64_t c = 0; c < size.queries; c += lanes()) {
+    const KeyRanges ranges(mask, c, size.keys);
     const Vector l = hn::LoadU(d, lse + c), dot = hn::LoadU(d, delta + c);
     clear_rows(p, ranges.begin, c);
     clear_rows(ds, ranges.begin, c);

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/host/attention_scratch.hpp"
+#include "kernels/host/matrix.hpp"
 #include "kernels/host/simd.hpp"
 #include "ziggurat/base/dtype.hpp"
 
@@ -78,19 +79,22 @@ HWY_INLINE Vector start([[maybe_unused]] const float* c, [[maybe_unused]] const 
   if constexpr (kStart == Start::kScaleAndAdd) return hn::Mul(hn::LoadU(d, c), hn::Set(d, row_scale[row]));
 }
 
+// The kRows x panel() elements of C from (row, col) on, with the sum over p in [p0, p1).
 template <Start kStart>
-HWY_INLINE void micro_kernel(const float* a, std::int64_t a_row, std::int64_t a_p, const float* b,
-                             std::int64_t ldb, std::int64_t depth, float* c, std::int64_t ldc,
-                             const float* row_scale) {
+HWY_INLINE void micro_kernel(const Product& x, std::int64_t row, std::int64_t col, std::int64_t p0,
+                             std::int64_t p1) {
   const Float d;
-  const std::int64_t n = lanes();
+  const std::int64_t n = lanes(), a_row = x.a_row, a_p = x.a_p, ldb = x.ldb, ldc = x.ldc;
+  const float *a = x.a + row * a_row + p0 * a_p, *b = x.b + p0 * ldb + col;
+  float* const c = x.c + row * ldc + col;
+  const float* const row_scale = x.row_scale + (kStart == Start::kScaleAndAdd ? row : 0);
   Vector left[kRows], right[kRows];
 #pragma GCC unroll 8
   for (std::int64_t r = 0; r < kRows; ++r) {
     left[r] = start<kStart>(c + r * ldc, row_scale, r);
     right[r] = start<kStart>(c + r * ldc + n, row_scale, r);
   }
-  for (std::int64_t p = 0; p < depth; ++p, a += a_p, b += ldb) {
+  for (std::int64_t p = p0; p < p1; ++p, a += a_p, b += ldb) {
     const Vector b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + n);
 #pragma GCC unroll 8
     for (std::int64_t r = 0; r < kRows; ++r) {
@@ -113,11 +117,7 @@ HWY_NOINLINE void multiply(const Product& x, Part part) {
     const std::int64_t first_col = part == Part::kColumnsFromRow ? r / step * step : 0;
     const std::int64_t p0 = part == Part::kSumFromRow ? r : 0;
     const std::int64_t p1 = part == Part::kSumToRow ? min_of(x.depth, r + kRows) : x.depth;
-    for (std::int64_t c = first_col; c < x.cols; c += step) {
-      micro_kernel<kStart>(x.a + r * x.a_row + p0 * x.a_p, x.a_row, x.a_p, x.b + p0 * x.ldb + c, x.ldb,
-                           p1 - p0, x.c + r * x.ldc + c, x.ldc,
-                           x.row_scale + (kStart == Start::kScaleAndAdd ? r : 0));
-    }
+    for (std::int64_t c = first_col; c < x.cols; c += step) micro_kernel<kStart>(x, r, c, p0, p1);
   }
 }
 
@@ -142,22 +142,24 @@ HWY_INLINE Vector exp2_of(Vector x) {
   return hn::Mul(y, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
-// Copies [rows, cols] of x, times `scale`, to fp32 rows of `width` elements, padded with zeros, and adds
-// rows of zeros up to `padded_rows`.
+// Copies x [rows, cols], times `scale`, to fp32 rows of to.ld elements, padded with zeros, and adds rows of
+// zeros up to `padded_rows`.
 template <class T>
-HWY_NOINLINE void pack(const T* x, std::int64_t ld, std::int64_t rows, std::int64_t cols,
-                       std::int64_t padded_rows, float scale, std::int64_t width, float* to) {
+HWY_NOINLINE void pack(Strided<const T> x, Extent extent, std::int64_t padded_rows, float scale,
+                       Strided<float> to) {
   const Float d;
   const std::int64_t n = lanes();
   const Vector factor = hn::Set(d, scale);
-  for (std::int64_t r = 0; r < rows; ++r, to += width) {
-    const T* from = x + r * ld;
+  for (std::int64_t r = 0; r < extent.rows; ++r) {
+    const T* const from = x.row(r);
+    float* const row = to.row(r);
     std::int64_t c = 0;
-    for (; c + n <= cols; c += n) hn::StoreU(hn::Mul(load_f32(d, from + c), factor), d, to + c);
-    for (; c < cols; ++c) to[c] = load_one(from + c) * scale;
-    for (; c < width; ++c) to[c] = 0.0f;
+    for (; c + n <= extent.cols; c += n) hn::StoreU(hn::Mul(load_f32(d, from + c), factor), d, row + c);
+    for (; c < extent.cols; ++c) row[c] = load_one(from + c) * scale;
+    for (; c < to.ld; ++c) row[c] = 0.0f;
   }
-  for (std::int64_t i = 0; i < (padded_rows - rows) * width; ++i) to[i] = 0.0f;
+  float* const padding = to.row(extent.rows);
+  for (std::int64_t i = 0; i < (padded_rows - extent.rows) * to.ld; ++i) padding[i] = 0.0f;
 }
 
 // Transposes the first `cols` columns of packed rows, times `scale`, into rows of kTile elements.
@@ -170,15 +172,18 @@ HWY_NOINLINE void transpose(const float* x, std::int64_t width, std::int64_t row
 
 // Copies packed rows to rows of T, row r times scale[r * scale_step].
 template <class T>
-HWY_NOINLINE void unpack(const float* x, std::int64_t width, std::int64_t rows, std::int64_t cols,
-                         const float* scale, std::int64_t scale_step, T* to, std::int64_t ld) {
+HWY_NOINLINE void unpack(Strided<const float> x, Extent extent, const float* scale, std::int64_t scale_step,
+                         Strided<T> to) {
   const Float d;
   const std::int64_t n = lanes();
-  for (std::int64_t r = 0; r < rows; ++r, x += width, to += ld) {
+  for (std::int64_t r = 0; r < extent.rows; ++r) {
     const float factor = scale[r * scale_step];
+    const float* const from = x.row(r);
+    T* const row = to.row(r);
     std::int64_t c = 0;
-    for (; c + n <= cols; c += n) store(d, hn::Mul(hn::LoadU(d, x + c), hn::Set(d, factor)), to + c);
-    for (; c < cols; ++c) store_one(x[c] * factor, to + c);
+    for (; c + n <= extent.cols; c += n)
+      store(d, hn::Mul(hn::LoadU(d, from + c), hn::Set(d, factor)), row + c);
+    for (; c < extent.cols; ++c) store_one(from[c] * factor, row + c);
   }
 }
 

@@ -30,29 +30,20 @@ bool has_native_bf16();
 // Which instructions those are: "AVX512_BF16", "AMX", "Arm BF16", or "none: " and the reason.
 const char* bf16_description();
 
-// Shapes as in ziggurat/device/ops.hpp. first_keys: [batch * time], of a block [query_rows()]; sinks:
-// [heads]; or null.
+// Shapes as in ziggurat/device/op_args.hpp. Scratch is not used.
 template <class T>
-void attention(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o, std::int64_t ld_o,
-               Acc<T>* lse, const std::int32_t* first_keys = nullptr, const T* sinks = nullptr);
+void attention(const AttentionShape& shape, const CausalAttention<T>& args);
 template <class T>
-void attention_backward(const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
-                        std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
-                        std::int64_t ld_dqkv, const std::int32_t* first_keys = nullptr);
+void attention_backward(const AttentionShape& shape, const CausalAttentionBackward<T>& args);
 
 template <class T>
-void attention_block(const AttentionBlock& block, Strided<const T> q, Strided<const T> kv, Strided<Acc<T>> o,
-                     Strided<Acc<T>> lse, const std::int32_t* first_keys = nullptr, const T* sinks = nullptr);
+void attention_block(const AttentionBlock& block, const BlockAttention<T>& args);
 template <class T>
-void attention_block_backward(const AttentionBlock& block, const AttentionBlockBackward<T>& args,
-                              const std::int32_t* first_keys = nullptr);
+void attention_block_backward(const AttentionBlock& block, const BlockAttentionBackward<T>& args);
 template <class T>
 void attention_sinks_backward(const AttentionSinksBackward<T>& args);
 
-// In place on the first heads * head_size columns of each row. first_keys: [rows], or null.
 template <class T>
-void rope(T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions, std::int64_t heads,
-          std::int64_t head_size, const RopeTable& table, bool inverse,
-          const std::int32_t* first_keys = nullptr);
+void rope(std::int64_t rows, const Rotation<T>& args);
 
 }  // namespace zg::host

@@ -142,12 +142,14 @@ void check_documents(const RowPositions& positions, std::int64_t rows, const std
 }  // namespace
 
 template <class T>
-void rope(T* x, std::int64_t ld, std::int64_t rows, const RowPositions& positions, std::int64_t heads,
-          std::int64_t head_size, const RopeTable& table, bool inverse, const std::int32_t* first_keys) {
-  ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= head_size,
-            "{} pairs turn of a head of {}", table.pairs, head_size);
+void rope(std::int64_t rows, const Rotation<T>& args) {
+  const RopeTable& table = args.table;
+  const RowPositions& positions = args.positions;
+  const std::int32_t* const first_keys = args.first_keys;
+  ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= args.head_size,
+            "{} pairs turn of a head of {}", table.pairs, args.head_size);
   ZG_ASSERT_GE(positions.time, 1);
-  ZG_ASSERT_GE(ld, heads * head_size);
+  ZG_ASSERT_GE(args.x.ld, args.heads * args.head_size);
   using A = Acc<T>;
   if (rows == 0) return;
   // With documents row p of the angles is position p.
@@ -160,15 +162,13 @@ void rope(T* x, std::int64_t ld, std::int64_t rows, const RowPositions& position
       const std::int64_t place =
           first_keys == nullptr ? r % positions.time : position_of(positions, first_keys, r);
       const auto at = static_cast<std::size_t>(place * table.pairs);
-      rotate_row(x + r * ld, heads, head_size, table.pairs, angles->cosine.data() + at,
-                 angles->sine.data() + at, static_cast<A>(inverse ? -1 : 1));
+      rotate_row(args.x.row(r), args.heads, args.head_size, table.pairs, angles->cosine.data() + at,
+                 angles->sine.data() + at, static_cast<A>(args.inverse ? -1 : 1));
     }
   });
 }
 
-#define ZG_INSTANTIATE(T)                                                                             \
-  template void rope(T*, std::int64_t, std::int64_t, const RowPositions&, std::int64_t, std::int64_t, \
-                     const RopeTable&, bool, const std::int32_t*);
+#define ZG_INSTANTIATE(T) template void rope(std::int64_t, const Rotation<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

@@ -65,6 +65,11 @@ inline void expect_scratch(const View& scratch, std::int64_t bytes) {
   ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
             "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
 }
+// Scratch of sums over rows, of at least `cols` columns: wider scratch, such as a LayerNorm's, will do.
+inline void expect_row_scratch(const View& scratch, DType dtype, std::int64_t groups, std::int64_t cols) {
+  ZG_ASSERT_GE(scratch.cols, cols);
+  expect(scratch, "scratch", dtype, groups, scratch.cols);
+}
 inline void expect_quantized(const View& values, int bits, const View& codes) {
   ZG_ASSERT(bits == 8 || bits == 4, "codes of {} bits", bits);
   expect_dense(values, "values", values.count());
@@ -100,8 +105,7 @@ inline void check_bias_gradient(const GemmOptions& o, DType t, const View& c, st
             "the gradient of a bias comes with that of a weight, and nothing else");
   expect(c, "c", a, c.rows, c.cols);
   expect(o.bias_gradient, "bias_gradient", a, 1, c.rows);
-  ZG_ASSERT_GE(o.scratch.cols, c.rows);
-  expect(o.scratch, "scratch", a, row_groups, o.scratch.cols);
+  expect_row_scratch(o.scratch, a, row_groups, c.rows);
 }
 
 inline void expect_part(const TablePart& part, std::int64_t rows) {
@@ -110,19 +114,22 @@ inline void expect_part(const TablePart& part, std::int64_t rows) {
 }
 // Calls f with the typed operands of cross_entropy().
 template <class F>
-void with_loss(const View& logits, const View& targets, const View& loss_sum, const View& dlogits,
-               const View& scratch, const F& f) {
+void with_loss(const CrossEntropyArgs& args, const F& f) {
+  const View &logits = args.logits, &dlogits = args.dlogits;
   const DType t = dlogits ? dlogits.dtype : logits.dtype;
   expect(logits, "logits", acc_of(t), logits.rows, logits.cols);
-  expect(targets, "targets", DType::kI32, 1, logits.rows);
-  expect(loss_sum, "loss_sum", DType::kF64, 1, 1);
-  expect(scratch, "scratch", DType::kF64, 1, Ops::kSumPartials);
+  expect(args.targets, "targets", DType::kI32, 1, logits.rows);
+  expect(args.loss_sum, "loss_sum", DType::kF64, 1, 1);
+  expect(args.scratch, "scratch", DType::kF64, 1, Ops::kSumPartials);
   if (dlogits) expect(dlogits, "dlogits", t, logits.rows, logits.cols);
   with_type(t, [&]<class T>() {
     f(CrossEntropy<T>{.logits = strided<Acc<T>>(logits),
-                      .targets = targets.as<std::int32_t>(),
-                      .loss_sum = loss_sum.as<double>(),
-                      .dlogits = strided<T>(dlogits)});
+                      .targets = args.targets.as<std::int32_t>(),
+                      .loss_sum = args.loss_sum.as<double>(),
+                      .dlogits = strided<T>(dlogits),
+                      .scratch = args.scratch.as<double>(),
+                      .scale = args.scale,
+                      .softcap = args.softcap});
   });
 }
 inline void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t heads,

@@ -8,6 +8,17 @@
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
 
+// Expands op(name) for every op that is one kernel of the same name, with the same operands, on every device.
+// clang-format off
+#define ZG_FOR_PLAIN_OPS(op)                                                         \
+  op(layernorm) op(layernorm_backward) op(rmsnorm) op(rmsnorm_backward)              \
+  op(head_rmsnorm) op(head_rmsnorm_backward) op(bias_backward)                       \
+  op(gelu) op(gelu_backward) op(swiglu) op(swiglu_backward) op(add) op(scale)        \
+  op(dropout) op(quantize) op(dequantize) op(rope) op(embedding) op(embedding_backward) \
+  op(cross_entropy) op(softmax_part) op(cross_entropy_part)                          \
+  op(attention_block) op(attention_block_backward) op(attention_sinks_backward)
+// clang-format on
+
 namespace zg {
 
 using namespace kernels;
@@ -73,134 +84,132 @@ class CheckedOps : public Ops {
     ZG_ASSERT(false, "no product of {} into {}", name_of(a.dtype), name_of(c.dtype));
   }
 
-  void layernorm(Stream& s, View x, View w, View b, double eps, View y, View stats) override {
+  void layernorm(Stream& s, const LayerNormArgs& args) override {
+    const View& x = args.x;
     const DType t = x.dtype;
     expect(x, "x", t, x.rows, x.cols);
-    expect(w, "w", t, 1, x.cols);
-    expect(b, "b", t, 1, x.cols);
-    expect(y, "y", t, x.rows, x.cols);
-    expect(stats, "stats", acc_of(t), x.rows, 2);
+    expect(args.w, "w", t, 1, x.cols);
+    expect(args.b, "b", t, 1, x.cols);
+    expect(args.y, "y", t, x.rows, x.cols);
+    expect(args.stats, "stats", acc_of(t), x.rows, 2);
     with_type(t, [&]<class T>() {
-      const LayerNorm<T> args{.x = strided<T>(x),
-                              .w = w.as<T>(),
-                              .b = b.as<T>(),
-                              .eps = eps,
-                              .y = strided<T>(y),
-                              .stats = strided<Acc<T>>(stats)};
-      backend_.template layernorm<T>(s, extent_of(x), args);
+      backend_.template layernorm<T>(s, extent_of(x),
+                                     LayerNorm<T>{.x = strided<T>(x),
+                                                  .w = args.w.as<T>(),
+                                                  .b = args.b.as<T>(),
+                                                  .eps = args.eps,
+                                                  .y = strided<T>(args.y),
+                                                  .stats = strided<Acc<T>>(args.stats)});
     });
   }
 
-  void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
-                          View scratch) override {
+  void layernorm_backward(Stream& s, const LayerNormBackwardArgs& args) override {
+    const View& x = args.x;
     const DType t = x.dtype, a = acc_of(t);
     expect(x, "x", t, x.rows, x.cols);
-    expect(dy, "dy", t, x.rows, x.cols);
-    expect(w, "w", t, 1, x.cols);
-    expect(stats, "stats", a, x.rows, 2);
-    expect(dx, "dx", t, x.rows, x.cols);
-    expect(dw, "dw", a, 1, x.cols);
-    expect(db, "db", a, 1, x.cols);
-    expect(scratch, "scratch", a, row_groups(), 2 * x.cols);
+    expect(args.dy, "dy", t, x.rows, x.cols);
+    expect(args.dx, "dx", t, x.rows, x.cols);
+    expect(args.w, "w", t, 1, x.cols);
+    expect(args.stats, "stats", a, x.rows, 2);
+    expect(args.dw, "dw", a, 1, x.cols);
+    expect(args.db, "db", a, 1, x.cols);
+    expect(args.scratch, "scratch", a, row_groups(), 2 * x.cols);
     with_type(t, [&]<class T>() {
       using A = Acc<T>;
-      const LayerNormBackward<T> args{.dy = strided<T>(dy),
-                                      .x = strided<T>(x),
-                                      .w = w.as<T>(),
-                                      .stats = strided<A>(stats),
-                                      .dx = strided<T>(dx),
-                                      .dw = dw.as<A>(),
-                                      .db = db.as<A>(),
-                                      .scratch = strided<A>(scratch)};
-      backend_.template layernorm_backward<T>(s, extent_of(x), args);
+      backend_.template layernorm_backward<T>(s, extent_of(x),
+                                              LayerNormBackward<T>{.dy = strided<T>(args.dy),
+                                                                   .x = strided<T>(x),
+                                                                   .w = args.w.as<T>(),
+                                                                   .stats = strided<A>(args.stats),
+                                                                   .dx = strided<T>(args.dx),
+                                                                   .dw = args.dw.as<A>(),
+                                                                   .db = args.db.as<A>(),
+                                                                   .scratch = strided<A>(args.scratch)});
     });
   }
 
-  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats, NormWeight weight) override {
+  void rmsnorm(Stream& s, const RmsNormArgs& args) override {
+    const View& x = args.x;
     const DType t = x.dtype;
     expect(x, "x", t, x.rows, x.cols);
-    expect(w, "w", t, 1, x.cols);
-    expect(y, "y", t, x.rows, x.cols);
-    expect(stats, "stats", acc_of(t), x.rows, 1);
+    expect(args.w, "w", t, 1, x.cols);
+    expect(args.y, "y", t, x.rows, x.cols);
+    expect(args.stats, "stats", acc_of(t), x.rows, 1);
     with_type(t, [&]<class T>() {
-      const RmsNorm<T> args{.x = strided<T>(x),
-                            .w = w.as<T>(),
-                            .eps = eps,
-                            .y = strided<T>(y),
-                            .stats = strided<Acc<T>>(stats),
-                            .weight = weight};
-      backend_.template rmsnorm<T>(s, extent_of(x), args);
+      backend_.template rmsnorm<T>(s, extent_of(x),
+                                   RmsNorm<T>{.x = strided<T>(x),
+                                              .w = args.w.as<T>(),
+                                              .eps = args.eps,
+                                              .y = strided<T>(args.y),
+                                              .stats = strided<Acc<T>>(args.stats),
+                                              .weight = args.weight});
     });
   }
 
-  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch,
-                        NormWeight weight) override {
+  void rmsnorm_backward(Stream& s, const RmsNormBackwardArgs& args) override {
+    const View& x = args.x;
     const DType t = x.dtype, a = acc_of(t);
     expect(x, "x", t, x.rows, x.cols);
-    expect(dy, "dy", t, x.rows, x.cols);
-    expect(w, "w", t, 1, x.cols);
-    expect(stats, "stats", a, x.rows, 1);
-    expect(dx, "dx", t, x.rows, x.cols);
-    expect(dw, "dw", a, 1, x.cols);
-    // Wider scratch, such as a LayerNorm's, will do.
-    ZG_ASSERT_GE(scratch.cols, x.cols);
-    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+    expect(args.dy, "dy", t, x.rows, x.cols);
+    expect(args.dx, "dx", t, x.rows, x.cols);
+    expect(args.w, "w", t, 1, x.cols);
+    expect(args.stats, "stats", a, x.rows, 1);
+    expect(args.dw, "dw", a, 1, x.cols);
+    expect_row_scratch(args.scratch, a, row_groups(), x.cols);
     with_type(t, [&]<class T>() {
       using A = Acc<T>;
-      const RmsNormBackward<T> args{.dy = strided<T>(dy),
-                                    .x = strided<T>(x),
-                                    .w = w.as<T>(),
-                                    .stats = strided<A>(stats),
-                                    .dx = strided<T>(dx),
-                                    .dw = dw.as<A>(),
-                                    .scratch = strided<A>(scratch),
-                                    .weight = weight};
-      backend_.template rmsnorm_backward<T>(s, extent_of(x), args);
+      backend_.template rmsnorm_backward<T>(s, extent_of(x),
+                                            RmsNormBackward<T>{.dy = strided<T>(args.dy),
+                                                               .x = strided<T>(x),
+                                                               .w = args.w.as<T>(),
+                                                               .stats = strided<A>(args.stats),
+                                                               .dx = strided<T>(args.dx),
+                                                               .dw = args.dw.as<A>(),
+                                                               .scratch = strided<A>(args.scratch),
+                                                               .weight = args.weight});
     });
   }
 
-  void head_rmsnorm(Stream& s, View x, View w, double eps, std::int64_t heads, std::int64_t head_size, View y,
-                    View stats, NormWeight weight) override {
-    const DType t = x.dtype;
-    for (const View& v : {x, y}) expect_heads(v, t, x.rows, heads, head_size);
-    expect(w, "w", t, 1, head_size);
-    expect(stats, "stats", acc_of(t), x.rows, heads);
+  void head_rmsnorm(Stream& s, const HeadRmsNormArgs& args) override {
+    const std::int64_t rows = args.x.rows;
+    const DType t = args.x.dtype;
+    for (const View& v : {args.x, args.y}) expect_heads(v, t, rows, args.heads, args.head_size);
+    expect(args.w, "w", t, 1, args.head_size);
+    expect(args.stats, "stats", acc_of(t), rows, args.heads);
     with_type(t, [&]<class T>() {
-      const HeadRmsNorm<T> args{.heads = heads,
-                                .head_size = head_size,
-                                .x = strided<T>(x),
-                                .w = w.as<T>(),
-                                .eps = eps,
-                                .y = strided<T>(y),
-                                .stats = strided<Acc<T>>(stats),
-                                .weight = weight};
-      backend_.template head_rmsnorm<T>(s, x.rows, args);
+      backend_.template head_rmsnorm<T>(s, rows,
+                                        HeadRmsNorm<T>{.heads = args.heads,
+                                                       .head_size = args.head_size,
+                                                       .x = strided<T>(args.x),
+                                                       .w = args.w.as<T>(),
+                                                       .eps = args.eps,
+                                                       .y = strided<T>(args.y),
+                                                       .stats = strided<Acc<T>>(args.stats),
+                                                       .weight = args.weight});
     });
   }
 
-  void head_rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, std::int64_t heads,
-                             std::int64_t head_size, View dx, View dw, View scratch,
-                             NormWeight weight) override {
-    const DType t = x.dtype, a = acc_of(t);
-    for (const View& v : {x, dy, dx}) expect_heads(v, t, x.rows, heads, head_size);
-    expect(w, "w", t, 1, head_size);
-    expect(stats, "stats", a, x.rows, heads);
-    expect(dw, "dw", a, 1, head_size);
-    ZG_ASSERT_GE(scratch.cols, head_size);
-    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+  void head_rmsnorm_backward(Stream& s, const HeadRmsNormBackwardArgs& args) override {
+    const std::int64_t rows = args.x.rows;
+    const DType t = args.x.dtype, a = acc_of(t);
+    for (const View& v : {args.x, args.dy, args.dx}) expect_heads(v, t, rows, args.heads, args.head_size);
+    expect(args.w, "w", t, 1, args.head_size);
+    expect(args.stats, "stats", a, rows, args.heads);
+    expect(args.dw, "dw", a, 1, args.head_size);
+    expect_row_scratch(args.scratch, a, row_groups(), args.head_size);
     with_type(t, [&]<class T>() {
       using A = Acc<T>;
-      const HeadRmsNormBackward<T> args{.heads = heads,
-                                        .head_size = head_size,
-                                        .dy = strided<T>(dy),
-                                        .x = strided<T>(x),
-                                        .w = w.as<T>(),
-                                        .stats = strided<A>(stats),
-                                        .dx = strided<T>(dx),
-                                        .dw = dw.as<A>(),
-                                        .scratch = strided<A>(scratch),
-                                        .weight = weight};
-      backend_.template head_rmsnorm_backward<T>(s, x.rows, args);
+      backend_.template head_rmsnorm_backward<T>(s, rows,
+                                                 HeadRmsNormBackward<T>{.heads = args.heads,
+                                                                        .head_size = args.head_size,
+                                                                        .dy = strided<T>(args.dy),
+                                                                        .x = strided<T>(args.x),
+                                                                        .w = args.w.as<T>(),
+                                                                        .stats = strided<A>(args.stats),
+                                                                        .dx = strided<T>(args.dx),
+                                                                        .dw = args.dw.as<A>(),
+                                                                        .scratch = strided<A>(args.scratch),
+                                                                        .weight = args.weight});
     });
   }
 
@@ -238,45 +247,62 @@ class CheckedOps : public Ops {
     });
   }
 
-  void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
-            const RopeTable& table, bool inverse, const View& first_keys) override {
+  void rope(Stream& s, const RopeArgs& args) override {
+    const View& x = args.x;
     expect(x, "x", x.dtype, x.rows, x.cols);
-    ZG_ASSERT_GE(positions.time, 1);
-    ZG_ASSERT_LE(heads * head_size, x.cols);
-    ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= head_size,
-              "{} pairs of columns turn, of heads of {}", table.pairs, head_size);
-    const std::int32_t* const first = expect_first_keys(first_keys, x.rows);
+    ZG_ASSERT_GE(args.positions.time, 1);
+    ZG_ASSERT_LE(args.heads * args.head_size, x.cols);
+    ZG_ASSERT(
+        args.table.pairs >= 0 && args.table.pairs <= kMaxRopePairs && 2 * args.table.pairs <= args.head_size,
+        "{} pairs of columns turn, of heads of {}", args.table.pairs, args.head_size);
+    const std::int32_t* const first = expect_first_keys(args.first_keys, x.rows);
     with_type(x.dtype, [&]<class T>() {
-      backend_.template rope<T>(s, x.as<T>(), x.ld, x.rows, positions, heads, head_size, table, inverse,
-                                first);
+      backend_.template rope<T>(s, x.rows,
+                                Rotation<T>{.x = {x.as<T>(), x.ld},
+                                            .positions = args.positions,
+                                            .heads = args.heads,
+                                            .head_size = args.head_size,
+                                            .table = args.table,
+                                            .inverse = args.inverse,
+                                            .first_keys = first});
     });
   }
 
-  void attention(Stream& s, View qkv, const AttentionShape& given, View o, View lse, View scratch,
-                 const View& first_keys, const View& sinks) override {
-    const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
-    const AttentionShape shape = with_documents(given, first);
-    expect_attention(qkv, shape, o, lse);
-    expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
-    expect_sinks(sinks, shape.rule.sinks, qkv.dtype, shape.heads);
-    with_type(qkv.dtype, [&]<class T>() {
-      backend_.template attention<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld, lse.as<Acc<T>>(),
-                                     scratch.data, first, strided<T>(sinks).data);
+  void attention(Stream& s, const AttentionArgs& args) override {
+    const DType t = args.qkv.dtype;
+    const std::int32_t* const first = expect_first_keys(args.first_keys, args.shape.batch * args.shape.time);
+    const AttentionShape shape = with_documents(args.shape, first);
+    expect_attention(args.qkv, shape, args.o, args.lse);
+    expect_scratch(args.scratch, attention_scratch_bytes(t, shape));
+    expect_sinks(args.sinks, shape.rule.sinks, t, shape.heads);
+    with_type(t, [&]<class T>() {
+      backend_.template attention<T>(s, shape,
+                                     CausalAttention<T>{.qkv = strided<T>(args.qkv),
+                                                        .o = strided<T>(args.o),
+                                                        .lse = args.lse.as<Acc<T>>(),
+                                                        .scratch = args.scratch.data,
+                                                        .first_keys = first,
+                                                        .sinks = strided<T>(args.sinks).data});
     });
   }
 
-  void attention_backward(Stream& s, View qkv, View o, View lse, View d_o, const AttentionShape& given,
-                          View dqkv, View scratch, const View& first_keys) override {
-    const std::int32_t* const first = expect_first_keys(first_keys, given.batch * given.time);
-    const AttentionShape shape = with_documents(given, first);
-    expect_attention(qkv, shape, o, lse);
-    expect_scratch(scratch, attention_scratch_bytes(qkv.dtype, shape));
-    expect(d_o, "d_o", o.dtype, o.rows, o.cols);
-    expect(dqkv, "dqkv", qkv.dtype, qkv.rows, qkv.cols);
-    with_type(qkv.dtype, [&]<class T>() {
-      backend_.template attention_backward<T>(s, shape, qkv.as<T>(), qkv.ld, o.as<T>(), o.ld,
-                                              lse.as<Acc<T>>(), d_o.as<T>(), d_o.ld, dqkv.as<T>(), dqkv.ld,
-                                              scratch.data, first);
+  void attention_backward(Stream& s, const AttentionBackwardArgs& args) override {
+    const DType t = args.qkv.dtype;
+    const std::int32_t* const first = expect_first_keys(args.first_keys, args.shape.batch * args.shape.time);
+    const AttentionShape shape = with_documents(args.shape, first);
+    expect_attention(args.qkv, shape, args.o, args.lse);
+    expect_scratch(args.scratch, attention_scratch_bytes(t, shape));
+    expect(args.d_o, "d_o", args.o.dtype, args.o.rows, args.o.cols);
+    expect(args.dqkv, "dqkv", t, args.qkv.rows, args.qkv.cols);
+    with_type(t, [&]<class T>() {
+      backend_.template attention_backward<T>(s, shape,
+                                              CausalAttentionBackward<T>{.qkv = strided<T>(args.qkv),
+                                                                         .o = strided<T>(args.o),
+                                                                         .lse = args.lse.as<Acc<T>>(),
+                                                                         .d_o = strided<T>(args.d_o),
+                                                                         .dqkv = strided<T>(args.dqkv),
+                                                                         .scratch = args.scratch.data,
+                                                                         .first_keys = first});
     });
   }
 
@@ -284,62 +310,70 @@ class CheckedOps : public Ops {
     return backend_.attention_scratch_bytes(dtype, shape);
   }
 
-  void attention_sinks_backward(Stream& s, View o, View lse, View d_o, const AttentionShape& shape,
-                                View sinks, View d_sinks) override {
-    const DType t = o.dtype, a = acc_of(t);
-    expect(o, "o", t, shape.batch * shape.time, shape.heads * shape.head_size);
-    expect(d_o, "d_o", t, o.rows, o.cols);
-    expect(lse, "lse", a, shape.batch * shape.heads, shape.time);
-    expect(sinks, "sinks", t, 1, shape.heads);
-    expect(d_sinks, "d_sinks", a, 1, shape.heads);
+  void attention_sinks_backward(Stream& s, const AttentionSinksBackwardArgs& args) override {
+    const AttentionShape& shape = args.shape;
+    const DType t = args.o.dtype, a = acc_of(t);
+    expect(args.o, "o", t, shape.batch * shape.time, shape.heads * shape.head_size);
+    expect(args.d_o, "d_o", t, args.o.rows, args.o.cols);
+    expect(args.lse, "lse", a, shape.batch * shape.heads, shape.time);
+    expect(args.sinks, "sinks", t, 1, shape.heads);
+    expect(args.d_sinks, "d_sinks", a, 1, shape.heads);
     with_type(t, [&]<class T>() {
       backend_.template attention_sinks_backward<T>(
           s, AttentionSinksBackward<T>{.batch = shape.batch,
                                        .time = shape.time,
                                        .heads = shape.heads,
                                        .head_size = shape.head_size,
-                                       .o = strided<T>(o),
-                                       .d_o = strided<T>(d_o),
-                                       .lse = strided<Acc<T>>(lse),
-                                       .sinks = sinks.as<T>(),
-                                       .d_sinks = d_sinks.as<Acc<T>>()});
+                                       .o = strided<T>(args.o),
+                                       .d_o = strided<T>(args.d_o),
+                                       .lse = strided<Acc<T>>(args.lse),
+                                       .sinks = args.sinks.as<T>(),
+                                       .d_sinks = args.d_sinks.as<Acc<T>>()});
     });
   }
 
-  void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse,
-                       const View& first_keys, const View& sinks) override {
-    expect_block(q, kv, block, lse, first_keys);
-    expect(o, "o", acc_of(q.dtype), q.rows, q.cols);
-    expect_sinks(sinks, block.rule.sinks && !block.merge, q.dtype, block.heads);
-    const std::int32_t* const first = expect_first_keys(first_keys, block.query_rows());
+  void attention_block(Stream& s, const AttentionBlockArgs& args) override {
+    const AttentionBlock& block = args.block;
+    const View& q = args.q;
+    expect_block(q, args.kv, block, args.lse, args.first_keys);
+    expect(args.o, "o", acc_of(q.dtype), q.rows, q.cols);
+    expect_sinks(args.sinks, block.rule.sinks && !block.merge, q.dtype, block.heads);
+    const std::int32_t* const first = expect_first_keys(args.first_keys, block.query_rows());
     with_type(q.dtype, [&]<class T>() {
       using A = Acc<T>;
-      backend_.template attention_block<T>(s, block, strided<T>(q), strided<T>(kv), strided<A>(o),
-                                           strided<A>(lse), first, strided<T>(sinks).data);
+      backend_.template attention_block<T>(s, block,
+                                           BlockAttention<T>{.q = strided<T>(q),
+                                                             .kv = strided<T>(args.kv),
+                                                             .o = strided<A>(args.o),
+                                                             .lse = strided<A>(args.lse),
+                                                             .first_keys = first,
+                                                             .sinks = strided<T>(args.sinks).data});
     });
   }
 
-  void attention_block_backward(Stream& s, View q, View kv, View o, View lse, View d_o,
-                                const AttentionBlock& block, View dq, View dkv, View scratch,
-                                const View& first_keys) override {
+  void attention_block_backward(Stream& s, const AttentionBlockBackwardArgs& args) override {
+    const AttentionBlock& block = args.block;
+    const View& q = args.q;
     const DType a = acc_of(q.dtype);
-    expect_block(q, kv, block, lse, first_keys);
-    const std::int32_t* const first = expect_first_keys(first_keys, block.query_rows());
-    expect(o, "o", q.dtype, q.rows, q.cols);
-    expect(d_o, "d_o", q.dtype, q.rows, q.cols);
-    expect(dq, "dq", a, q.rows, q.cols);
-    expect(dkv, "dkv", a, kv.rows, kv.cols);
-    expect_scratch(scratch, attention_block_scratch_bytes(q.dtype, block));
+    expect_block(q, args.kv, block, args.lse, args.first_keys);
+    const std::int32_t* const first = expect_first_keys(args.first_keys, block.query_rows());
+    expect(args.o, "o", q.dtype, q.rows, q.cols);
+    expect(args.d_o, "d_o", q.dtype, q.rows, q.cols);
+    expect(args.dq, "dq", a, q.rows, q.cols);
+    expect(args.dkv, "dkv", a, args.kv.rows, args.kv.cols);
+    expect_scratch(args.scratch, attention_block_scratch_bytes(q.dtype, block));
     with_type(q.dtype, [&]<class T>() {
       using A = Acc<T>;
-      const AttentionBlockBackward<T> args{.q = strided<T>(q),
-                                           .kv = strided<T>(kv),
-                                           .o = strided<T>(o),
-                                           .d_o = strided<T>(d_o),
-                                           .lse = strided<A>(lse),
-                                           .dq = strided<A>(dq),
-                                           .dkv = strided<A>(dkv)};
-      backend_.template attention_block_backward<T>(s, block, args, scratch.data, first);
+      backend_.template attention_block_backward<T>(s, block,
+                                                    BlockAttentionBackward<T>{.q = strided<T>(q),
+                                                                              .kv = strided<T>(args.kv),
+                                                                              .o = strided<T>(args.o),
+                                                                              .d_o = strided<T>(args.d_o),
+                                                                              .lse = strided<A>(args.lse),
+                                                                              .dq = strided<A>(args.dq),
+                                                                              .dkv = strided<A>(args.dkv),
+                                                                              .scratch = args.scratch.data,
+                                                                              .first_keys = first});
     });
   }
 
@@ -382,100 +416,98 @@ class CheckedOps : public Ops {
     const DType a = acc_of(dy.dtype);
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
     expect(db, "db", a, 1, dy.cols);
-    ZG_ASSERT_GE(scratch.cols, dy.cols);
-    expect(scratch, "scratch", a, row_groups(), scratch.cols);
+    expect_row_scratch(scratch, a, row_groups(), dy.cols);
     with_type(dy.dtype, [&]<class T>() {
       using A = Acc<T>;
       backend_.template bias_backward<T>(s, extent_of(dy), strided<T>(dy), db.as<A>(), strided<A>(scratch));
     });
   }
 
-  void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                 const TablePart& part, const View& first_keys) override {
+  void embedding(Stream& s, const EmbeddingArgs& args) override {
+    const View &out = args.out, &wte = args.wte, &wpe = args.wpe;
     const DType t = out.dtype;
-    const std::int32_t* const first = expect_first_keys(first_keys, out.rows);
-    ZG_ASSERT_GE(positions.time, 1);
-    expect_part(part, wte.rows);
-    expect(ids, "ids", DType::kI32, 1, out.rows);
+    const std::int32_t* const first = expect_first_keys(args.first_keys, out.rows);
+    ZG_ASSERT_GE(args.positions.time, 1);
+    expect_part(args.part, wte.rows);
+    expect(args.ids, "ids", DType::kI32, 1, out.rows);
     expect(wte, "wte", t, wte.rows, out.cols);
     if (wpe) expect(wpe, "wpe", t, wpe.rows, out.cols);
     expect(out, "out", t, out.rows, out.cols);
     with_type(t, [&]<class T>() {
-      const Embedding<T> args{.ids = ids.as<std::int32_t>(),
-                              .vocabulary = wte.rows,
-                              .positions = wpe.rows,
-                              .rows = positions,
-                              .first_keys = first,
-                              .wte = strided<T>(wte),
-                              .wpe = strided<T>(wpe),
-                              .out = strided<T>(out),
-                              .part = part};
-      backend_.template embedding<T>(s, extent_of(out), args);
+      backend_.template embedding<T>(s, extent_of(out),
+                                     Embedding<T>{.ids = args.ids.as<std::int32_t>(),
+                                                  .vocabulary = wte.rows,
+                                                  .positions = wpe.rows,
+                                                  .rows = args.positions,
+                                                  .first_keys = first,
+                                                  .wte = strided<T>(wte),
+                                                  .wpe = strided<T>(wpe),
+                                                  .out = strided<T>(out),
+                                                  .part = args.part});
     });
   }
 
-  void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
-                          const TablePart& part, const View& first_keys) override {
+  void embedding_backward(Stream& s, const EmbeddingBackwardArgs& args) override {
+    const View &dout = args.dout, &dwte = args.dwte, &dwpe = args.dwpe;
     const DType a = acc_of(dout.dtype);
-    const std::int32_t* const first = expect_first_keys(first_keys, dout.rows);
-    ZG_ASSERT_GE(positions.time, 1);
-    expect_part(part, dwte.rows);
-    expect(ids, "ids", DType::kI32, 1, dout.rows);
+    const std::int32_t* const first = expect_first_keys(args.first_keys, dout.rows);
+    ZG_ASSERT_GE(args.positions.time, 1);
+    expect_part(args.part, dwte.rows);
+    expect(args.ids, "ids", DType::kI32, 1, dout.rows);
     expect(dout, "dout", dout.dtype, dout.rows, dout.cols);
     expect(dwte, "dwte", a, dwte.rows, dout.cols);
     if (dwpe) expect(dwpe, "dwpe", a, dwpe.rows, dout.cols);
     with_type(dout.dtype, [&]<class T>() {
       using A = Acc<T>;
-      const EmbeddingBackward<T> args{.ids = ids.as<std::int32_t>(),
-                                      .vocabulary = dwte.rows,
-                                      .positions = dwpe.rows,
-                                      .rows = positions,
-                                      .first_keys = first,
-                                      .dout = strided<T>(dout),
-                                      .dwte = strided<A>(dwte),
-                                      .dwpe = strided<A>(dwpe),
-                                      .part = part};
-      backend_.template embedding_backward<T>(s, extent_of(dout), args);
+      backend_.template embedding_backward<T>(s, extent_of(dout),
+                                              EmbeddingBackward<T>{.ids = args.ids.as<std::int32_t>(),
+                                                                   .vocabulary = dwte.rows,
+                                                                   .positions = dwpe.rows,
+                                                                   .rows = args.positions,
+                                                                   .first_keys = first,
+                                                                   .dout = strided<T>(dout),
+                                                                   .dwte = strided<A>(dwte),
+                                                                   .dwpe = strided<A>(dwpe),
+                                                                   .part = args.part});
     });
   }
 
-  void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
-                     double scale, double softcap) override {
-    with_loss(logits, targets, loss_sum, dlogits, scratch, [&]<class T>(CrossEntropy<T> args) {
-      args.scale = scale, args.softcap = softcap;
-      backend_.template cross_entropy<T>(s, extent_of(logits), args, scratch.as<double>());
+  void cross_entropy(Stream& s, const CrossEntropyArgs& args) override {
+    with_loss(args, [&]<class T>(const CrossEntropy<T>& typed) {
+      backend_.template cross_entropy<T>(s, extent_of(args.logits), typed);
     });
   }
 
-  void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                    double softcap) override {
+  void softmax_part(Stream& s, const SoftmaxPartArgs& args) override {
+    const View &logits = args.logits, &numbers = args.numbers;
     expect(logits, "logits", logits.dtype, logits.rows, logits.cols);
-    expect(targets, "targets", DType::kI32, 1, logits.rows);
+    expect(args.targets, "targets", DType::kI32, 1, logits.rows);
     expect(numbers, "numbers", logits.dtype, 3, logits.rows);
     expect_dense(numbers, "numbers", numbers.count());
     const auto submit = [&]<class T>() {
-      const SoftmaxPart<T> args{.logits = strided<T>(logits),
-                                .targets = targets.as<std::int32_t>(),
-                                .first = first,
-                                .numbers = numbers.as<T>(),
-                                .softcap = softcap};
-      backend_.template softmax_part<T>(s, extent_of(logits), args);
+      backend_.template softmax_part<T>(s, extent_of(logits),
+                                        SoftmaxPart<T>{.logits = strided<T>(logits),
+                                                       .targets = args.targets.as<std::int32_t>(),
+                                                       .first = args.first,
+                                                       .numbers = numbers.as<T>(),
+                                                       .softcap = args.softcap});
     };
     if (logits.dtype == DType::kF64) return submit.template operator()<double>();
     ZG_ASSERT_EQ(logits.dtype, DType::kF32);
     submit.template operator()<float>();
   }
 
-  void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                          View loss_sum, View dlogits, View scratch, double scale, double softcap) override {
+  void cross_entropy_part(Stream& s, const CrossEntropyPartArgs& args) override {
+    const View &logits = args.local.logits, &numbers = args.numbers;
     ZG_ASSERT(numbers.rows > 0 && numbers.rows % 3 == 0, "{} rows of numbers", numbers.rows);
     expect(numbers, "numbers", logits.dtype, numbers.rows, logits.rows);
     expect_dense(numbers, "numbers", numbers.count());
-    with_loss(logits, targets, loss_sum, dlogits, scratch, [&]<class T>(CrossEntropy<T> local) {
-      local.scale = scale, local.softcap = softcap;
-      const CrossEntropyPart<T> args{
-          .local = local, .first = first, .numbers = numbers.as<Acc<T>>(), .parts = numbers.rows / 3};
-      backend_.template cross_entropy_part<T>(s, extent_of(logits), args, scratch.as<double>());
+    with_loss(args.local, [&]<class T>(const CrossEntropy<T>& local) {
+      backend_.template cross_entropy_part<T>(s, extent_of(logits),
+                                              CrossEntropyPart<T>{.local = local,
+                                                                  .first = args.first,
+                                                                  .numbers = numbers.as<Acc<T>>(),
+                                                                  .parts = numbers.rows / 3});
     });
   }
 

@@ -55,69 +55,21 @@ struct HostBackend {
                       epilogue.scratch);
   }
 
-// The op `name` is the kernel of that name, with the same operands.
 #define ZG_OP(name)                                     \
   template <class T, class... Args>                     \
   void name(Stream& s, const Args&... args) {           \
     enqueue(s, #name, [=] { host::name<T>(args...); }); \
   }
-  ZG_OP(layernorm)
-  ZG_OP(layernorm_backward)
-  ZG_OP(rmsnorm)
-  ZG_OP(rmsnorm_backward)
-  ZG_OP(head_rmsnorm)
-  ZG_OP(head_rmsnorm_backward)
-  ZG_OP(bias_backward)
-  ZG_OP(gelu)
-  ZG_OP(gelu_backward)
-  ZG_OP(swiglu)
-  ZG_OP(swiglu_backward)
-  ZG_OP(add)
-  ZG_OP(scale)
-  ZG_OP(dropout)
-  ZG_OP(quantize)
-  ZG_OP(dequantize)
-  ZG_OP(rope)
-  ZG_OP(embedding)
-  ZG_OP(embedding_backward)
-  ZG_OP(attention_block)
-  ZG_OP(attention_sinks_backward)
-  ZG_OP(softmax_part)
+  ZG_FOR_PLAIN_OPS(ZG_OP)
+  ZG_OP(attention)
+  ZG_OP(attention_backward)
 #undef ZG_OP
 
-  template <class T>
-  void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* /*scratch*/, const std::int32_t* first_keys,
-                 const T* sinks) {
-    enqueue(s, "attention", [=] { host::attention<T>(shape, qkv, ld_qkv, o, ld_o, lse, first_keys, sinks); });
-  }
-  template <class T>
-  void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                          const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                          T* dqkv, std::int64_t ld_dqkv, void* /*scratch*/, const std::int32_t* first_keys) {
-    enqueue(s, "attention_backward", [=] {
-      host::attention_backward<T>(shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, first_keys);
-    });
-  }
   std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const {
     return 0;
   }
-  template <class T>
-  void attention_block_backward(Stream& s, const AttentionBlock& block, const AttentionBlockBackward<T>& args,
-                                void* /*scratch*/, const std::int32_t* first_keys) {
-    enqueue(s, "attention_block_backward",
-            [=] { host::attention_block_backward<T>(block, args, first_keys); });
-  }
   std::int64_t attention_block_scratch_bytes(DType, const AttentionBlock&) const {
     return 0;
-  }
-  template <class T>
-  void cross_entropy(Stream& s, Extent extent, const CrossEntropy<T>& args, double* /*scratch*/) {
-    enqueue(s, "cross_entropy", [=] { host::cross_entropy<T>(extent, args); });
-  }
-  template <class T>
-  void cross_entropy_part(Stream& s, Extent extent, const CrossEntropyPart<T>& args, double* /*scratch*/) {
-    enqueue(s, "cross_entropy_part", [=] { host::cross_entropy_part<T>(extent, args); });
   }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(s, "zero", [=] { host::zero(extent, bytes); });

@@ -160,22 +160,23 @@ bool AdapterWeights::merge(const Param& param, std::int64_t begin, std::int64_t 
   const std::int64_t row_in_file = param.file_row + first;
   hf::read_values(source_of(file_, *b), row_in_file * rank,
                   row_in_file * rank + static_cast<std::int64_t>(rows_b.size()), rows_b.data());
-  add_adapter(all_a.data(), rows_b.data(), rank, cols, lora_.factor(), begin, end, out);
+  add_adapter({.a = all_a.data(), .b = rows_b.data(), .rank = rank, .cols = cols, .factor = lora_.factor()},
+              begin, end, out);
   return true;
 }
 
-void add_adapter(const float* a, const float* b, std::int64_t rank, std::int64_t cols, double factor,
-                 std::int64_t begin, std::int64_t end, float* out) {
+void add_adapter(const AdapterValues& values, std::int64_t begin, std::int64_t end, float* out) {
   if (begin == end) return;
+  const std::int64_t rank = values.rank, cols = values.cols;
   const std::int64_t first = begin / cols, last = (end - 1) / cols;  // rows, inclusive
-  const auto times = static_cast<float>(factor);
+  const auto times = static_cast<float>(values.factor);
   parallel_for(last - first + 1, 16, [&](std::int64_t from, std::int64_t to) {
     std::vector<float> sum(static_cast<std::size_t>(cols));
     for (std::int64_t r = from; r < to; ++r) {
       std::fill(sum.begin(), sum.end(), 0.0f);
       for (std::int64_t k = 0; k < rank; ++k) {
-        const float weight = b[r * rank + k];
-        const float* const row = a + k * cols;
+        const float weight = values.b[r * rank + k];
+        const float* const row = values.a + k * cols;
         for (std::int64_t c = 0; c < cols; ++c) sum[static_cast<std::size_t>(c)] += weight * row[c];
       }
       const std::int64_t at = (first + r) * cols;

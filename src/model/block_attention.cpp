@@ -84,8 +84,13 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
     const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
     if (step + 1 < parts) call.context->begin_pass(call.stream, here, next);
-    call.ops.attention_block(call.stream, r.queries(q), r.keys(here), r.block, r.queries(w.sums),
-                             r.lse(saved.lse), r.documents(call.documents), step == 0 ? call.sinks : View());
+    call.ops.attention_block(call.stream, {.q = r.queries(q),
+                                           .kv = r.keys(here),
+                                           .block = r.block,
+                                           .o = r.queries(w.sums),
+                                           .lse = r.lse(saved.lse),
+                                           .first_keys = r.documents(call.documents),
+                                           .sinks = step == 0 ? call.sinks : View()});
     if (step + 1 < parts) call.context->end_pass(call.stream);
   }
   call.ops.cast(call.stream, w.sums, saved.att);
@@ -94,8 +99,12 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
 // The sinks' gradients, over all rows here and all heads.
 void sinks_backward(const Call& call, const SavedAttention& saved, const View& d_att) {
   if (!call.d_sinks) return;
-  call.ops.attention_sinks_backward(call.stream, saved.att, saved.lse, d_att, attention_shape(call),
-                                    call.sinks, call.d_sinks);
+  call.ops.attention_sinks_backward(call.stream, {.o = saved.att,
+                                                  .lse = saved.lse,
+                                                  .d_o = d_att,
+                                                  .shape = attention_shape(call),
+                                                  .sinks = call.sinks,
+                                                  .d_sinks = call.d_sinks});
 }
 
 void ring_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
@@ -114,9 +123,16 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
     const View &sums = w.dkv[step % 2], &next_sums = w.dkv[(step + 1) % 2];
     const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
     if (step + 1 < parts) call.context->begin_pass(s, here, next);
-    ops.attention_block_backward(s, r.queries(q), r.keys(here), r.queries(saved.att), r.lse(saved.lse),
-                                 r.queries(d_att), r.block, r.queries(w.sums), r.keys(sums), w.scratch,
-                                 r.documents(call.documents));
+    ops.attention_block_backward(s, {.q = r.queries(q),
+                                     .kv = r.keys(here),
+                                     .o = r.queries(saved.att),
+                                     .lse = r.lse(saved.lse),
+                                     .d_o = r.queries(d_att),
+                                     .block = r.block,
+                                     .dq = r.queries(w.sums),
+                                     .dkv = r.keys(sums),
+                                     .scratch = w.scratch,
+                                     .first_keys = r.documents(call.documents)});
     if (step + 1 < parts) call.context->end_pass(s);
     call.context->begin_pass(s, sums, next_sums);
     call.context->end_pass(s);
@@ -201,8 +217,12 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
   call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)),
                 call.past.row_range(first, time));
   if (first == 0) {
-    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch,
-                              {}, call.sinks);
+    return call.ops.attention(call.stream, {.qkv = saved.qkv,
+                                            .shape = attention_shape(call),
+                                            .o = saved.att,
+                                            .lse = saved.lse,
+                                            .scratch = w.scratch,
+                                            .sinks = call.sinks});
   }
   const std::int64_t window = call.rule.window, end = first + 1;
   const std::int64_t keys = window > 0 ? std::min(window, end) : end;
@@ -211,8 +231,12 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
   block.head_size = call.config.head_size;
   block.rule = call.rule;
   block.rule.window = 0;  // it holds all of these keys
-  call.ops.attention_block(call.stream, saved.qkv.col_range(0, q_cols), call.past.row_range(end - keys, keys),
-                           block, saved.att, saved.lse, {}, call.sinks);
+  call.ops.attention_block(call.stream, {.q = saved.qkv.col_range(0, q_cols),
+                                         .kv = call.past.row_range(end - keys, keys),
+                                         .block = block,
+                                         .o = saved.att,
+                                         .lse = saved.lse,
+                                         .sinks = call.sinks});
 }
 
 struct UlyssesViews {
@@ -292,12 +316,23 @@ void attention_forward(const Call& call, const SavedAttention& saved, const Atte
   if (call.past) return attention_to_past(call, saved, w);
   if (is_ring(call.shape)) return ring_forward(call, saved, w);
   if (!is_ulysses(call.shape)) {
-    return call.ops.attention(call.stream, saved.qkv, attention_shape(call), saved.att, saved.lse, w.scratch,
-                              call.documents, call.sinks);
+    return call.ops.attention(call.stream, {.qkv = saved.qkv,
+                                            .shape = attention_shape(call),
+                                            .o = saved.att,
+                                            .lse = saved.lse,
+                                            .scratch = w.scratch,
+                                            .first_keys = call.documents,
+                                            .sinks = call.sinks});
   }
   to_heads(call, w, qkv_columns(call.config), w.qkv, saved.qkv);
   const UlyssesViews v(call, saved);
-  call.ops.attention(call.stream, v.qkv, v.shape, v.att, saved.lse, w.scratch, v.documents, v.sinks);
+  call.ops.attention(call.stream, {.qkv = v.qkv,
+                                   .shape = v.shape,
+                                   .o = v.att,
+                                   .lse = saved.lse,
+                                   .scratch = w.scratch,
+                                   .first_keys = v.documents,
+                                   .sinks = v.sinks});
   to_rows(call, w, q_only(call.config), saved.whole, saved.att);
 }
 
@@ -306,18 +341,32 @@ void attention_backward(const Call& call, const SavedAttention& saved, const Att
   if (is_ring(call.shape)) return ring_backward(call, saved, w, d_att, d_qkv);
   if (!is_ulysses(call.shape)) {
     sinks_backward(call, saved, d_att);
-    return call.ops.attention_backward(call.stream, saved.qkv, saved.att, saved.lse, d_att,
-                                       attention_shape(call), d_qkv, w.scratch, call.documents);
+    return call.ops.attention_backward(call.stream, {.qkv = saved.qkv,
+                                                     .o = saved.att,
+                                                     .lse = saved.lse,
+                                                     .d_o = d_att,
+                                                     .shape = attention_shape(call),
+                                                     .dqkv = d_qkv,
+                                                     .scratch = w.scratch,
+                                                     .first_keys = call.documents});
   }
   to_heads(call, w, q_only(call.config), d_att, w.d_whole);
   const UlyssesViews v(call, saved);
-  call.ops.attention_backward(call.stream, v.qkv, v.att, saved.lse,
-                              in_shares(w.d_whole, call.shape, v.att.cols), v.shape,
-                              in_shares(w.qkv, call.shape, v.qkv.cols), w.scratch, v.documents);
+  call.ops.attention_backward(call.stream, {.qkv = v.qkv,
+                                            .o = v.att,
+                                            .lse = saved.lse,
+                                            .d_o = in_shares(w.d_whole, call.shape, v.att.cols),
+                                            .shape = v.shape,
+                                            .dqkv = in_shares(w.qkv, call.shape, v.qkv.cols),
+                                            .scratch = w.scratch,
+                                            .first_keys = v.documents});
   if (call.d_sinks) {
-    call.ops.attention_sinks_backward(call.stream, v.att, saved.lse,
-                                      in_shares(w.d_whole, call.shape, v.att.cols), v.shape, v.sinks,
-                                      v.share_of(call, call.d_sinks));
+    call.ops.attention_sinks_backward(call.stream, {.o = v.att,
+                                                    .lse = saved.lse,
+                                                    .d_o = in_shares(w.d_whole, call.shape, v.att.cols),
+                                                    .shape = v.shape,
+                                                    .sinks = v.sinks,
+                                                    .d_sinks = v.share_of(call, call.d_sinks)});
   }
   to_rows(call, w, qkv_columns(call.config), w.qkv, d_qkv);
 }

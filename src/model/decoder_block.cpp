@@ -263,12 +263,22 @@ struct Block {
   View input2() const { return p.norm2 == kNone ? f.x1 : f.norm2; }
   void norm(std::size_t index, const View& x, const View& y, const View& stats) const {
     if (index == kNone) return;
-    ops.rmsnorm(s, x, call.weight(index), c.norm_eps, y, stats, c.block.norm_weight);
+    ops.rmsnorm(s, {.x = x,
+                    .w = call.weight(index),
+                    .eps = c.norm_eps,
+                    .y = y,
+                    .stats = stats,
+                    .weight = c.block.norm_weight});
   }
   void rope(const View& qkv, bool inverse) const {
     // q and k are the first heads of a row, so one call turns both.
-    ops.rope(s, qkv, call.shape.positions(), c.heads + c.kv_heads, c.head_size, *call.rope, inverse,
-             documents_of_rows(call.shape, call.documents));
+    ops.rope(s, {.x = qkv,
+                 .positions = call.shape.positions(),
+                 .heads = c.heads + c.kv_heads,
+                 .head_size = c.head_size,
+                 .table = *call.rope,
+                 .inverse = inverse,
+                 .first_keys = documents_of_rows(call.shape, call.documents)});
   }
   // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
   template <class F>
@@ -283,8 +293,14 @@ struct Block {
     ops.cast(s, qkv.col_range(0, f.qk.cols), f.qk);
     for_head_norms(
         [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
-          ops.head_rmsnorm(s, f.qk.col_range(first, columns), call.weight(index), c.norm_eps, n.heads,
-                           n.head_size, qkv.col_range(first, columns), stats, c.block.norm_weight);
+          ops.head_rmsnorm(s, {.x = f.qk.col_range(first, columns),
+                               .w = call.weight(index),
+                               .eps = c.norm_eps,
+                               .heads = n.heads,
+                               .head_size = n.head_size,
+                               .y = qkv.col_range(first, columns),
+                               .stats = stats,
+                               .weight = c.block.norm_weight});
         });
   }
 
@@ -377,12 +393,20 @@ class BlockBackward : Block {
                        w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
     if (p.q_norm != kNone) {
-      for_head_norms([&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n,
-                         const View& stats) {
-        const View d = w.d_qkv.col_range(first, columns);
-        ops.head_rmsnorm_backward(s, d, f.qk.col_range(first, columns), call.weight(index), stats, n.heads,
-                                  n.head_size, d, norm_sum(index), w.norm_partials, c.block.norm_weight);
-      });
+      for_head_norms(
+          [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
+            const View d = w.d_qkv.col_range(first, columns);
+            ops.head_rmsnorm_backward(s, {.dy = d,
+                                          .x = f.qk.col_range(first, columns),
+                                          .w = call.weight(index),
+                                          .stats = stats,
+                                          .heads = n.heads,
+                                          .head_size = n.head_size,
+                                          .dx = d,
+                                          .dw = norm_sum(index),
+                                          .scratch = w.norm_partials,
+                                          .weight = c.block.norm_weight});
+          });
     }
     const Begun sum = first_products(AdapterInput::kQkv, qkv(), w.d_qkv, input);
     if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
@@ -400,8 +424,14 @@ class BlockBackward : Block {
     if (b.norm == kNone) return call.all_rows_dropped(b.what, dx, place, w.all_rows);
     if (call.drops(b.what)) call.drop(b.what, dx, other);
     ops.zero(s, place);
-    ops.rmsnorm_backward(s, call.drops(b.what) ? other : dx, b.kept, call.weight(b.norm), b.stats, place,
-                         norm_sum(b.norm), w.norm_partials, c.block.norm_weight);
+    ops.rmsnorm_backward(s, {.dy = call.drops(b.what) ? other : dx,
+                             .x = b.kept,
+                             .w = call.weight(b.norm),
+                             .stats = b.stats,
+                             .dx = place,
+                             .dw = norm_sum(b.norm),
+                             .scratch = w.norm_partials,
+                             .weight = c.block.norm_weight});
     if (half_) ops.cast(s, place, b.kept);
     return call.all_rows(place, w.all_rows);
   }
@@ -433,8 +463,14 @@ class BlockBackward : Block {
                         const View& dx) const {
     const View d = sum.end();
     if (index == kNone) return ops.add(s, d, dx, dx);
-    ops.rmsnorm_backward(s, d, x, call.weight(index), stats, dx, norm_sum(index), w.norm_partials,
-                         c.block.norm_weight);
+    ops.rmsnorm_backward(s, {.dy = d,
+                             .x = x,
+                             .w = call.weight(index),
+                             .stats = stats,
+                             .dx = dx,
+                             .dw = norm_sum(index),
+                             .scratch = w.norm_partials,
+                             .weight = c.block.norm_weight});
   }
 
   // Where the gradient of a norm's weight is added up.

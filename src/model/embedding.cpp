@@ -13,9 +13,13 @@ void embedding_forward(const Call& call) {
                         ? View(call.workspace, call.dtype, call.shape.rows(), call.config.width)
                         : call.output;
   call.for_rows(embedding::kTokens, TileUse::Kind::kWeight, [&](const View& table, std::int64_t first) {
-    call.ops.embedding(s, call.ids, table, positions ? call.weight(embedding::kPositions) : View{},
-                       call.shape.positions(), rows, call.table_part(first),
-                       documents_of_rows(call.shape, call.documents));
+    call.ops.embedding(s, {.ids = call.ids,
+                           .wte = table,
+                           .wpe = positions ? call.weight(embedding::kPositions) : View{},
+                           .positions = call.shape.positions(),
+                           .out = rows,
+                           .part = call.table_part(first),
+                           .first_keys = documents_of_rows(call.shape, call.documents)});
   });
   if (call.part.sequence) {
     call.exchange->reduce_scatter(s, rows, call.output);
@@ -38,9 +42,13 @@ void embedding_backward(const Call& call) {
   call.for_rows(embedding::kTokens, TileUse::Kind::kGradient, [&](const View& table, std::int64_t first) {
     const bool positions = call.config.arch == Arch::kGpt2 && first == 0;
     if (call.tiles != nullptr && call.into == Gradients::kOverwrite) call.ops.zero(s, table);
-    call.ops.embedding_backward(s, call.ids, all, call.shape.positions(), table,
-                                positions ? call.grad(embedding::kPositions) : View{}, call.table_part(first),
-                                documents_of_rows(call.shape, call.documents));
+    call.ops.embedding_backward(s, {.ids = call.ids,
+                                    .dout = all,
+                                    .positions = call.shape.positions(),
+                                    .dwte = table,
+                                    .dwpe = positions ? call.grad(embedding::kPositions) : View{},
+                                    .part = call.table_part(first),
+                                    .first_keys = documents_of_rows(call.shape, call.documents)});
   });
 }
 

@@ -124,7 +124,12 @@ void gpt2_block_forward(const Call& call) {
   Stream& s = call.stream;
 
   const Adapters adapters(call, f.adapters, w.adapters);
-  ops.layernorm(s, call.input, call.weight(kLn1Weight), call.weight(kLn1Bias), c.norm_eps, f.ln1, f.stats1);
+  ops.layernorm(s, {.x = call.input,
+                    .w = call.weight(kLn1Weight),
+                    .b = call.weight(kLn1Bias),
+                    .eps = c.norm_eps,
+                    .y = f.ln1,
+                    .stats = f.stats1});
   const View qkv = attention_input(call, f.attention, w.attention);
   View rows = call.all_rows(f.ln1, w.all_rows);
   call.linear(rows, kQkvWeight, call.weight(kQkvBias), qkv);
@@ -133,7 +138,12 @@ void gpt2_block_forward(const Call& call) {
   add_branch(call, w, adapters, AdapterInput::kO, f.attention.att, kAttProjWeight, kAttProjBias, call.input,
              f.x1);
 
-  ops.layernorm(s, f.x1, call.weight(kLn2Weight), call.weight(kLn2Bias), c.norm_eps, f.ln2, f.stats2);
+  ops.layernorm(s, {.x = f.x1,
+                    .w = call.weight(kLn2Weight),
+                    .b = call.weight(kLn2Bias),
+                    .eps = c.norm_eps,
+                    .y = f.ln2,
+                    .stats = f.stats2});
   rows = call.all_rows(f.ln2, w.all_rows);
   if (adapters.any(AdapterInput::kGateUp)) {
     call.linear(rows, kFcWeight, call.weight(kFcBias), f.fc);
@@ -189,8 +199,14 @@ class Gpt2Backward {
     const Begun input = rows_for_weight(AdapterInput::kGateUp, f.ln2);
     const Begun sum = first_product(AdapterInput::kGateUp, w.d_fc, input, kFcWeight, kFcBias);
     if (half_) ops.cast(s, w.d_fc, f.fc), ops.cast(s, dx, w.held);
-    ops.layernorm_backward(s, sum.end(), f.x1, call.weight(kLn2Weight), f.stats2, dx,
-                           norm_sum(kLn2Weight, kWeight2), norm_sum(kLn2Bias, kBias2), w.norm_partials);
+    ops.layernorm_backward(s, {.dy = sum.end(),
+                               .x = f.x1,
+                               .w = call.weight(kLn2Weight),
+                               .stats = f.stats2,
+                               .dx = dx,
+                               .dw = norm_sum(kLn2Weight, kWeight2),
+                               .db = norm_sum(kLn2Bias, kBias2),
+                               .scratch = w.norm_partials});
     if (half_) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
   }
 
@@ -205,8 +221,14 @@ class Gpt2Backward {
     attention_backward(call, f.attention, w.attention, w.d_att, w.d_qkv);
     const Begun sum = first_product(AdapterInput::kQkv, w.d_qkv, input, kQkvWeight, kQkvBias);
     if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
-    ops.layernorm_backward(s, sum.end(), x, call.weight(kLn1Weight), f.stats1, dx,
-                           norm_sum(kLn1Weight, kWeight1), norm_sum(kLn1Bias, kBias1), w.norm_partials);
+    ops.layernorm_backward(s, {.dy = sum.end(),
+                               .x = x,
+                               .w = call.weight(kLn1Weight),
+                               .stats = f.stats1,
+                               .dx = dx,
+                               .dw = norm_sum(kLn1Weight, kWeight1),
+                               .db = norm_sum(kLn1Bias, kBias1),
+                               .scratch = w.norm_partials});
     if (half_) ops.cast(s, w.held, x);
   }
 

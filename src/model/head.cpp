@@ -76,9 +76,16 @@ void norm(const Call& call, const View& x, const Workspace& w) {
   const double eps = call.config.norm_eps;
   const View weight = call.weight(head::kNormWeight), normed = call.mine(w.normed);
   if (call.config.arch == Arch::kGpt2) {
-    call.ops.layernorm(call.stream, x, weight, call.weight(head::kNormBias), eps, normed, w.stats);
+    call.ops.layernorm(
+        call.stream,
+        {.x = x, .w = weight, .b = call.weight(head::kNormBias), .eps = eps, .y = normed, .stats = w.stats});
   } else {
-    call.ops.rmsnorm(call.stream, x, weight, eps, normed, w.stats, call.config.block.norm_weight);
+    call.ops.rmsnorm(call.stream, {.x = x,
+                                   .w = weight,
+                                   .eps = eps,
+                                   .y = normed,
+                                   .stats = w.stats,
+                                   .weight = call.config.block.norm_weight});
   }
   call.all_rows(normed, w.normed);
 }
@@ -93,12 +100,24 @@ void norm_backward(const Call& call, const Workspace& w) {
   const View weight = call.weight(head::kNormWeight),
              d_weight = frozen ? w.unused.row_range(0, 1) : call.grad(head::kNormWeight);
   if (call.config.arch == Arch::kGpt2) {
-    call.ops.layernorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight,
-                                frozen ? w.unused.row_range(1, 1) : call.grad(head::kNormBias),
-                                w.norm_partials);
+    call.ops.layernorm_backward(call.stream,
+                                {.dy = normed,
+                                 .x = x,
+                                 .w = weight,
+                                 .stats = w.stats,
+                                 .dx = dx,
+                                 .dw = d_weight,
+                                 .db = frozen ? w.unused.row_range(1, 1) : call.grad(head::kNormBias),
+                                 .scratch = w.norm_partials});
   } else {
-    call.ops.rmsnorm_backward(call.stream, normed, x, weight, w.stats, dx, d_weight, w.norm_partials,
-                              call.config.block.norm_weight);
+    call.ops.rmsnorm_backward(call.stream, {.dy = normed,
+                                            .x = x,
+                                            .w = weight,
+                                            .stats = w.stats,
+                                            .dx = dx,
+                                            .dw = d_weight,
+                                            .scratch = w.norm_partials,
+                                            .weight = call.config.block.norm_weight});
   }
 }
 
@@ -117,16 +136,32 @@ void cross_entropy(const Call& call, const Workspace& w, const View& logits, con
                    const View& dlogits) {
   const double softcap = call.config.block.final_softcap;
   if (!call.is_part()) {
-    return call.ops.cross_entropy(call.stream, logits, targets, call.loss_sum, dlogits, w.sum_partials,
-                                  call.loss_scale, softcap);
+    return call.ops.cross_entropy(call.stream, {.logits = logits,
+                                                .targets = targets,
+                                                .loss_sum = call.loss_sum,
+                                                .dlogits = dlogits,
+                                                .scratch = w.sum_partials,
+                                                .scale = call.loss_scale,
+                                                .softcap = softcap});
   }
   const View numbers(w.numbers.data, w.numbers.dtype, 3 * call.part.parts, logits.rows);
   const View mine = numbers.row_range(3 * call.part.part, 3);
-  call.ops.softmax_part(call.stream, logits, targets, call.tokens.first, mine, softcap);
+  call.ops.softmax_part(call.stream, {.logits = logits,
+                                      .targets = targets,
+                                      .first = call.tokens.first,
+                                      .numbers = mine,
+                                      .softcap = softcap});
   call.exchange->all_gather(call.stream, mine, numbers);
   call.exchange->end(call.stream);
-  call.ops.cross_entropy_part(call.stream, logits, targets, call.tokens.first, numbers, call.loss_sum,
-                              dlogits, w.sum_partials, call.loss_scale, softcap);
+  call.ops.cross_entropy_part(call.stream, {.local = {.logits = logits,
+                                                      .targets = targets,
+                                                      .loss_sum = call.loss_sum,
+                                                      .dlogits = dlogits,
+                                                      .scratch = w.sum_partials,
+                                                      .scale = call.loss_scale,
+                                                      .softcap = softcap},
+                                            .first = call.tokens.first,
+                                            .numbers = numbers});
 }
 
 // A tile of the output matrix: its tokens, those of the part, and the columns that its products see, with
@@ -190,8 +225,11 @@ class TiledHead {
   }
   void tell_numbers() const {
     const auto tell = [&](const View& logits, const TokenTile& tile, const View& of) {
-      call_.ops.softmax_part(call_.stream, logits, call_.targets, call_.tokens.first + tile.first, of,
-                             call_.config.block.final_softcap);
+      call_.ops.softmax_part(call_.stream, {.logits = logits,
+                                            .targets = call_.targets,
+                                            .first = call_.tokens.first + tile.first,
+                                            .numbers = of,
+                                            .softcap = call_.config.block.final_softcap});
     };
     for (std::size_t i = 0; i < tiles_.size(); ++i) {
       const View weights = weights_of(tiles_[i]);
@@ -211,9 +249,15 @@ class TiledHead {
     call_.exchange->end(call_.stream);
   }
   void cross_entropy(const View& logits, const TokenTile& tile, const View& loss, const View& d) const {
-    call_.ops.cross_entropy_part(call_.stream, logits, call_.targets, call_.tokens.first + tile.first,
-                                 numbers(), loss, d, w_.sum_partials, call_.loss_scale,
-                                 call_.config.block.final_softcap);
+    call_.ops.cross_entropy_part(call_.stream, {.local = {.logits = logits,
+                                                          .targets = call_.targets,
+                                                          .loss_sum = loss,
+                                                          .dlogits = d,
+                                                          .scratch = w_.sum_partials,
+                                                          .scale = call_.loss_scale,
+                                                          .softcap = call_.config.block.final_softcap},
+                                                .first = call_.tokens.first + tile.first,
+                                                .numbers = numbers()});
   }
 
   const Call &call_, &table_;

@@ -138,7 +138,12 @@ void add_adapter_of(const Checkpoint& checkpoint, const Model& adapted, const Pa
       read_values(checkpoint, a.name, 0, {0, 1, a.count(), 0}, all_a.data());
       read_values(checkpoint, module + "B.weight", 0,
                   {(param.file_row + first) * lora.rank, 1, rows * lora.rank, 0}, rows_b.data());
-      return add_adapter(all_a.data(), rows_b.data(), lora.rank, param.cols, lora.factor(), begin, end, out);
+      return add_adapter({.a = all_a.data(),
+                          .b = rows_b.data(),
+                          .rank = lora.rank,
+                          .cols = param.cols,
+                          .factor = lora.factor()},
+                         begin, end, out);
     }
   }
 }

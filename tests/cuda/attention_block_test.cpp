@@ -20,9 +20,13 @@ struct DeviceBlocks {
     std::optional<OnDevice<T>> of_heads;
     if (sinks != nullptr) of_heads.emplace(*sinks);
     OnDevice<A> o(p.o), lse(p.lse);
-    cuda::attention_block<T>(
-        launch(), b, from(q, p.q, first), on_kv, from(o, p.o, first), {lse.data() + first, p.lse.ld()},
-        p.first_keys.empty() ? nullptr : documents.data() + first, of_heads ? of_heads->data() : nullptr);
+    cuda::attention_block<T>(launch(), b,
+                             {.q = from(q, p.q, first),
+                              .kv = on_kv,
+                              .o = from(o, p.o, first),
+                              .lse = {lse.data() + first, p.lse.ld()},
+                              .first_keys = p.first_keys.empty() ? nullptr : documents.data() + first,
+                              .sinks = of_heads ? of_heads->data() : nullptr});
     o.fetch(), lse.fetch();
   }
   void backward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, Matrix<A>& dkv, std::int64_t first) {
@@ -32,16 +36,17 @@ struct DeviceBlocks {
     OnDevice<A> lse(p.lse), dq(p.dq), on_dkv(dkv);
     OnDevice<unsigned char> on_scratch(scratch);
     OnDevice<std::int32_t> documents(p.first_keys);
-    cuda::attention_block_backward<T>(launch(), b,
-                                      {.q = from(q, p.q, first),
-                                       .kv = on_kv,
-                                       .o = from(o, p.o_rounded, first),
-                                       .d_o = from(d_o, p.d_o, first),
-                                       .lse = {lse.data() + first, p.lse.ld()},
-                                       .dq = from(dq, p.dq, first),
-                                       .dkv = on_dkv},
-                                      on_scratch.data(),
-                                      p.first_keys.empty() ? nullptr : documents.data() + first);
+    cuda::attention_block_backward<T>(
+        launch(), b,
+        {.q = from(q, p.q, first),
+         .kv = on_kv,
+         .o = from(o, p.o_rounded, first),
+         .d_o = from(d_o, p.d_o, first),
+         .lse = {lse.data() + first, p.lse.ld()},
+         .dq = from(dq, p.dq, first),
+         .dkv = on_dkv,
+         .scratch = on_scratch.data(),
+         .first_keys = p.first_keys.empty() ? nullptr : documents.data() + first});
     dq.fetch(), on_dkv.fetch();
   }
 };
@@ -79,7 +84,7 @@ TYPED_TEST(CudaAttentionBlocks, NothingOfNothing) {
   for (const AttentionBlock& b :
        {AttentionBlock{0, 1, 1, 1, 1, 1, 1, 8}, AttentionBlock{1, 0, 1, 1, 1, 1, 1, 8},
         AttentionBlock{1, 1, 0, 1, 1, 1, 1, 8, false, true}})
-    cuda::attention_block<T>(launch(), b, on_q, on_kv, on_o, on_lse);
+    cuda::attention_block<T>(launch(), b, {.q = on_q, .kv = on_kv, .o = on_o, .lse = on_lse});
   on_o.fetch(), on_lse.fetch();
   EXPECT_EQ(o.get(0, 0), 3);
   EXPECT_EQ(lse.get(0, 0), 5);

@@ -16,9 +16,12 @@ struct DeviceAttention {
     OnDevice<Acc<T>> lse(x.lse);
     OnDevice<std::int32_t> first(x.first_keys);
     OnDevice<T> sinks(x.sinks);
-    cuda::attention<T>(launch(deterministic), x.shape, qkv.data(), x.qkv.ld(), o.data(), x.o.ld(), lse.data(),
-                       x.documents() == nullptr ? nullptr : first.data(),
-                       x.shape.rule.sinks ? sinks.data() : nullptr);
+    cuda::attention<T>(launch(deterministic), x.shape,
+                       {.qkv = {qkv.data(), x.qkv.ld()},
+                        .o = {o.data(), x.o.ld()},
+                        .lse = lse.data(),
+                        .first_keys = x.documents() == nullptr ? nullptr : first.data(),
+                        .sinks = x.shape.rule.sinks ? sinks.data() : nullptr});
     o.fetch(), lse.fetch();
   }
   template <class T>
@@ -29,9 +32,14 @@ struct DeviceAttention {
     OnDevice<Acc<T>> lse(x.lse);
     OnDevice<unsigned char> on_scratch(scratch);
     OnDevice<std::int32_t> first(x.first_keys);
-    cuda::attention_backward<T>(launch(deterministic), x.shape, qkv.data(), x.qkv.ld(), o.data(), x.o.ld(),
-                                lse.data(), d_o.data(), x.d_o.ld(), dqkv.data(), x.dqkv.ld(),
-                                on_scratch.data(), x.documents() == nullptr ? nullptr : first.data());
+    cuda::attention_backward<T>(launch(deterministic), x.shape,
+                                {.qkv = {qkv.data(), x.qkv.ld()},
+                                 .o = {o.data(), x.o.ld()},
+                                 .lse = lse.data(),
+                                 .d_o = {d_o.data(), x.d_o.ld()},
+                                 .dqkv = {dqkv.data(), x.dqkv.ld()},
+                                 .scratch = on_scratch.data(),
+                                 .first_keys = x.documents() == nullptr ? nullptr : first.data()});
     dqkv.fetch();
     if (!x.shape.rule.sinks) return;
     OnDevice<T> sinks(x.sinks);

@@ -37,11 +37,17 @@ struct Problem {
     OnDevice<Acc<T>> on_lse(lse);
     OnDevice<unsigned char> on_scratch(scratch);
     const std::int64_t lead = layout.lead;
-    cuda::attention<T>(on, shape, on_qkv.data() + lead, in_qkv.ld(), on_o.data() + lead, o.ld(),
-                       on_lse.data());
-    cuda::attention_backward<T>(on, shape, on_qkv.data() + lead, in_qkv.ld(), on_o.data() + lead, o.ld(),
-                                on_lse.data(), on_do.data() + lead, in_do.ld(), on_dqkv.data() + lead,
-                                dqkv.ld(), on_scratch.data());
+    cuda::attention<T>(on, shape,
+                       {.qkv = {on_qkv.data() + lead, in_qkv.ld()},
+                        .o = {on_o.data() + lead, o.ld()},
+                        .lse = on_lse.data()});
+    cuda::attention_backward<T>(on, shape,
+                                {.qkv = {on_qkv.data() + lead, in_qkv.ld()},
+                                 .o = {on_o.data() + lead, o.ld()},
+                                 .lse = on_lse.data(),
+                                 .d_o = {on_do.data() + lead, in_do.ld()},
+                                 .dqkv = {on_dqkv.data() + lead, dqkv.ld()},
+                                 .scratch = on_scratch.data()});
     on_o.fetch(), on_lse.fetch(), on_dqkv.fetch(), on_scratch.fetch();
     o.expect_gaps_intact("o"), dqkv.expect_gaps_intact("dqkv");
     expect_lead_intact(o), expect_lead_intact(dqkv);

@@ -26,12 +26,13 @@ struct Rows : CrossEntropyRows<T> {
                                   .targets = d_targets.data(),
                                   .loss_sum = d_loss.data(),
                                   .dlogits = {},
+                                  .scratch = d_scratch.data(),
                                   .scale = this->scale,
                                   .softcap = this->softcap};
     if (gradient) args.dlogits = d_dlogits;
     cuda::Launch on = launch();
     if (processors > 0) on.multiprocessors = processors;
-    cuda::cross_entropy<T>(on, {this->rows, this->cols}, args, d_scratch.data());
+    cuda::cross_entropy<T>(on, {this->rows, this->cols}, args);
     d_dlogits.fetch(), d_loss.fetch();
     this->loss = sum[0];
   }
@@ -139,16 +140,16 @@ TYPED_TEST(CudaCrossEntropy, PartsTogetherMatchItsDefinition) {
                                    d_numbers.data() + 3 * static_cast<std::int64_t>(p) * n, t.softcap});
           } else {
             cuda::cross_entropy_part<T>(launch(), extent,
-                                        {{from,
-                                          d_targets.data(),
-                                          d_loss.data(),
-                                          {dlogits.data + first, dlogits.ld},
-                                          t.scale,
-                                          t.softcap},
-                                         first,
-                                         d_numbers.data(),
-                                         parts},
-                                        d_scratch.data());
+                                        {.local = {.logits = from,
+                                                   .targets = d_targets.data(),
+                                                   .loss_sum = d_loss.data(),
+                                                   .dlogits = {dlogits.data + first, dlogits.ld},
+                                                   .scratch = d_scratch.data(),
+                                                   .scale = t.scale,
+                                                   .softcap = t.softcap},
+                                         .first = first,
+                                         .numbers = d_numbers.data(),
+                                         .parts = parts});
           }
         }
       }
@@ -335,8 +336,8 @@ TYPED_TEST(CudaCrossEntropy, GradientMayOverwriteLogits) {
                                {.logits = d_shared,
                                 .targets = d_targets.data(),
                                 .loss_sum = d_loss.data(),
-                                .dlogits = {reinterpret_cast<T*>(d_shared.data()), ld}},
-                               d_scratch.data());
+                                .dlogits = {reinterpret_cast<T*>(d_shared.data()), ld},
+                                .scratch = d_scratch.data()});
         d_shared.fetch(), d_loss.fetch();
         EXPECT_EQ(loss[0], t.loss);
         for (std::int64_t r = 0; r < t.rows; ++r) {

@@ -51,13 +51,26 @@ void compare(cuda::CudnnAttention& cudnn, const AttentionShape& s, bool determin
     o.fill(NAN), dqkv.fill(NAN), std::fill(lse.begin(), lse.end(), NAN);
     on_o.refill(), on_dqkv.refill(), on_lse.refill();
     if (cudnn_first) {
-      cudnn.forward(launch().stream, problem, on_qkv.data(), on_o.data(), on_lse.data(), on_workspace.data());
-      cuda::attention_backward<T>(launch(), s, on_qkv.data(), qkv.ld(), on_o.data(), o.ld(), on_lse.data(),
-                                  on_do.data(), d_o.ld(), on_dqkv.data(), dqkv.ld(), on_workspace.data());
+      cudnn.forward(
+          launch().stream, problem,
+          {.qkv = on_qkv.data(), .o = on_o.data(), .lse = on_lse.data(), .workspace = on_workspace.data()});
+      cuda::attention_backward<T>(launch(), s,
+                                  {.qkv = {on_qkv.data(), qkv.ld()},
+                                   .o = {on_o.data(), o.ld()},
+                                   .lse = on_lse.data(),
+                                   .d_o = {on_do.data(), d_o.ld()},
+                                   .dqkv = {on_dqkv.data(), dqkv.ld()},
+                                   .scratch = on_workspace.data()});
     } else {
-      cuda::attention<T>(launch(), s, on_qkv.data(), qkv.ld(), on_o.data(), o.ld(), on_lse.data());
-      cudnn.backward(launch().stream, problem, on_qkv.data(), on_o.data(), on_lse.data(), on_do.data(),
-                     on_dqkv.data(), on_workspace.data());
+      cuda::attention<T>(
+          launch(), s, {.qkv = {on_qkv.data(), qkv.ld()}, .o = {on_o.data(), o.ld()}, .lse = on_lse.data()});
+      cudnn.backward(launch().stream, problem,
+                     {.qkv = on_qkv.data(),
+                      .o = on_o.data(),
+                      .lse = on_lse.data(),
+                      .d_o = on_do.data(),
+                      .dqkv = on_dqkv.data(),
+                      .workspace = on_workspace.data()});
     }
     on_o.fetch(), on_dqkv.fetch(), on_lse.fetch();
     expect_near(o, want.o, want.o_size, want.o_bound<T>(), "o");

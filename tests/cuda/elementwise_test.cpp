@@ -334,8 +334,12 @@ TYPED_TEST(CudaElementwise, NothingOfNothing) {
   cuda::gelu<T>(launch(), {0, 8}, x.read(), y.view());
   cuda::add<T>(launch(), {1, 0}, x.read(), x.read(), y.view());
   cuda::dropout<T>(launch(), {0, 0}, x.read(), {.rate = 0.5}, y.view());
-  cuda::rope<T>(launch(), y.data(), 8, 0, 1, 1, 8, rope_table(10000, 4), false);
-  cuda::rope<T>(launch(), y.data(), 8, 1, 1, 0, 8, rope_table(10000, 4), false);
+  cuda::rope<T>(
+      launch(), 0,
+      {.x = {y.data(), 8}, .positions = 1, .heads = 1, .head_size = 8, .table = rope_table(10000, 4)});
+  cuda::rope<T>(
+      launch(), 1,
+      {.x = {y.data(), 8}, .positions = 1, .heads = 0, .head_size = 8, .table = rope_table(10000, 4)});
   y.fetch("y");
   for (std::int64_t c = 0; c < 8; ++c) EXPECT_EQ(y(0, c), 3);
 }
@@ -363,8 +367,13 @@ void expect_turned(const RopeCase& k, double theta, Layout layout, std::mt19937_
   }
   for (const bool inverse : {false, true}) {
     x.send();
-    cuda::rope<T>(launch(), x.data(), x.view().ld, k.rows, k.time, k.heads, k.head_size,
-                  rope_table(theta, half), inverse);
+    cuda::rope<T>(launch(), k.rows,
+                  {.x = {x.data(), x.view().ld},
+                   .positions = k.time,
+                   .heads = k.heads,
+                   .head_size = k.head_size,
+                   .table = rope_table(theta, half),
+                   .inverse = inverse});
     x.fetch("x");
     for (std::int64_t r = 0; r < k.rows; ++r) {
       for (std::int64_t c = 0; c < width; ++c) {
@@ -420,8 +429,14 @@ TYPED_TEST(CudaElementwise, RopeByATable) {
         }
         x.send();
         OnDevice<std::int32_t> on_first(first);
-        cuda::rope<T>(launch(), x.data(), x.view().ld, kRows, kTime, kHeads, head_size, table, inverse,
-                      on_first.data());
+        cuda::rope<T>(launch(), kRows,
+                      {.x = {x.data(), x.view().ld},
+                       .positions = kTime,
+                       .heads = kHeads,
+                       .head_size = head_size,
+                       .table = table,
+                       .inverse = inverse,
+                       .first_keys = on_first.data()});
         x.fetch("x");
         for (std::int64_t r = 0; r < kRows; ++r) {
           for (std::int64_t c = 0; c < x.cols(); ++c) {
@@ -459,7 +474,12 @@ TYPED_TEST(CudaElementwise, RopeIsAccurateInLongContexts) {
   std::vector<T> x(static_cast<std::size_t>(rows * 2 * half));
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<T>(i % 8 < 4 ? 1.0f : 0.0f);
   OnDevice<T> device(x);
-  cuda::rope<T>(launch(), device.data(), 2 * half, rows, kTime, 1, 2 * half, rope_table(10000, half), false);
+  cuda::rope<T>(launch(), rows,
+                {.x = {device.data(), 2 * half},
+                 .positions = kTime,
+                 .heads = 1,
+                 .head_size = 2 * half,
+                 .table = rope_table(10000, half)});
   device.fetch();
   for (int k = 0; k < 2000; ++k) {
     const std::int64_t p = k == 0 ? kTime - 1 : position(random), i = k % half;

@@ -33,12 +33,11 @@ class FakeCudnn : public cuda::CudnnAttention {
   }
   std::int64_t forward_workspace_bytes(const CudnnProblem&) override { return 1000; }
   std::int64_t backward_workspace_bytes(const CudnnProblem&) override { return 5000; }
-  void forward(cuda::StreamHandle, const CudnnProblem& p, const void*, void*, float*, void*) override {
+  void forward(cuda::StreamHandle, const CudnnProblem& p, const cuda::CudnnForward&) override {
     ++log_.forward;
     log_.last = p;
   }
-  void backward(cuda::StreamHandle, const CudnnProblem& p, const void*, const void*, const float*,
-                const void*, void*, void*) override {
+  void backward(cuda::StreamHandle, const CudnnProblem& p, const cuda::CudnnBackward&) override {
     ++log_.backward;
     log_.last = p;
   }
@@ -59,12 +58,16 @@ TEST(CudaAttentionChoice, CudnnTakesWhatItCanAndOursTheRest) {
   std::vector<bf16> qkv(8 * 40), o(8 * 24);
   std::vector<float> lse(16);
   const int asked = log.asked;
-  attention.forward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), nullptr, nullptr, nullptr);
+  attention.forward<bf16>({}, kSmall, {.qkv = {qkv.data(), 40}, .o = {o.data(), 24}, .lse = lse.data()});
   EXPECT_EQ(log.forward, 1);
   EXPECT_EQ(log.last.ld_qkv, 40);
   EXPECT_EQ(log.last.ld_o, 24);
-  attention.backward<bf16>({}, kSmall, qkv.data(), 40, o.data(), 24, lse.data(), o.data(), 24, qkv.data(), 40,
-                           nullptr, nullptr);
+  attention.backward<bf16>({}, kSmall,
+                           {.qkv = {qkv.data(), 40},
+                            .o = {o.data(), 24},
+                            .lse = lse.data(),
+                            .d_o = {o.data(), 24},
+                            .dqkv = {qkv.data(), 40}});
   EXPECT_EQ(log.backward, 1);
   EXPECT_EQ(log.last.ld_dqkv, 40);
   EXPECT_FALSE(log.last.deterministic);

@@ -59,9 +59,12 @@ TEST_F(CudaTrapDeathTest, TargetOutsideTheVocabulary) {
   std::vector<std::int32_t> targets = {0, 2, 3, 1};
   std::vector<double> scratch(cuda::kSumPartials);
   double loss = 0;
-  kernels::CrossEntropy<float> args{
-      .logits = rows_, .targets = targets.data(), .loss_sum = &loss, .dlogits = {}, .scale = 1};
-  EXPECT_DEATH(cuda::cross_entropy<float>(launch(), {4, 3}, args, scratch.data()), "trapped");
+  kernels::CrossEntropy<float> args{.logits = rows_,
+                                    .targets = targets.data(),
+                                    .loss_sum = &loss,
+                                    .dlogits = {},
+                                    .scratch = scratch.data()};
+  EXPECT_DEATH(cuda::cross_entropy<float>(launch(), {4, 3}, args), "trapped");
 }
 
 }  // namespace

@@ -13,20 +13,22 @@ struct HostBlocks {
     return p.first_keys.empty() ? nullptr : p.first_keys.data() + first;
   }
   void forward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, std::int64_t first, Matrix<T>* sinks) {
-    host::attention_block<T>(b, rows_from(p.q, first), kv, rows_from(p.o, first),
-                             {p.lse.data() + first, p.lse.ld()}, documents(p, first),
-                             sinks == nullptr ? nullptr : sinks->data());
+    host::attention_block<T>(b, {.q = rows_from(p.q, first),
+                                 .kv = kv,
+                                 .o = rows_from(p.o, first),
+                                 .lse = {p.lse.data() + first, p.lse.ld()},
+                                 .first_keys = documents(p, first),
+                                 .sinks = sinks == nullptr ? nullptr : sinks->data()});
   }
   void backward(const AttentionBlock& b, RingPart<T>& p, Matrix<T>& kv, Matrix<A>& dkv, std::int64_t first) {
-    host::attention_block_backward<T>(b,
-                                      {.q = rows_from(p.q, first),
-                                       .kv = kv,
-                                       .o = rows_from(p.o_rounded, first),
-                                       .d_o = rows_from(p.d_o, first),
-                                       .lse = {p.lse.data() + first, p.lse.ld()},
-                                       .dq = rows_from(p.dq, first),
-                                       .dkv = dkv},
-                                      documents(p, first));
+    host::attention_block_backward<T>(b, {.q = rows_from(p.q, first),
+                                          .kv = kv,
+                                          .o = rows_from(p.o_rounded, first),
+                                          .d_o = rows_from(p.d_o, first),
+                                          .lse = {p.lse.data() + first, p.lse.ld()},
+                                          .dq = rows_from(p.dq, first),
+                                          .dkv = dkv,
+                                          .first_keys = documents(p, first)});
   }
 };
 
@@ -69,7 +71,7 @@ TYPED_TEST(AttentionBlocks, MergesDoNotOverflow) {
     Matrix<T> q(1, 1), kv(1, 2);
     Matrix<Acc<T>> o(1, 1), lse(1, 1);
     q.set(0, 0, 1), kv.set(0, 0, score), kv.set(0, 1, 3), o.set(0, 0, 1), lse.set(0, 0, 0);
-    host::attention_block<T>(b, q, kv, o, lse);
+    host::attention_block<T>(b, {.q = q, .kv = kv, .o = o, .lse = lse});
     EXPECT_NEAR(o.get(0, 0), score < 0 ? 1 : score > 0 ? 3 : 2, 1e-6);
     EXPECT_NEAR(lse.get(0, 0), score < 0 ? 0 : score > 0 ? kv.get(0, 0) : std::log(2), 1e-2);
   }
@@ -84,7 +86,7 @@ TYPED_TEST(AttentionBlocks, BitsDoNotDependOnThreads) {
   std::vector<Matrix<Acc<T>>> first;
   for_each_thread_count([&](int) {
     Matrix<Acc<T>> o(600, 88), lse(8, 300), dq(600, 88), dkv(400, 88);
-    host::attention_block<T>(b, q, kv, o, lse);
+    host::attention_block<T>(b, {.q = q, .kv = kv, .o = o, .lse = lse});
     host::attention_block_backward<T>(b, {q, kv, rounded, d_o, lse, dq, dkv});
     if (first.empty()) first = {o, lse, dq, dkv};
     EXPECT_TRUE(first[0].same_bits(o) && first[1].same_bits(lse) && first[2].same_bits(dq) &&

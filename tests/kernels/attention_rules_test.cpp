@@ -9,13 +9,20 @@ namespace {
 struct HostAttention {
   template <class T>
   void forward(AttentionRun<T>& x) const {
-    host::attention<T>(x.shape, x.qkv.data(), x.qkv.ld(), x.o.data(), x.o.ld(), x.lse.data(), x.documents(),
-                       x.shape.rule.sinks ? x.sinks.data() : nullptr);
+    host::attention<T>(x.shape, {.qkv = {x.qkv.data(), x.qkv.ld()},
+                                 .o = {x.o.data(), x.o.ld()},
+                                 .lse = x.lse.data(),
+                                 .first_keys = x.documents(),
+                                 .sinks = x.shape.rule.sinks ? x.sinks.data() : nullptr});
   }
   template <class T>
   void backward(AttentionRun<T>& x) const {
-    host::attention_backward<T>(x.shape, x.qkv.data(), x.qkv.ld(), x.o.data(), x.o.ld(), x.lse.data(),
-                                x.d_o.data(), x.d_o.ld(), x.dqkv.data(), x.dqkv.ld(), x.documents());
+    host::attention_backward<T>(x.shape, {.qkv = {x.qkv.data(), x.qkv.ld()},
+                                          .o = {x.o.data(), x.o.ld()},
+                                          .lse = x.lse.data(),
+                                          .d_o = {x.d_o.data(), x.d_o.ld()},
+                                          .dqkv = {x.dqkv.data(), x.dqkv.ld()},
+                                          .first_keys = x.documents()});
     if (x.shape.rule.sinks) host::attention_sinks_backward<T>(x.sinks_backward());
   }
 };

@@ -26,10 +26,15 @@ struct Problem {
     qkv.fill_normal(random, 0, 1.5), d_o.fill_normal(random);
     o.fill(NAN), dqkv.fill(NAN);
   }
-  void forward() { host::attention<T>(shape, qkv.data(), qkv.ld(), o.data(), o.ld(), lse.data()); }
+  void forward() {
+    host::attention<T>(shape, {.qkv = {qkv.data(), qkv.ld()}, .o = {o.data(), o.ld()}, .lse = lse.data()});
+  }
   void backward() {
-    host::attention_backward<T>(shape, qkv.data(), qkv.ld(), o.data(), o.ld(), lse.data(), d_o.data(),
-                                d_o.ld(), dqkv.data(), dqkv.ld());
+    host::attention_backward<T>(shape, {.qkv = {qkv.data(), qkv.ld()},
+                                        .o = {o.data(), o.ld()},
+                                        .lse = lse.data(),
+                                        .d_o = {d_o.data(), d_o.ld()},
+                                        .dqkv = {dqkv.data(), dqkv.ld()}});
   }
   AttentionShape shape;
   Matrix<T> qkv, o, d_o, dqkv;

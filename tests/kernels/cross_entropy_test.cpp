@@ -97,11 +97,15 @@ TYPED_TEST(CrossEntropy, PartsTogetherMatchItsDefinition) {
               continue;
             }
             t.loss = kLossBefore;
-            host::cross_entropy_part<T>(
-                extent, {{from, t.targets.data(), &t.loss, {dlogits.data + first, dlogits.ld}, t.scale, cap},
-                         first,
-                         numbers.data(),
-                         parts});
+            host::cross_entropy_part<T>(extent, {.local = {.logits = from,
+                                                           .targets = t.targets.data(),
+                                                           .loss_sum = &t.loss,
+                                                           .dlogits = {dlogits.data + first, dlogits.ld},
+                                                           .scale = t.scale,
+                                                           .softcap = cap},
+                                                 .first = first,
+                                                 .numbers = numbers.data(),
+                                                 .parts = parts});
             EXPECT_EQ(t.loss, p > 0 ? losses : t.loss) << "every part has the same loss";
             losses = t.loss;
           }
@@ -211,8 +215,12 @@ TYPED_TEST(CrossEntropy, GradientMayOverwriteLogits) {
     if constexpr (std::is_same_v<T, A>) {
       std::vector<A> numbers(15);
       host::softmax_part<T>({5, 257}, {of_parts, t.targets.data(), 0, numbers.data(), cap});
-      host::cross_entropy_part<T>(
-          {5, 257}, {{of_parts, t.targets.data(), &loss, of_parts, 1, cap}, 0, numbers.data(), 1});
+      host::cross_entropy_part<T>({5, 257}, {.local = {.logits = of_parts,
+                                                       .targets = t.targets.data(),
+                                                       .loss_sum = &loss,
+                                                       .dlogits = of_parts,
+                                                       .softcap = cap},
+                                             .numbers = numbers.data()});
       for (std::int64_t r = 0; r < 5; ++r) {
         for (std::int64_t c = 0; c < 257; ++c)
           ASSERT_NEAR(of_parts.get(r, c), t.dlogits.get(r, c), 1e3 * unit_roundoff<A>()) << r << ", " << c;

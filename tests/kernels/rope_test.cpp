@@ -33,7 +33,13 @@ void compare_rope(std::int64_t head_size, const RopeTable& table, std::vector<st
   const Matrix<T> before = x;
   for (const bool inverse : {false, true}) {
     x = before;
-    host::rope<T>(x.data(), x.ld(), rows, time, heads, head_size, table, inverse, first);
+    host::rope<T>(rows, {.x = {x.data(), x.ld()},
+                         .positions = time,
+                         .heads = heads,
+                         .head_size = head_size,
+                         .table = table,
+                         .inverse = inverse,
+                         .first_keys = first});
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t place = r % time - (first == nullptr ? 0 : first[r]);
       for (std::int64_t h = 0; h < heads; ++h) {
@@ -102,7 +108,8 @@ TEST(RopeTables, AnglesThatAreKeptAreTheTables) {
   const auto turned = [](const RopeTable& table) {
     Matrix<double> x(9, 8);
     x.fill(1);
-    host::rope<double>(x.data(), x.ld(), 9, 9, 1, 8, table, false);
+    host::rope<double>(9,
+                       {.x = {x.data(), x.ld()}, .positions = 9, .heads = 1, .head_size = 8, .table = table});
     return x;
   };
   const Matrix<double> once[] = {turned(tables[0]), turned(tables[1]), turned(tables[2])};
@@ -117,8 +124,14 @@ TEST(RopeTables, InverseIsTheTranspose) {
   Matrix<double> x(30, 12), dy(30, 12);
   x.fill_normal(random), dy.fill_normal(random);
   Matrix<double> y = x, dx = dy;
-  host::rope<double>(y.data(), y.ld(), 30, 15, 1, 12, table, false);
-  host::rope<double>(dx.data(), dx.ld(), 30, 15, 1, 12, table, true);
+  host::rope<double>(30,
+                     {.x = {y.data(), y.ld()}, .positions = 15, .heads = 1, .head_size = 12, .table = table});
+  host::rope<double>(30, {.x = {dx.data(), dx.ld()},
+                          .positions = 15,
+                          .heads = 1,
+                          .head_size = 12,
+                          .table = table,
+                          .inverse = true});
   for (std::int64_t r = 0; r < 30; ++r) {
     double forward = 0, backward = 0;
     for (std::int64_t c = 0; c < 12; ++c)
@@ -130,8 +143,10 @@ TEST(RopeTables, InverseIsTheTranspose) {
 TEST(RopeDeathTest, MorePairsThanAHeadHas) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Matrix<float> x(1, 8);
-  EXPECT_DEATH(host::rope<float>(x.data(), 8, 1, 1, 1, 8, rope_table(10000, 5), false),
-               "5 pairs turn of a head of 8");
+  EXPECT_DEATH(
+      host::rope<float>(
+          1, {.x = {x.data(), 8}, .positions = 1, .heads = 1, .head_size = 8, .table = rope_table(10000, 5)}),
+      "5 pairs turn of a head of 8");
   EXPECT_DEATH((void)rope_table(10000, kMaxRopePairs + 1), "257 pairs of columns turn");
 }
 

@@ -215,9 +215,16 @@ TYPED_TEST(DeviceOps, LayerNorm) {
   const auto stats = o.a(kRows, 2), dw = o.a_dense(1, kWidth), db = o.a_dense(1, kWidth);
   const auto scratch = o.scratch(o.device().ops().row_groups(), 2 * kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.layernorm(s, pick(x), pick(w), pick(b), 1e-5, pick(y), pick(stats));
-    ops.layernorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(db),
-                           pick(scratch));
+    ops.layernorm(
+        s, {.x = pick(x), .w = pick(w), .b = pick(b), .eps = 1e-5, .y = pick(y), .stats = pick(stats)});
+    ops.layernorm_backward(s, {.dy = pick(dy),
+                               .x = pick(x),
+                               .w = pick(w),
+                               .stats = pick(stats),
+                               .dx = pick(dx),
+                               .dw = pick(dw),
+                               .db = pick(db),
+                               .scratch = pick(scratch)});
   });
 }
 
@@ -229,8 +236,14 @@ TYPED_TEST(DeviceOps, RmsNorm) {
   const auto stats = o.a(kRows, 1), dw = o.a_dense(1, kWidth);
   const auto scratch = o.scratch(o.device().ops().row_groups(), kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rmsnorm(s, pick(x), pick(w), 1e-5, pick(y), pick(stats));
-    ops.rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(scratch));
+    ops.rmsnorm(s, {.x = pick(x), .w = pick(w), .eps = 1e-5, .y = pick(y), .stats = pick(stats)});
+    ops.rmsnorm_backward(s, {.dy = pick(dy),
+                             .x = pick(x),
+                             .w = pick(w),
+                             .stats = pick(stats),
+                             .dx = pick(dx),
+                             .dw = pick(dw),
+                             .scratch = pick(scratch)});
   });
 }
 
@@ -242,9 +255,20 @@ TYPED_TEST(DeviceOps, RmsNormWithOnePlusWeight) {
   const auto stats = o.a(kRows, 1), dw = o.a_dense(1, kWidth);
   const auto scratch = o.scratch(o.device().ops().row_groups(), kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rmsnorm(s, pick(x), pick(w), 1e-5, pick(y), pick(stats), NormWeight::kPlusOne);
-    ops.rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), pick(dx), pick(dw), pick(scratch),
-                         NormWeight::kPlusOne);
+    ops.rmsnorm(s, {.x = pick(x),
+                    .w = pick(w),
+                    .eps = 1e-5,
+                    .y = pick(y),
+                    .stats = pick(stats),
+                    .weight = NormWeight::kPlusOne});
+    ops.rmsnorm_backward(s, {.dy = pick(dy),
+                             .x = pick(x),
+                             .w = pick(w),
+                             .stats = pick(stats),
+                             .dx = pick(dx),
+                             .dw = pick(dw),
+                             .scratch = pick(scratch),
+                             .weight = NormWeight::kPlusOne});
   });
 }
 
@@ -257,11 +281,34 @@ TYPED_TEST(DeviceOps, HeadRmsNorm) {
     const auto stats = o.a(kRows, 3), dw = o.a_dense(1, 8);
     const auto scratch = o.scratch(o.device().ops().row_groups(), 11);
     o.run([&](Ops& ops, Stream& s, auto pick) {
-      ops.head_rmsnorm(s, pick(x), pick(w), 1e-5, 3, 8, pick(y), pick(stats), weight);
-      ops.head_rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), 3, 8, pick(dx), pick(dw),
-                                pick(scratch), weight);
-      ops.head_rmsnorm_backward(s, pick(dy), pick(x), pick(w), pick(stats), 3, 8, pick(dy), pick(dw),
-                                pick(scratch), weight);
+      ops.head_rmsnorm(s, {.x = pick(x),
+                           .w = pick(w),
+                           .eps = 1e-5,
+                           .heads = 3,
+                           .head_size = 8,
+                           .y = pick(y),
+                           .stats = pick(stats),
+                           .weight = weight});
+      ops.head_rmsnorm_backward(s, {.dy = pick(dy),
+                                    .x = pick(x),
+                                    .w = pick(w),
+                                    .stats = pick(stats),
+                                    .heads = 3,
+                                    .head_size = 8,
+                                    .dx = pick(dx),
+                                    .dw = pick(dw),
+                                    .scratch = pick(scratch),
+                                    .weight = weight});
+      ops.head_rmsnorm_backward(s, {.dy = pick(dy),
+                                    .x = pick(x),
+                                    .w = pick(w),
+                                    .stats = pick(stats),
+                                    .heads = 3,
+                                    .head_size = 8,
+                                    .dx = pick(dy),
+                                    .dw = pick(dw),
+                                    .scratch = pick(scratch),
+                                    .weight = weight});
     });
   }
 }
@@ -292,8 +339,18 @@ TYPED_TEST(DeviceOps, Rope) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, 3 * 8), back = o.t(kRows, 3 * 8);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), 3, 2, 8, rope_table(10000, 4), false);
-    ops.rope(s, pick(back), 3, 2, 8, rope_table(10000, 4), true);
+    ops.rope(s, {.x = pick(x),
+                 .positions = 3,
+                 .heads = 2,
+                 .head_size = 8,
+                 .table = rope_table(10000, 4),
+                 .inverse = false});
+    ops.rope(s, {.x = pick(back),
+                 .positions = 3,
+                 .heads = 2,
+                 .head_size = 8,
+                 .table = rope_table(10000, 4),
+                 .inverse = true});
   });
 }
 
@@ -306,9 +363,19 @@ TYPED_TEST(DeviceOps, RowsOfTwoStretches) {
   const auto wte = o.t(5, kWidth), wpe = o.t(9, kWidth), out = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(9, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), positions, 2, 8, rope_table(10000, 4), false);
-    ops.embedding(s, pick(ids), pick(wte), pick(wpe), positions, pick(out));
-    ops.embedding_backward(s, pick(ids), pick(dout), positions, pick(dwte), pick(dwpe));
+    ops.rope(s, {.x = pick(x),
+                 .positions = positions,
+                 .heads = 2,
+                 .head_size = 8,
+                 .table = rope_table(10000, 4),
+                 .inverse = false});
+    ops.embedding(
+        s, {.ids = pick(ids), .wte = pick(wte), .wpe = pick(wpe), .positions = positions, .out = pick(out)});
+    ops.embedding_backward(s, {.ids = pick(ids),
+                               .dout = pick(dout),
+                               .positions = positions,
+                               .dwte = pick(dwte),
+                               .dwpe = pick(dwpe)});
   });
 }
 
@@ -322,8 +389,15 @@ TYPED_TEST(DeviceOps, Attention) {
     const auto lse = o.a_dense(8, 7);
     const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
     o.run([&](Ops& ops, Stream& s, auto pick) {
-      ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch));
-      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
+      ops.attention(
+          s, {.qkv = pick(qkv), .shape = shape, .o = pick(out), .lse = pick(lse), .scratch = pick(scratch)});
+      ops.attention_backward(s, {.qkv = pick(qkv),
+                                 .o = pick(out),
+                                 .lse = pick(lse),
+                                 .d_o = pick(d_o),
+                                 .shape = shape,
+                                 .dqkv = pick(dqkv),
+                                 .scratch = pick(scratch)});
     });
   }
 }
@@ -339,9 +413,20 @@ TYPED_TEST(DeviceOps, AttentionByARule) {
     const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
     o.run([&](Ops& ops, Stream& s, auto pick) {
       const View documents = with_documents ? pick(first) : View();
-      ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch), documents);
-      ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch),
-                             documents);
+      ops.attention(s, {.qkv = pick(qkv),
+                        .shape = shape,
+                        .o = pick(out),
+                        .lse = pick(lse),
+                        .scratch = pick(scratch),
+                        .first_keys = documents});
+      ops.attention_backward(s, {.qkv = pick(qkv),
+                                 .o = pick(out),
+                                 .lse = pick(lse),
+                                 .d_o = pick(d_o),
+                                 .shape = shape,
+                                 .dqkv = pick(dqkv),
+                                 .scratch = pick(scratch),
+                                 .first_keys = documents});
     });
   }
 }
@@ -354,9 +439,25 @@ TYPED_TEST(DeviceOps, AttentionWithSinks) {
   const auto lse = o.a_dense(8, 7), d_sinks = o.a_dense(1, 4);
   const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.attention(s, pick(qkv), shape, pick(out), pick(lse), pick(scratch), {}, pick(sinks));
-    ops.attention_backward(s, pick(qkv), pick(out), pick(lse), pick(d_o), shape, pick(dqkv), pick(scratch));
-    ops.attention_sinks_backward(s, pick(out), pick(lse), pick(d_o), shape, pick(sinks), pick(d_sinks));
+    ops.attention(s, {.qkv = pick(qkv),
+                      .shape = shape,
+                      .o = pick(out),
+                      .lse = pick(lse),
+                      .scratch = pick(scratch),
+                      .sinks = pick(sinks)});
+    ops.attention_backward(s, {.qkv = pick(qkv),
+                               .o = pick(out),
+                               .lse = pick(lse),
+                               .d_o = pick(d_o),
+                               .shape = shape,
+                               .dqkv = pick(dqkv),
+                               .scratch = pick(scratch)});
+    ops.attention_sinks_backward(s, {.o = pick(out),
+                                     .lse = pick(lse),
+                                     .d_o = pick(d_o),
+                                     .shape = shape,
+                                     .sinks = pick(sinks),
+                                     .d_sinks = pick(d_sinks)});
   });
 }
 
@@ -370,10 +471,32 @@ TYPED_TEST(DeviceOps, PositionsInDocuments) {
   const auto wte = o.t(5, kWidth), wpe = o.t(2, kWidth), out = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(2, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.rope(s, pick(x), 3, 2, 8, table, false, pick(first));
-    ops.rope(s, pick(dx), 3, 2, 8, table, true, pick(first));
-    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out), {}, pick(first));
-    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe), {}, pick(first));
+    ops.rope(s, {.x = pick(x),
+                 .positions = 3,
+                 .heads = 2,
+                 .head_size = 8,
+                 .table = table,
+                 .inverse = false,
+                 .first_keys = pick(first)});
+    ops.rope(s, {.x = pick(dx),
+                 .positions = 3,
+                 .heads = 2,
+                 .head_size = 8,
+                 .table = table,
+                 .inverse = true,
+                 .first_keys = pick(first)});
+    ops.embedding(s, {.ids = pick(ids),
+                      .wte = pick(wte),
+                      .wpe = pick(wpe),
+                      .positions = 3,
+                      .out = pick(out),
+                      .first_keys = pick(first)});
+    ops.embedding_backward(s, {.ids = pick(ids),
+                               .dout = pick(dout),
+                               .positions = 3,
+                               .dwte = pick(dwte),
+                               .dwpe = pick(dwpe),
+                               .first_keys = pick(first)});
   });
 }
 
@@ -392,11 +515,19 @@ TYPED_TEST(DeviceOps, AttentionBlocks) {
     const auto scratch =
         o.byte_scratch(o.device().ops().attention_block_scratch_bytes(dtype_of<TypeParam>, own));
     o.run([&](Ops& ops, Stream& s, auto pick) {
-      ops.attention_block(s, pick(q), pick(kv), own, pick(sum), pick(lse));
-      ops.attention_block(s, pick(q), pick(more), other, pick(sum), pick(lse));
+      ops.attention_block(s, {.q = pick(q), .kv = pick(kv), .block = own, .o = pick(sum), .lse = pick(lse)});
+      ops.attention_block(s,
+                          {.q = pick(q), .kv = pick(more), .block = other, .o = pick(sum), .lse = pick(lse)});
       for (const auto& [block, k, dk] : {std::tuple(own, kv, dkv), std::tuple(other, more, dmore)}) {
-        ops.attention_block_backward(s, pick(q), pick(k), pick(o_t), pick(lse), pick(d_o), block, pick(dq),
-                                     pick(dk), pick(scratch));
+        ops.attention_block_backward(s, {.q = pick(q),
+                                         .kv = pick(k),
+                                         .o = pick(o_t),
+                                         .lse = pick(lse),
+                                         .d_o = pick(d_o),
+                                         .block = block,
+                                         .dq = pick(dq),
+                                         .dkv = pick(dk),
+                                         .scratch = pick(scratch)});
       }
     });
   }
@@ -418,11 +549,30 @@ TYPED_TEST(DeviceOps, AttentionBlocksByARule) {
   const auto scratch =
       o.byte_scratch(o.device().ops().attention_block_scratch_bytes(dtype_of<TypeParam>, own));
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.attention_block(s, pick(q), pick(kv), own, pick(sum), pick(lse), pick(first), pick(sinks));
-    ops.attention_block(s, pick(q), pick(more), other, pick(sum), pick(lse), pick(first));
+    ops.attention_block(s, {.q = pick(q),
+                            .kv = pick(kv),
+                            .block = own,
+                            .o = pick(sum),
+                            .lse = pick(lse),
+                            .first_keys = pick(first),
+                            .sinks = pick(sinks)});
+    ops.attention_block(s, {.q = pick(q),
+                            .kv = pick(more),
+                            .block = other,
+                            .o = pick(sum),
+                            .lse = pick(lse),
+                            .first_keys = pick(first)});
     for (const auto& [block, k, dk] : {std::tuple(own, kv, dkv), std::tuple(other, more, dmore)}) {
-      ops.attention_block_backward(s, pick(q), pick(k), pick(o_t), pick(lse), pick(d_o), block, pick(dq),
-                                   pick(dk), pick(scratch), pick(first));
+      ops.attention_block_backward(s, {.q = pick(q),
+                                       .kv = pick(k),
+                                       .o = pick(o_t),
+                                       .lse = pick(lse),
+                                       .d_o = pick(d_o),
+                                       .block = block,
+                                       .dq = pick(dq),
+                                       .dkv = pick(dk),
+                                       .scratch = pick(scratch),
+                                       .first_keys = pick(first)});
     }
   });
 }
@@ -458,10 +608,12 @@ TYPED_TEST(DeviceOps, Embedding) {
   const auto wte = o.t(5, kWidth), wpe = o.t(4, kWidth), out = o.t(kRows, kWidth), plain = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(4, kWidth), alone = o.a(5, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out));
-    ops.embedding(s, pick(ids), pick(wte), View(), 3, pick(plain));
-    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe));
-    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(alone), View());
+    ops.embedding(s,
+                  {.ids = pick(ids), .wte = pick(wte), .wpe = pick(wpe), .positions = 3, .out = pick(out)});
+    ops.embedding(s, {.ids = pick(ids), .wte = pick(wte), .positions = 3, .out = pick(plain)});
+    ops.embedding_backward(
+        s, {.ids = pick(ids), .dout = pick(dout), .positions = 3, .dwte = pick(dwte), .dwpe = pick(dwpe)});
+    ops.embedding_backward(s, {.ids = pick(ids), .dout = pick(dout), .positions = 3, .dwte = pick(alone)});
   });
 }
 
@@ -473,10 +625,21 @@ TYPED_TEST(DeviceOps, EmbeddingOfAPart) {
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(4, kWidth), alone = o.a(5, kWidth);
   const TablePart part{.first = 3, .whole = 11};
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.embedding(s, pick(ids), pick(wte), pick(wpe), 3, pick(out), part);
-    ops.embedding(s, pick(ids), pick(wte), View(), 3, pick(plain), part);
-    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(dwte), pick(dwpe), part);
-    ops.embedding_backward(s, pick(ids), pick(dout), 3, pick(alone), View(), part);
+    ops.embedding(s, {.ids = pick(ids),
+                      .wte = pick(wte),
+                      .wpe = pick(wpe),
+                      .positions = 3,
+                      .out = pick(out),
+                      .part = part});
+    ops.embedding(s, {.ids = pick(ids), .wte = pick(wte), .positions = 3, .out = pick(plain), .part = part});
+    ops.embedding_backward(s, {.ids = pick(ids),
+                               .dout = pick(dout),
+                               .positions = 3,
+                               .dwte = pick(dwte),
+                               .dwpe = pick(dwpe),
+                               .part = part});
+    ops.embedding_backward(
+        s, {.ids = pick(ids), .dout = pick(dout), .positions = 3, .dwte = pick(alone), .part = part});
   });
 }
 
@@ -492,11 +655,19 @@ TYPED_TEST(DeviceOps, EmbeddingInTiles) {
         f(table.row_range(first, std::min<std::int64_t>(4, 11 - first)), TablePart{first, 11, first > 0});
     };
     each(pick(wte), [&](View rows, const TablePart& part) {
-      ops.embedding(s, pick(ids), rows, pick(wpe), 3, pick(out), part);
-      if (part.only) ops.embedding(s, pick(ids), rows, View(), 3, pick(some), part);
+      ops.embedding(
+          s,
+          {.ids = pick(ids), .wte = rows, .wpe = pick(wpe), .positions = 3, .out = pick(out), .part = part});
+      if (part.only)
+        ops.embedding(s, {.ids = pick(ids), .wte = rows, .positions = 3, .out = pick(some), .part = part});
     });
     each(pick(dwte), [&](View rows, const TablePart& part) {
-      ops.embedding_backward(s, pick(ids), pick(dout), 3, rows, part.only ? View() : pick(dwpe), part);
+      ops.embedding_backward(s, {.ids = pick(ids),
+                                 .dout = pick(dout),
+                                 .positions = 3,
+                                 .dwte = rows,
+                                 .dwpe = part.only ? View() : pick(dwpe),
+                                 .part = part});
     });
   });
 }
@@ -508,9 +679,21 @@ TYPED_TEST(DeviceOps, CrossEntropy) {
   const auto scratch = o.sum_scratch();
   const auto dlogits = o.t(kRows, kWidth), scaled = o.t(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
-    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(dlogits), pick(scratch));
-    ops.cross_entropy(s, pick(logits), pick(targets), pick(loss), pick(scaled), pick(scratch), 64.0);
-    ops.cross_entropy(s, pick(logits), pick(targets), pick(only_loss), View(), pick(scratch));
+    ops.cross_entropy(s, {.logits = pick(logits),
+                          .targets = pick(targets),
+                          .loss_sum = pick(loss),
+                          .dlogits = pick(dlogits),
+                          .scratch = pick(scratch)});
+    ops.cross_entropy(s, {.logits = pick(logits),
+                          .targets = pick(targets),
+                          .loss_sum = pick(loss),
+                          .dlogits = pick(scaled),
+                          .scratch = pick(scratch),
+                          .scale = 64.0});
+    ops.cross_entropy(s, {.logits = pick(logits),
+                          .targets = pick(targets),
+                          .loss_sum = pick(only_loss),
+                          .scratch = pick(scratch)});
   });
 }
 
@@ -524,13 +707,41 @@ TYPED_TEST(DeviceOps, CappedCrossEntropy) {
   const auto d_left = o.t(kRows, kWidth), d_right = o.t(kRows, kWidth), d_whole = o.t(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     const View all = pick(numbers);
-    ops.cross_entropy(s, pick(left), pick(local), pick(sum), pick(d_whole), pick(scratch), 1, 0.5);
-    ops.softmax_part(s, pick(left), pick(targets), 0, all.row_range(0, 3), 0.5);
-    ops.softmax_part(s, pick(right), pick(targets), kWidth, all.row_range(3, 3), 0.5);
-    ops.cross_entropy_part(s, pick(left), pick(targets), 0, all, pick(loss), pick(d_left), pick(scratch),
-                           64.0, 0.5);
-    ops.cross_entropy_part(s, pick(right), pick(targets), kWidth, all, pick(loss), pick(d_right),
-                           pick(scratch), 1.0, 0.5);
+    ops.cross_entropy(s, {.logits = pick(left),
+                          .targets = pick(local),
+                          .loss_sum = pick(sum),
+                          .dlogits = pick(d_whole),
+                          .scratch = pick(scratch),
+                          .scale = 1,
+                          .softcap = 0.5});
+    ops.softmax_part(s, {.logits = pick(left),
+                         .targets = pick(targets),
+                         .first = 0,
+                         .numbers = all.row_range(0, 3),
+                         .softcap = 0.5});
+    ops.softmax_part(s, {.logits = pick(right),
+                         .targets = pick(targets),
+                         .first = kWidth,
+                         .numbers = all.row_range(3, 3),
+                         .softcap = 0.5});
+    ops.cross_entropy_part(s, {.local = {.logits = pick(left),
+                                         .targets = pick(targets),
+                                         .loss_sum = pick(loss),
+                                         .dlogits = pick(d_left),
+                                         .scratch = pick(scratch),
+                                         .scale = 64.0,
+                                         .softcap = 0.5},
+                               .first = 0,
+                               .numbers = all});
+    ops.cross_entropy_part(s, {.local = {.logits = pick(right),
+                                         .targets = pick(targets),
+                                         .loss_sum = pick(loss),
+                                         .dlogits = pick(d_right),
+                                         .scratch = pick(scratch),
+                                         .scale = 1.0,
+                                         .softcap = 0.5},
+                               .first = kWidth,
+                               .numbers = all});
   });
 }
 
@@ -543,14 +754,32 @@ TYPED_TEST(DeviceOps, CrossEntropyInParts) {
   const auto d_left = o.t(kRows, kWidth), d_right = o.t(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     const View all = pick(numbers);
-    ops.softmax_part(s, pick(left), pick(targets), 0, all.row_range(0, 3));
-    ops.softmax_part(s, pick(right), pick(targets), kWidth, all.row_range(3, 3));
-    ops.cross_entropy_part(s, pick(left), pick(targets), 0, all, pick(loss), pick(d_left), pick(scratch),
-                           64.0);
-    ops.cross_entropy_part(s, pick(right), pick(targets), kWidth, all, pick(only_loss), pick(d_right),
-                           pick(scratch));
-    ops.cross_entropy_part(s, pick(right), pick(targets), kWidth, all, pick(only_loss), View(),
-                           pick(scratch));
+    ops.softmax_part(
+        s, {.logits = pick(left), .targets = pick(targets), .first = 0, .numbers = all.row_range(0, 3)});
+    ops.softmax_part(
+        s,
+        {.logits = pick(right), .targets = pick(targets), .first = kWidth, .numbers = all.row_range(3, 3)});
+    ops.cross_entropy_part(s, {.local = {.logits = pick(left),
+                                         .targets = pick(targets),
+                                         .loss_sum = pick(loss),
+                                         .dlogits = pick(d_left),
+                                         .scratch = pick(scratch),
+                                         .scale = 64.0},
+                               .first = 0,
+                               .numbers = all});
+    ops.cross_entropy_part(s, {.local = {.logits = pick(right),
+                                         .targets = pick(targets),
+                                         .loss_sum = pick(only_loss),
+                                         .dlogits = pick(d_right),
+                                         .scratch = pick(scratch)},
+                               .first = kWidth,
+                               .numbers = all});
+    ops.cross_entropy_part(s, {.local = {.logits = pick(right),
+                                         .targets = pick(targets),
+                                         .loss_sum = pick(only_loss),
+                                         .scratch = pick(scratch)},
+                               .first = kWidth,
+                               .numbers = all});
   });
 }
 

@@ -44,7 +44,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void layernorm(Stream&, View x, View w, View b, double eps, View y, View stats) override {
+  void layernorm(Stream&, const LayerNormArgs& args) override {
+    const auto& [x, w, b, eps, y, stats] = args;
     const double n = static_cast<double>(x.cols);
     for (std::int64_t r = 0; r < x.rows; ++r) {
       double mean = 0, variance = 0;
@@ -56,8 +57,8 @@ class NaiveOps : public Ops {
         at(y, r, c) = (at(x, r, c) - mean) * rstd * at(w, 0, c) + at(b, 0, c);
     }
   }
-  void layernorm_backward(Stream&, View dy, View x, View w, View stats, View dx, View dw, View db,
-                          View) override {
+  void layernorm_backward(Stream&, const LayerNormBackwardArgs& args) override {
+    const auto& [dy, x, w, stats, dx, dw, db, scratch] = args;
     const double n = static_cast<double>(x.cols);
     for (std::int64_t r = 0; r < x.rows; ++r) {
       const double mean = at(stats, r, 0), rstd = at(stats, r, 1);
@@ -75,19 +76,35 @@ class NaiveOps : public Ops {
       }
     }
   }
-  void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats, NormWeight weight) override {
-    head_rmsnorm(s, x, w, eps, 1, x.cols, y, stats, weight);
+  void rmsnorm(Stream& s, const RmsNormArgs& args) override {
+    head_rmsnorm(s, {.x = args.x,
+                     .w = args.w,
+                     .eps = args.eps,
+                     .heads = 1,
+                     .head_size = args.x.cols,
+                     .y = args.y,
+                     .stats = args.stats,
+                     .weight = args.weight});
   }
-  void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View scratch,
-                        NormWeight weight) override {
+  void rmsnorm_backward(Stream& s, const RmsNormBackwardArgs& args) override {
+    const View& dx = args.dx;
     std::vector<double> before;
     for (std::int64_t i = 0; i < dx.count(); ++i) before.push_back(at(dx, i / dx.cols, i % dx.cols));
-    head_rmsnorm_backward(s, dy, x, w, stats, 1, x.cols, dx, dw, scratch, weight);
+    head_rmsnorm_backward(s, {.dy = args.dy,
+                              .x = args.x,
+                              .w = args.w,
+                              .stats = args.stats,
+                              .heads = 1,
+                              .head_size = args.x.cols,
+                              .dx = dx,
+                              .dw = args.dw,
+                              .scratch = args.scratch,
+                              .weight = args.weight});
     for (std::int64_t i = 0; i < dx.count(); ++i)
       at(dx, i / dx.cols, i % dx.cols) += before[static_cast<std::size_t>(i)];
   }
-  void head_rmsnorm(Stream&, View x, View w, double eps, std::int64_t heads, std::int64_t n, View y,
-                    View stats, NormWeight weight) override {
+  void head_rmsnorm(Stream&, const HeadRmsNormArgs& args) override {
+    const auto& [x, w, eps, heads, n, y, stats, weight] = args;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
         double mean_square = 0;
@@ -99,8 +116,8 @@ class NaiveOps : public Ops {
       }
     }
   }
-  void head_rmsnorm_backward(Stream&, View dy, View x, View w, View stats, std::int64_t heads, std::int64_t n,
-                             View dx, View dw, View, NormWeight weight) override {
+  void head_rmsnorm_backward(Stream&, const HeadRmsNormBackwardArgs& args) override {
+    const auto& [dy, x, w, stats, heads, n, dx, dw, scratch, weight] = args;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
         const double rstd = at(stats, r, h);
@@ -142,8 +159,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void rope(Stream&, View x, const RowPositions& positions, std::int64_t heads, std::int64_t head_size,
-            const RopeTable& table, bool inverse, const View& first_keys) override {
+  void rope(Stream&, const RopeArgs& args) override {
+    const auto& [x, positions, heads, head_size, table, inverse, first_keys] = args;
     const std::int64_t half = table.pairs;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
@@ -161,8 +178,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void attention(Stream&, View qkv, const AttentionShape& a, View o, View lse, View, const View& first_keys,
-                 const View& sinks) override {
+  void attention(Stream&, const AttentionArgs& args) override {
+    const auto& [qkv, a, o, lse, scratch, first_keys, sinks] = args;
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       const Head v(qkv, a, b, h, first_keys);
       for (std::int64_t i = 0; i < a.time; ++i) {
@@ -182,8 +199,8 @@ class NaiveOps : public Ops {
       }
     });
   }
-  void attention_backward(Stream&, View qkv, View, View lse, View d_o, const AttentionShape& a, View dqkv,
-                          View, const View& first_keys) override {
+  void attention_backward(Stream&, const AttentionBackwardArgs& args) override {
+    const auto& [qkv, o, lse, d_o, a, dqkv, scratch, first_keys] = args;
     each(dqkv, [](std::int64_t, std::int64_t) { return 0.0; });
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       const Head v(qkv, a, b, h, first_keys), d(dqkv, a, b, h, first_keys);
@@ -213,8 +230,8 @@ class NaiveOps : public Ops {
     });
   }
 
-  void attention_sinks_backward(Stream&, View o, View lse, View d_o, const AttentionShape& a, View sinks,
-                                View d_sinks) override {
+  void attention_sinks_backward(Stream&, const AttentionSinksBackwardArgs& args) override {
+    const auto& [o, lse, d_o, a, sinks, d_sinks] = args;
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       for (std::int64_t t = 0; t < a.time; ++t) {
         const double p = std::exp(at(sinks, 0, h) - at(lse, b * a.heads + h, t));
@@ -224,8 +241,8 @@ class NaiveOps : public Ops {
     });
   }
 
-  void attention_block(Stream&, View q, View kv, const AttentionBlock& a, View o, View lse,
-                       const View& first_keys, const View& sinks) override {
+  void attention_block(Stream&, const AttentionBlockArgs& args) override {
+    const auto& [q, kv, a, o, lse, first_keys, sinks] = args;
     for_queries(a, q, kv, first_keys, [&](const Query& x) {
       const double before = a.merge ? at(lse, x.lse_row, x.i)
                             : sinks ? at(sinks, 0, x.lse_row % a.heads)
@@ -241,8 +258,8 @@ class NaiveOps : public Ops {
       }
     });
   }
-  void attention_block_backward(Stream&, View q, View kv, View o, View lse, View d_o, const AttentionBlock& a,
-                                View dq, View dkv, View, const View& first_keys) override {
+  void attention_block_backward(Stream&, const AttentionBlockBackwardArgs& args) override {
+    const auto& [q, kv, o, lse, d_o, a, dq, dkv, scratch, first_keys] = args;
     for_queries(a, q, kv, first_keys, [&](const Query& x) {
       double delta = 0;
       for (std::int64_t d = 0; d < a.head_size; ++d)
@@ -287,8 +304,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void embedding(Stream&, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                 const TablePart& part, const View& first_keys) override {
+  void embedding(Stream&, const EmbeddingArgs& args) override {
+    const auto& [ids, wte, wpe, positions, out, part, first_keys] = args;
     each(out, [&](std::int64_t r, std::int64_t c) {
       const std::int64_t row = id(ids, r) - part.first;
       const bool is_here = row >= 0 && row < wte.rows;
@@ -296,8 +313,8 @@ class NaiveOps : public Ops {
       return (is_here ? at(wte, row, c) : 0.0) + (wpe ? at(wpe, place(positions, first_keys, r), c) : 0.0);
     });
   }
-  void embedding_backward(Stream&, View ids, View dout, const RowPositions& positions, View dwte, View dwpe,
-                          const TablePart& part, const View& first_keys) override {
+  void embedding_backward(Stream&, const EmbeddingBackwardArgs& args) override {
+    const auto& [ids, dout, positions, dwte, dwpe, part, first_keys] = args;
     for (std::int64_t r = 0; r < dout.rows; ++r) {
       const std::int64_t row = id(ids, r) - part.first;
       for (std::int64_t c = 0; c < dout.cols; ++c) {
@@ -307,8 +324,8 @@ class NaiveOps : public Ops {
     }
   }
 
-  void softmax_part(Stream&, View logits, View targets, std::int64_t first, View numbers,
-                    double softcap) override {
+  void softmax_part(Stream&, const SoftmaxPartArgs& args) override {
+    const auto& [logits, targets, first, numbers, softcap] = args;
     const auto logit = [&](std::int64_t r, std::int64_t c) { return capped(at(logits, r, c), softcap); };
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r) - first;
@@ -320,8 +337,9 @@ class NaiveOps : public Ops {
       at(numbers, 2, r) = target >= 0 && target < logits.cols && id(targets, r) >= 0 ? logit(r, target) : 0;
     }
   }
-  void cross_entropy_part(Stream&, View logits, View targets, std::int64_t first, View numbers, View loss_sum,
-                          View dlogits, View, double scale, double softcap) override {
+  void cross_entropy_part(Stream&, const CrossEntropyPartArgs& args) override {
+    const auto& [local, first, numbers] = args;
+    const auto& [logits, targets, loss_sum, dlogits, scratch, scale, softcap] = local;
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);
       double sum = 0, of_target = 0;
@@ -338,8 +356,8 @@ class NaiveOps : public Ops {
       }
     }
   }
-  void cross_entropy(Stream&, View logits, View targets, View loss_sum, View dlogits, View, double scale,
-                     double softcap) override {
+  void cross_entropy(Stream&, const CrossEntropyArgs& args) override {
+    const auto& [logits, targets, loss_sum, dlogits, scratch, scale, softcap] = args;
     const auto logit = [&](std::int64_t r, std::int64_t c) { return capped(at(logits, r, c), softcap); };
     for (std::int64_t r = 0; r < logits.rows; ++r) {
       const std::int64_t target = id(targets, r);

@@ -110,12 +110,15 @@ def main():
                       for name, file, old, new, program, test in seeded_python.BUGS)
     known = seeded_engine.BUGS + of_python if args.check else of_python if args.package else seeded_engine.BUGS
     bugs = [bug for bug in known if any(part in bug.name for part in args.only or [""])]
+    misfits = []
     for bug in bugs:
         texts = {name: (ROOT / name).read_text() for name, _, _ in bug.changes}
         for name, old, new in bug.changes:
             if texts[name].count(old) != 1:
-                sys.exit(f"{bug.name}: {name} has not exactly one {old!r}: adapt the bug to the code")
+                misfits.append(f"{bug.name}: {name} has not exactly one {old!r}: adapt the bug to the code")
             texts[name] = texts[name].replace(old, new)
+    if misfits:
+        sys.exit("\n".join(misfits))
     if args.check:
         return print(f"{len(bugs)} bugs fit the code")
     tree = args.work.resolve()

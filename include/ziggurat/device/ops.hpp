@@ -13,6 +13,7 @@
 
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/device/op_args.hpp"
 #include "ziggurat/kernels/optimizer_state.hpp"
 #include "ziggurat/kernels/quantize.hpp"
 #include "ziggurat/kernels/types.hpp"
@@ -62,30 +63,16 @@ class Ops : public OpSizes {
   // C[m,n] (T or A) = op(A)[m,k] op(B)[k,n], fp32 accumulation (fp64 for f64).
   virtual void gemm(Stream& s, View a, View b, View c, const GemmOptions& options) = 0;
 
-  // y = (x - mean) * rstd * w + b. x, y T [N,C]; w, b T [1,C]; stats A [N,2] = mean, rstd.
-  virtual void layernorm(Stream& s, View x, View w, View b, double eps, View y, View stats) = 0;
-  // Adds to dx (T [N,C]), dw and db (A [1,C]). dy T [N,C]; stats of layernorm().
-  // scratch: A [row_groups(), 2*C].
-  virtual void layernorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw, View db,
-                                  View scratch) = 0;
-  // y = x * rstd * w, or, with NormWeight::kPlusOne, x * rstd * (1 + w). x, y T [N,C]; w T [1,C]; stats
-  // A [N,1] = rstd.
-  virtual void rmsnorm(Stream& s, View x, View w, double eps, View y, View stats,
-                       NormWeight weight = NormWeight::kPlain) = 0;
-  // Adds to dx (T [N,C]) and dw (A [1,C]). dy T [N,C]; stats of rmsnorm().
-  // scratch: A [row_groups(), at least C].
-  virtual void rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, View dx, View dw,
-                                View scratch, NormWeight weight = NormWeight::kPlain) = 0;
-  // rmsnorm() of each of the first `heads` heads of a row by itself. x, y T [N, at least heads*head_size]; w
-  // T [1,head_size], the same for all heads; stats A [N,heads] = rstd. One head of all columns is a norm over
+  // y = (x - mean) * rstd * w + b.
+  virtual void layernorm(Stream& s, const LayerNormArgs& args) = 0;
+  virtual void layernorm_backward(Stream& s, const LayerNormBackwardArgs& args) = 0;
+  // y = x * rstd * w, or, with NormWeight::kPlusOne, x * rstd * (1 + w).
+  virtual void rmsnorm(Stream& s, const RmsNormArgs& args) = 0;
+  virtual void rmsnorm_backward(Stream& s, const RmsNormBackwardArgs& args) = 0;
+  // rmsnorm() of each of the first `heads` heads of a row by itself. One head of all columns is a norm over
   // the heads together.
-  virtual void head_rmsnorm(Stream& s, View x, View w, double eps, std::int64_t heads, std::int64_t head_size,
-                            View y, View stats, NormWeight weight = NormWeight::kPlain) = 0;
-  // Overwrites dx (like x; may be dy) and adds to dw (A [1,head_size]): sums over rows and heads, in a fixed
-  // order. dy like x; stats of head_rmsnorm(). scratch: A [row_groups(), at least head_size].
-  virtual void head_rmsnorm_backward(Stream& s, View dy, View x, View w, View stats, std::int64_t heads,
-                                     std::int64_t head_size, View dx, View dw, View scratch,
-                                     NormWeight weight = NormWeight::kPlain) = 0;
+  virtual void head_rmsnorm(Stream& s, const HeadRmsNormArgs& args) = 0;
+  virtual void head_rmsnorm_backward(Stream& s, const HeadRmsNormBackwardArgs& args) = 0;
   // The tanh approximation of GELU, as in GPT-2. x, y T [N,I]; y may be x.
   virtual void gelu(Stream& s, View x, View y) = 0;
   // dx = dy * gelu'(x), all T [N,I]; dx may be dy.
@@ -97,51 +84,25 @@ class Ops : public OpSizes {
   virtual void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up,
                                Gate activation = Gate::kSilu) = 0;
 
-  // Rotary embedding in place on the first `heads` heads of each row of x, T [N, at least heads*head_size].
-  // Pairs are (i, i + pairs), the half-split convention of Hugging Face. inverse: rotates back, for the
-  // backward pass: with y = a R x, of amplitude a and rotation R, that is dx = a R^T dy, so the amplitude is
-  // the same both ways, and the two undo each other only where it is 1.
-  // first_keys (i32 [1,N], or null): a row's position is its place in its document, which begins at this row
-  // of its sequence.
-  virtual void rope(Stream& s, View x, const RowPositions& positions, std::int64_t heads,
-                    std::int64_t head_size, const RopeTable& table, bool inverse,
-                    const View& first_keys = {}) = 0;
+  // Rotary embedding in place on the first `heads` heads of each row of x. Pairs are (i, i + pairs), the
+  // half-split convention of Hugging Face. The inverse rotates back: with y = a R x, of amplitude a and
+  // rotation R, dx = a R^T dy. The amplitude is the same both ways, and the two undo each other only where it
+  // is 1.
+  virtual void rope(Stream& s, const RopeArgs& args) = 0;
 
-  // Causal attention by shape.rule. qkv T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v;
-  // o T [B*T, heads*head_size]; lse A [B*heads, T], without gaps: the log-sum-exp of each row of scores.
-  // Query head h uses key/value head h / (heads / kv_heads). The T x T scores of a head are never stored.
-  // scratch: u8 [1, at least attention_scratch_bytes()]; null if that is 0.
-  // first_keys (i32 [1, B*T], or null): of each row the first row of its sequence that it attends to, 0 to
-  // T-1: that of its document, never behind the row itself, and never decreasing in a sequence. Tiles that
-  // neither the window nor the documents leave anything of are not computed, here and in the backward.
-  // sinks (T [1,heads], with rule.sinks, else null): lse is that of the scores and the sink.
-  virtual void attention(Stream& s, View qkv, const AttentionShape& shape, View o, View lse, View scratch,
-                         const View& first_keys = {}, const View& sinks = {}) = 0;
-  // d_o T like o; dqkv T like qkv, overwritten; o and lse of attention(), and the same first_keys. What the
-  // sinks do is in lse; their gradient is an op of its own.
-  virtual void attention_backward(Stream& s, View qkv, View o, View lse, View d_o,
-                                  const AttentionShape& shape, View dqkv, View scratch,
-                                  const View& first_keys = {}) = 0;
+  // Causal attention by shape.rule. Query head h uses key/value head h / (heads / kv_heads). The T x T scores
+  // of a head are never stored.
+  virtual void attention(Stream& s, const AttentionArgs& args) = 0;
+  // The sinks take part by way of lse; their gradient is an op of its own.
+  virtual void attention_backward(Stream& s, const AttentionBackwardArgs& args) = 0;
+  // Adds the gradient of the sinks: by row -exp(sink - lse) times the dot product of o and d_o over the head.
+  // Sums have a fixed order.
+  virtual void attention_sinks_backward(Stream& s, const AttentionSinksBackwardArgs& args) = 0;
 
-  // d_sinks (A [1,heads]) += the gradient of sinks T [1,heads]: by row -exp(sink - lse) times the dot product
-  // of o and d_o over the head. o, d_o T [batch*time, heads*head_size], of a shape of which nothing else
-  // counts; lse A [batch*heads, time]. Sums in a fixed order.
-  virtual void attention_sinks_backward(Stream& s, View o, View lse, View d_o, const AttentionShape& shape,
-                                        View sinks, View d_sinks) = 0;
-
-  // Attention to some of the keys (AttentionBlock). q T [query_rows(), heads*head_size]; kv
-  // T [key_rows(), 2*kv_heads*head_size] = k | v; o A like q and lse A [batch*heads, queries] are the result
-  // for all keys so far: overwritten, or merged by the log-sum-exp. Rows between the sequences' are left
-  // alone. first_keys (i32 [1, query_rows()], or null): of each query the position in its sequence where its
-  // document begins. sinks: as in attention(), where the block does not merge.
-  virtual void attention_block(Stream& s, View q, View kv, const AttentionBlock& block, View o, View lse,
-                               const View& first_keys = {}, const View& sinks = {}) = 0;
-  // Adds to dq (A, like q) and dkv (A, like kv) what the block contributes to an attention whose result, for
-  // all keys, is o (T, like q) and lse; d_o T like q. scratch: u8 [1, at least
-  // attention_block_scratch_bytes()]; null if that is 0.
-  virtual void attention_block_backward(Stream& s, View q, View kv, View o, View lse, View d_o,
-                                        const AttentionBlock& block, View dq, View dkv, View scratch,
-                                        const View& first_keys = {}) = 0;
+  // Attention to some of the keys (AttentionBlock). Rows between the sequences' rows are left alone.
+  virtual void attention_block(Stream& s, const AttentionBlockArgs& args) = 0;
+  // Adds to dq and dkv what the block contributes to the gradients of an attention to all keys.
+  virtual void attention_block_backward(Stream& s, const AttentionBlockBackwardArgs& args) = 0;
 
   // out = a + b, all T [N,C]; out may be a or b.
   virtual void add(Stream& s, View a, View b, View out) = 0;
@@ -153,39 +114,26 @@ class Ops : public OpSizes {
   // db (A [1,C]) += column sums of dy (T [N,C]). scratch: A [row_groups(), at least C].
   virtual void bias_backward(Stream& s, View dy, View db, View scratch) = 0;
 
-  // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. out T [N,C]; ids i32 [1,N];
-  // wte T [V,C]; wpe T [P,C] with all positions below P. An id outside of [0, V) ends the process; on a GPU
-  // the device fails. `part`: wte has V rows of a larger table, and other tokens' rows count as zeros or,
-  // with TablePart::only, of `out` stay as they are; that table is what no id may be outside of. first_keys:
-  // as in rope().
-  virtual void embedding(Stream& s, View ids, View wte, View wpe, const RowPositions& positions, View out,
-                         const TablePart& part = {}, const View& first_keys = {}) = 0;
-  // dwte (A [V,C]) += rows of dout (T [N,C]) by id; dwpe (A [P,C], or null) += rows by position. Rows are
-  // added in a fixed order, unless the device was asked for speed before determinism. `part`: other tokens'
-  // rows are not added to dwte.
-  virtual void embedding_backward(Stream& s, View ids, View dout, const RowPositions& positions, View dwte,
-                                  View dwpe, const TablePart& part = {}, const View& first_keys = {}) = 0;
+  // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. An id outside of [0, V) ends the
+  // process; on a GPU the device fails. With a `part`, wte has V rows of a larger table, ids count in the
+  // larger one, and other tokens' rows count as zeros or, with TablePart::only, `out` keeps its rows there.
+  virtual void embedding(Stream& s, const EmbeddingArgs& args) = 0;
+  // dwte += rows of dout by id; dwpe += rows by position. Rows are added in a fixed order, unless the device
+  // was asked for speed before determinism.
+  virtual void embedding_backward(Stream& s, const EmbeddingBackwardArgs& args) = 0;
 
-  // loss_sum (f64 [1,1]) += sum over rows of -log softmax(logits)[target]. logits A [N,V]; targets i32 [1,N],
-  // a negative one ignores its row. dlogits T [N,V] = scale * (softmax - onehot), 0 in ignored rows; a null
-  // view: loss only. dlogits may share the logits' memory if their rows start at the same addresses. `scale`
-  // (positive) keeps small gradients from vanishing in f16; it does not change the loss. softcap: logits
-  // count as softcap * tanh(logit / softcap), and dlogits are the gradients of the logits as given; 0: as
-  // they are. scratch: f64 [1, kSumPartials].
-  virtual void cross_entropy(Stream& s, View logits, View targets, View loss_sum, View dlogits, View scratch,
-                             double scale = 1, double softcap = 0) = 0;
+  // loss_sum += sum over rows of -log softmax(logits)[target]. dlogits = scale * (softmax - onehot), 0 in
+  // ignored rows; with a softcap they are the gradients of the logits as given.
+  virtual void cross_entropy(Stream& s, const CrossEntropyArgs& args) = 0;
   static constexpr std::int64_t kSumPartials = 1024;
 
-  // Cross entropy where several parts have the logits of some tokens each: `logits` A [N,V] are those of
-  // tokens first, first + 1, ... Every part's row of numbers, A [3,N], from which all can be merged exactly:
-  // the largest logit, the sum of exp(logit - largest), and the target's logit, or 0 if another part has it.
-  virtual void softmax_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                            double softcap = 0) = 0;
-  // cross_entropy() over all parts: numbers A [3 * parts, N], without gaps, are softmax_part()'s of each
-  // part; dlogits is the gradient of this part's logits. The loss is that of all parts, and each adds it.
-  virtual void cross_entropy_part(Stream& s, View logits, View targets, std::int64_t first, View numbers,
-                                  View loss_sum, View dlogits, View scratch, double scale = 1,
-                                  double softcap = 0) = 0;
+  // Cross entropy where each of several parts has the logits of some tokens. Every part's row of numbers,
+  // from which all can be merged exactly, is the largest logit, the sum of exp(logit - largest), and the
+  // target's logit, or 0 if another part has it.
+  virtual void softmax_part(Stream& s, const SoftmaxPartArgs& args) = 0;
+  // cross_entropy() over all parts; dlogits is the gradient of this part's logits. The loss covers all parts,
+  // and each part adds it.
+  virtual void cross_entropy_part(Stream& s, const CrossEntropyPartArgs& args) = 0;
 
   virtual void zero(Stream& s, View x) = 0;
   // out = in, rounded to nearest even; any two storage types, of the same shape.

@@ -150,13 +150,56 @@ struct EmbeddingBackward {
   TablePart part = {};
 };
 
-// Operands of the backward of an AttentionBlock. Rows of q, o and d_o have the heads side by side, rows of kv
-// the keys of all heads and then the values; row b * heads + h of lse is that of head h in sequence b.
+// Heads lie side by side in the first columns of a row; `rows` of them.
 template <class T>
-struct AttentionBlockBackward {
+struct Rotation {
+  Strided<T> x;  // changed in place
+  RowPositions positions = {};
+  std::int64_t heads = 0, head_size = 0;
+  RopeTable table = {};
+  bool inverse = false;
+  const std::int32_t* first_keys = nullptr;  // [rows], or null
+};
+
+// Rows of qkv have the queries of all heads, then the keys, then the values; rows of o the heads side by
+// side.
+template <class T>
+struct CausalAttention {
+  Strided<const T> qkv;
+  Strided<T> o;
+  Acc<T>* lse = nullptr;                     // [batch * heads, time], without gaps
+  void* scratch = nullptr;                   // Ops::attention_scratch_bytes(); its contents do not matter
+  const std::int32_t* first_keys = nullptr;  // [batch * time], or null
+  const T* sinks = nullptr;                  // [heads], or null
+};
+
+template <class T>
+struct CausalAttentionBackward {
+  Strided<const T> qkv, o;
+  const Acc<T>* lse = nullptr;
+  Strided<const T> d_o;
+  Strided<T> dqkv;                           // overwritten
+  void* scratch = nullptr;                   // as of CausalAttention
+  const std::int32_t* first_keys = nullptr;  // the same as in CausalAttention
+};
+
+// Attention to an AttentionBlock's keys. Rows of q and o have the heads side by side, rows of kv the keys of
+// all heads and then the values; row b * heads + h of lse belongs to head h in sequence b.
+template <class T>
+struct BlockAttention {
+  Strided<const T> q, kv;
+  Strided<Acc<T>> o, lse;
+  const std::int32_t* first_keys = nullptr;  // [query_rows()], or null
+  const T* sinks = nullptr;                  // [heads], or null
+};
+
+template <class T>
+struct BlockAttentionBackward {
   Strided<const T> q, kv, o, d_o;
   Strided<const Acc<T>> lse;
-  Strided<Acc<T>> dq, dkv;  // +=
+  Strided<Acc<T>> dq, dkv;                   // +=
+  void* scratch = nullptr;                   // Ops::attention_block_scratch_bytes(); contents do not matter
+  const std::int32_t* first_keys = nullptr;  // the same as in BlockAttention
 };
 
 // Operands of the gradient of the heads' sinks: o and d_o have `time` rows of each sequence.
@@ -164,7 +207,7 @@ template <class T>
 struct AttentionSinksBackward {
   std::int64_t batch = 0, time = 0, heads = 0, head_size = 0;
   Strided<const T> o, d_o;
-  Strided<const Acc<T>> lse;  // as of AttentionBlockBackward
+  Strided<const Acc<T>> lse;  // as of BlockAttention
   const T* sinks = nullptr;   // [heads]
   Acc<T>* d_sinks = nullptr;  // +=
 };
@@ -175,8 +218,9 @@ struct CrossEntropy {
   const std::int32_t* targets = nullptr;  // negative: ignored
   double* loss_sum = nullptr;             // +=
   Strided<T> dlogits;  // null: loss only; may share the logits' memory if rows start at the same addresses
-  double scale = 1;    // factor of dlogits, not of the loss; positive
-  double softcap = 0;  // logits count as softcap * tanh(logit / softcap); 0: as they are
+  double* scratch = nullptr;  // Ops::kSumPartials doubles
+  double scale = 1;           // factor of dlogits, not of the loss; positive
+  double softcap = 0;         // logits count as softcap * tanh(logit / softcap); 0: as they are
 };
 
 // Operands of softmax_part(): logits [rows, cols] are those of tokens first, first + 1, ...

@@ -45,10 +45,16 @@ class AdapterWeights {
   SafeTensors file_;
 };
 
+// The values of an adapter that some rows of its matrix need.
+struct AdapterValues {
+  const float* a = nullptr;  // [rank, cols]
+  const float* b = nullptr;  // [.., rank], from the first of these rows on
+  std::int64_t rank = 0, cols = 0;
+  double factor = 1;
+};
 // Adds factor * B A, computed in fp32, to elements [begin, end), neighbours in rows of `cols`, of a matrix.
-// a: [rank, cols]; b: rows of B [.., rank], from that of the matrix's row begin / cols on.
-void add_adapter(const float* a, const float* b, std::int64_t rank, std::int64_t cols, double factor,
-                 std::int64_t begin, std::int64_t end, float* out);
+// values.b begins with the row of the matrix that has element `begin`.
+void add_adapter(const AdapterValues& values, std::int64_t begin, std::int64_t end, float* out);
 
 // Writes a directory of adapters. model: with a Lora. `read` is called on the calling thread for the
 // parameters with Param::adapter. Files appear whole or not at all, as save_hf() writes them. Throws

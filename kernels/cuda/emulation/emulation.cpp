@@ -13,6 +13,11 @@
 
 #include "ziggurat/base/error.hpp"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace zg::emulation {
 namespace {
 
@@ -34,9 +39,50 @@ struct Copy {
   std::size_t bytes, group;
 };
 
+// A stack and, between two switches, what AddressSanitizer keeps for it. The sanitizer must know of every
+// change of stacks: it else takes the frames of a fiber for accesses outside of the thread's stack.
+struct Stack {
+  const void* bottom = nullptr;
+  std::size_t bytes = 0;
+  void* kept = nullptr;
+};
+
+// Before a switch; returns: whether the stack that is left is used again.
+void begin_switch([[maybe_unused]] Stack& from, [[maybe_unused]] const Stack& to,
+                  [[maybe_unused]] bool returns = true) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(returns ? &from.kept : nullptr, to.bottom, to.bytes);
+#endif
+}
+// Behind it, on the new stack; `from` learns where the stack lies that was left.
+void end_switch([[maybe_unused]] const Stack& here, [[maybe_unused]] Stack& from) {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(here.kept, &from.bottom, &from.bytes);
+#endif
+}
+
+// The outermost frame of a fiber never returns, and what the sanitizer forbids there would be forbidden to
+// whom gets the memory next.
+struct Stacks : context::protected_fixedsize_stack {
+  using context::protected_fixedsize_stack::protected_fixedsize_stack;
+  void deallocate(context::stack_context& memory) noexcept {
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(static_cast<char*>(memory.sp) - memory.size, memory.size);
+#endif
+    context::protected_fixedsize_stack::deallocate(memory);
+  }
+};
+
 struct Fiber {
+  Fiber() = default;
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+  ~Fiber();
+
   context::fiber self;    // where the fiber continues
   context::fiber caller;  // the scheduler
+  Stack stack, callers;
+  bool ends = false;
   Place place;
   int index = 0;  // of the thread in its block
   State state = State::kDone;
@@ -86,22 +132,44 @@ thread_local std::vector<std::unique_ptr<Fiber>> t_kept;
 void stop(State state) {
   Fiber& f = *t_fiber;
   f.state = state;
+  begin_switch(f.stack, f.callers);
   f.caller = std::move(f.caller).resume();
+  end_switch(f.stack, f.callers);
+}
+
+// Lets a fiber go on until it stops.
+void go_on(Fiber& f) {
+  Stack here;
+  begin_switch(here, f.stack);
+  f.self = std::move(f.self).resume();
+  end_switch(here, f.stack);
 }
 
 std::unique_ptr<Fiber> make_fiber() {
   auto made = std::make_unique<Fiber>();
   Fiber* const f = made.get();
-  f->self = context::fiber(std::allocator_arg, context::protected_fixedsize_stack(kStackBytes),
+  Stacks stacks(kStackBytes);
+  const context::stack_context memory = stacks.allocate();
+  f->stack.bottom = static_cast<char*>(memory.sp) - memory.size;
+  f->stack.bytes = memory.size;
+  f->self = context::fiber(std::allocator_arg, context::preallocated(memory.sp, memory.size, memory), stacks,
                            [f](context::fiber&& caller) {
                              f->caller = std::move(caller);
-                             while (true) {  // a fiber is reused for a thread of the next block
+                             end_switch(f->stack, f->callers);
+                             while (!f->ends) {  // a fiber is reused for a thread of the next block
                                (*t_block->kernel)();
                                stop(State::kDone);
                              }
+                             begin_switch(f->stack, f->callers, false);
                              return std::move(f->caller);
                            });
   return made;
+}
+
+// It returns from its function, so that no frame of it is left behind on its stack.
+Fiber::~Fiber() {
+  ends = true;
+  if (self) go_on(*this);
 }
 
 [[noreturn]] void broken(const Fiber& f, const std::string& what) {
@@ -184,7 +252,7 @@ bool run_ready(Block& b, const std::vector<Fiber*>& order, bool late) {
     any = true;
     t_fiber = f;
     ++b.switches;
-    f->self = std::move(f->self).resume();
+    go_on(*f);
   }
   return any;
 }

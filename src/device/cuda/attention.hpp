@@ -23,15 +23,11 @@ class Attention {
 
   // Scratch bytes of forward() or of backward(), whichever needs more.
   std::int64_t scratch_bytes(DType dtype, const AttentionShape& shape);
-  // scratch: scratch_bytes(). first_keys: null unless shape.documents; sinks: null unless rule.sinks. Throw
-  // Error(kDevice).
+  // first_keys: null unless shape.documents; sinks: null unless rule.sinks. Throw Error(kDevice).
   template <class T>
-  void forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-               std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys, const T* sinks);
+  void forward(const Launch& on, const AttentionShape& shape, const CausalAttention<T>& args);
   template <class T>
-  void backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, const T* o,
-                std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do, T* dqkv,
-                std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys);
+  void backward(const Launch& on, const AttentionShape& shape, const CausalAttentionBackward<T>& args);
   // Which attention it is, and the reason where kAuto is not cuDNN's.
   std::string describe() const;
 
@@ -54,36 +50,39 @@ class Attention {
 };
 
 template <class T>
-void Attention::forward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                        T* o, std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys,
-                        const T* sinks) {
+void Attention::forward(const Launch& on, const AttentionShape& shape, const CausalAttention<T>& args) {
   if constexpr (sizeof(T) == 2) {
     CudnnProblem p = problem(dtype_of<T>, shape);
     if (by_cudnn(p)) {
-      p.ld_qkv = ld_qkv;
-      p.ld_o = ld_o;
-      return cudnn_->forward(on.stream, p, qkv, o, lse, scratch);
+      p.ld_qkv = args.qkv.ld;
+      p.ld_o = args.o.ld;
+      return cudnn_->forward(
+          on.stream, p, {.qkv = args.qkv.data, .o = args.o.data, .lse = args.lse, .workspace = args.scratch});
     }
   }
-  cuda::attention<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, first_keys, sinks);
+  cuda::attention<T>(on, shape, args);
 }
 
 template <class T>
-void Attention::backward(const Launch& on, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                         const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                         T* dqkv, std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys) {
+void Attention::backward(const Launch& on, const AttentionShape& shape,
+                         const CausalAttentionBackward<T>& args) {
   if constexpr (sizeof(T) == 2) {
     CudnnProblem p = problem(dtype_of<T>, shape);
     if (by_cudnn(p)) {
-      p.ld_qkv = ld_qkv;
-      p.ld_o = ld_o;
-      p.ld_do = ld_do;
-      p.ld_dqkv = ld_dqkv;
-      return cudnn_->backward(on.stream, p, qkv, o, lse, d_o, dqkv, scratch);
+      p.ld_qkv = args.qkv.ld;
+      p.ld_o = args.o.ld;
+      p.ld_do = args.d_o.ld;
+      p.ld_dqkv = args.dqkv.ld;
+      return cudnn_->backward(on.stream, p,
+                              {.qkv = args.qkv.data,
+                               .o = args.o.data,
+                               .lse = args.lse,
+                               .d_o = args.d_o.data,
+                               .dqkv = args.dqkv.data,
+                               .workspace = args.scratch});
     }
   }
-  cuda::attention_backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch,
-                              first_keys);
+  cuda::attention_backward<T>(on, shape, args);
 }
 
 }  // namespace zg::cuda

@@ -185,21 +185,22 @@ class Loaded final : public CudnnAttention {
     return usable(p, Direction::kBackward).workspace;
   }
 
-  void forward(StreamHandle stream, const CudnnProblem& p, const void* qkv, void* o, float* lse,
-               void* workspace) override {
+  void forward(StreamHandle stream, const CudnnProblem& p, const CudnnForward& x) override {
     const Columns columns(p.shape);
-    Pointers pointers = {
-        {kQ, at(qkv, 0)}, {kK, at(qkv, columns.k)}, {kV, at(qkv, columns.v)}, {kO, o}, {kStats, lse}};
-    execute(stream, p, Direction::kForward, pointers, workspace);
+    Pointers pointers = {{kQ, at(x.qkv, 0)},
+                         {kK, at(x.qkv, columns.k)},
+                         {kV, at(x.qkv, columns.v)},
+                         {kO, x.o},
+                         {kStats, x.lse}};
+    execute(stream, p, Direction::kForward, pointers, x.workspace);
   }
 
-  void backward(StreamHandle stream, const CudnnProblem& p, const void* qkv, const void* o, const float* lse,
-                const void* d_o, void* dqkv, void* workspace) override {
+  void backward(StreamHandle stream, const CudnnProblem& p, const CudnnBackward& x) override {
     const Columns columns(p.shape);
-    Pointers pointers = {{kQ, at(qkv, 0)}, {kK, at(qkv, columns.k)},   {kV, at(qkv, columns.v)},
-                         {kO, at(o, 0)},   {kStats, at(lse, 0)},       {kDo, at(d_o, 0)},
-                         {kDq, dqkv},      {kDk, at(dqkv, columns.k)}, {kDv, at(dqkv, columns.v)}};
-    execute(stream, p, Direction::kBackward, pointers, workspace);
+    Pointers pointers = {{kQ, at(x.qkv, 0)}, {kK, at(x.qkv, columns.k)},   {kV, at(x.qkv, columns.v)},
+                         {kO, at(x.o, 0)},   {kStats, at(x.lse, 0)},       {kDo, at(x.d_o, 0)},
+                         {kDq, x.dqkv},      {kDk, at(x.dqkv, columns.k)}, {kDv, at(x.dqkv, columns.v)}};
+    execute(stream, p, Direction::kBackward, pointers, x.workspace);
   }
 
  private:

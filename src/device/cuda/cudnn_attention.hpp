@@ -20,6 +20,22 @@ struct CudnnProblem {
   bool operator==(const CudnnProblem&) const = default;
 };
 
+// Device pointers of a call. lse [batch * heads, time]: log-sum-exp (natural logarithm) of the scaled scores,
+// as in our own kernels.
+struct CudnnForward {
+  const void* qkv = nullptr;
+  void* o = nullptr;
+  float* lse = nullptr;
+  void* workspace = nullptr;
+};
+struct CudnnBackward {
+  const void *qkv = nullptr, *o = nullptr;
+  const float* lse = nullptr;
+  const void* d_o = nullptr;
+  void* dqkv = nullptr;
+  void* workspace = nullptr;
+};
+
 // For the device that was current in the thread that created it. Calls may come from any thread whose
 // current device that is, one at a time. cuDNN plans a problem when it is first asked for (a second or so),
 // and keeps the plan. What cuDNN refuses throws Error(kDevice) with its message.
@@ -37,11 +53,8 @@ class CudnnAttention {
   virtual std::int64_t forward_workspace_bytes(const CudnnProblem& problem) = 0;
   virtual std::int64_t backward_workspace_bytes(const CudnnProblem& problem) = 0;
 
-  // lse [batch * heads, time]: log-sum-exp (natural logarithm) of the scaled scores, as in our own kernels.
-  virtual void forward(StreamHandle stream, const CudnnProblem& problem, const void* qkv, void* o, float* lse,
-                       void* workspace) = 0;
-  virtual void backward(StreamHandle stream, const CudnnProblem& problem, const void* qkv, const void* o,
-                        const float* lse, const void* d_o, void* dqkv, void* workspace) = 0;
+  virtual void forward(StreamHandle stream, const CudnnProblem& problem, const CudnnForward& at) = 0;
+  virtual void backward(StreamHandle stream, const CudnnProblem& problem, const CudnnBackward& at) = 0;
 };
 
 // Null, with the reason in `why` (unless null), if this build or this machine has no cuDNN. To be called

@@ -102,57 +102,23 @@ class CudaBackend {
     });
   }
 
-// The op `name` is the kernel of that name, with the same operands.
 #define ZG_OP(name)                                                               \
   template <class T, class... Args>                                               \
   void name(Stream& s, const Args&... args) {                                     \
     enqueue(c_, s, #name, [&](const Launch& on) { cuda::name<T>(on, args...); }); \
   }
-  ZG_OP(layernorm)
-  ZG_OP(layernorm_backward)
-  ZG_OP(rmsnorm)
-  ZG_OP(rmsnorm_backward)
-  ZG_OP(head_rmsnorm)
-  ZG_OP(head_rmsnorm_backward)
-  ZG_OP(bias_backward)
-  ZG_OP(gelu)
-  ZG_OP(gelu_backward)
-  ZG_OP(swiglu)
-  ZG_OP(swiglu_backward)
-  ZG_OP(add)
-  ZG_OP(scale)
-  ZG_OP(dropout)
-  ZG_OP(quantize)
-  ZG_OP(dequantize)
-  ZG_OP(rope)
-  ZG_OP(embedding)
-  ZG_OP(embedding_backward)
-  ZG_OP(cross_entropy)
-  ZG_OP(attention_block)
-  ZG_OP(attention_block_backward)
-  ZG_OP(attention_sinks_backward)
-  ZG_OP(softmax_part)
-  ZG_OP(cross_entropy_part)
+  ZG_FOR_PLAIN_OPS(ZG_OP)
 #undef ZG_OP
 
   template <class T>
-  void attention(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv, T* o,
-                 std::int64_t ld_o, Acc<T>* lse, void* scratch, const std::int32_t* first_keys,
-                 const T* sinks) {
-    const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o});
-    enqueue(c_, s, "attention", [&](const Launch& on) {
-      c_.attention.forward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, scratch, first_keys, sinks);
-    });
+  void attention(Stream& s, const AttentionShape& shape, const CausalAttention<T>& args) {
+    const auto quiet = first_attention<T>(s, shape, {args.qkv.ld, args.o.ld});
+    enqueue(c_, s, "attention", [&](const Launch& on) { c_.attention.forward(on, shape, args); });
   }
   template <class T>
-  void attention_backward(Stream& s, const AttentionShape& shape, const T* qkv, std::int64_t ld_qkv,
-                          const T* o, std::int64_t ld_o, const Acc<T>* lse, const T* d_o, std::int64_t ld_do,
-                          T* dqkv, std::int64_t ld_dqkv, void* scratch, const std::int32_t* first_keys) {
-    const auto quiet = first_attention<T>(s, shape, {ld_qkv, ld_o, ld_do, ld_dqkv});
-    enqueue(c_, s, "attention_backward", [&](const Launch& on) {
-      c_.attention.backward<T>(on, shape, qkv, ld_qkv, o, ld_o, lse, d_o, ld_do, dqkv, ld_dqkv, scratch,
-                               first_keys);
-    });
+  void attention_backward(Stream& s, const AttentionShape& shape, const CausalAttentionBackward<T>& args) {
+    const auto quiet = first_attention<T>(s, shape, {args.qkv.ld, args.o.ld, args.d_o.ld, args.dqkv.ld});
+    enqueue(c_, s, "attention_backward", [&](const Launch& on) { c_.attention.backward(on, shape, args); });
   }
   std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const {
     return c_.attention.scratch_bytes(dtype, shape);

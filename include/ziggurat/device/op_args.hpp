@@ -1,0 +1,179 @@
+// The operands of the ops that take many (ziggurat/device/ops.hpp), one value for each call. Types T and A
+// and the letters of shapes are the ones explained there. Nothing is owned.
+#pragma once
+#include <cstdint>
+
+#include "ziggurat/base/view.hpp"
+#include "ziggurat/kernels/types.hpp"
+
+namespace zg {
+
+struct LayerNormArgs {
+  View x = {};  // T [N,C]
+  View w = {};  // T [1,C]
+  View b = {};  // T [1,C]
+  double eps = 0;
+  View y = {};      // T [N,C], written
+  View stats = {};  // A [N,2] = mean, rstd, written
+};
+
+struct LayerNormBackwardArgs {
+  View dy = {}, x = {};   // T [N,C]
+  View w = {};            // T [1,C]
+  View stats = {};        // of layernorm()
+  View dx = {};           // T [N,C], added to
+  View dw = {}, db = {};  // A [1,C], added to
+  View scratch = {};      // A [row_groups(), 2*C]
+};
+
+struct RmsNormArgs {
+  View x = {};  // T [N,C]
+  View w = {};  // T [1,C]
+  double eps = 0;
+  View y = {};      // T [N,C], written
+  View stats = {};  // A [N,1] = rstd, written
+  NormWeight weight = NormWeight::kPlain;
+};
+
+struct RmsNormBackwardArgs {
+  View dy = {}, x = {};  // T [N,C]
+  View w = {};           // T [1,C]
+  View stats = {};       // of rmsnorm()
+  View dx = {};          // T [N,C], added to
+  View dw = {};          // A [1,C], added to
+  View scratch = {};     // A [row_groups(), at least C]
+  NormWeight weight = NormWeight::kPlain;
+};
+
+struct HeadRmsNormArgs {
+  View x = {};  // T [N, at least heads*head_size]
+  View w = {};  // T [1,head_size], the same for all heads
+  double eps = 0;
+  std::int64_t heads = 0, head_size = 0;
+  View y = {};      // like x, written
+  View stats = {};  // A [N,heads] = rstd, written
+  NormWeight weight = NormWeight::kPlain;
+};
+
+struct HeadRmsNormBackwardArgs {
+  View dy = {}, x = {};  // T [N, at least heads*head_size]
+  View w = {};           // T [1,head_size]
+  View stats = {};       // of head_rmsnorm()
+  std::int64_t heads = 0, head_size = 0;
+  View dx = {};       // like x, overwritten; may be dy
+  View dw = {};       // A [1,head_size], added to: sums over rows and heads, in a fixed order
+  View scratch = {};  // A [row_groups(), at least head_size]
+  NormWeight weight = NormWeight::kPlain;
+};
+
+struct RopeArgs {
+  View x = {};  // T [N, at least heads*head_size], changed in place
+  RowPositions positions = {};
+  std::int64_t heads = 0, head_size = 0;
+  RopeTable table = {};
+  bool inverse = false;  // rotates back, for the backward pass
+  // i32 [1,N], or null: a row's position is its place in its document, which begins at this row of its
+  // sequence.
+  View first_keys = {};
+};
+
+struct AttentionArgs {
+  View qkv = {};  // T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v
+  AttentionShape shape = {};
+  View o = {};        // T [B*T, heads*head_size], written
+  View lse = {};      // A [B*heads, T], without gaps, written: the log-sum-exp of each row of scores
+  View scratch = {};  // u8 [1, at least attention_scratch_bytes()]; null if that is 0
+  // i32 [1, B*T], or null: for each row the first row of its sequence that it attends to, 0 to T-1, where its
+  // document begins. It is never behind the row itself, and never decreases in a sequence. Tiles that are
+  // wholly hidden by the window or by documents are not computed, here and in the backward.
+  View first_keys = {};
+  View sinks = {};  // T [1,heads], with rule.sinks, else null: lse then covers the scores and the sink
+};
+
+struct AttentionBackwardArgs {
+  View qkv = {}, o = {}, lse = {};  // of attention()
+  View d_o = {};                    // T like o
+  AttentionShape shape = {};
+  View dqkv = {};        // T like qkv, overwritten
+  View scratch = {};     // as in attention()
+  View first_keys = {};  // the same as in attention()
+};
+
+struct AttentionSinksBackwardArgs {
+  View o = {};                // T [batch*time, heads*head_size]
+  View lse = {};              // A [batch*heads, time]
+  View d_o = {};              // like o
+  AttentionShape shape = {};  // its sizes alone count
+  View sinks = {};            // T [1,heads]
+  View d_sinks = {};          // A [1,heads], added to
+};
+
+struct AttentionBlockArgs {
+  View q = {};   // T [query_rows(), heads*head_size]
+  View kv = {};  // T [key_rows(), 2*kv_heads*head_size] = k | v
+  AttentionBlock block = {};
+  // The result for all keys so far, overwritten, or merged by the log-sum-exp:
+  View o = {};           // A like q
+  View lse = {};         // A [batch*heads, queries]
+  View first_keys = {};  // i32 [1, query_rows()], or null: the position where the query's document begins
+  View sinks = {};       // as in attention(), where the block does not merge
+};
+
+struct AttentionBlockBackwardArgs {
+  View q = {}, kv = {};   // as in attention_block()
+  View o = {}, lse = {};  // the result for all keys; o is T, like q
+  View d_o = {};          // T like q
+  AttentionBlock block = {};
+  View dq = {};          // A like q, added to
+  View dkv = {};         // A like kv, added to
+  View scratch = {};     // u8 [1, at least attention_block_scratch_bytes()]; null if that is 0
+  View first_keys = {};  // the same as in attention_block()
+};
+
+struct EmbeddingArgs {
+  View ids = {};  // i32 [1,N]
+  View wte = {};  // T [V,C]
+  View wpe = {};  // T [P,C] with all positions below P, or null
+  RowPositions positions = {};
+  View out = {};         // T [N,C], written
+  TablePart part = {};   // the rows of a larger table that wte holds
+  View first_keys = {};  // as in rope()
+};
+
+struct EmbeddingBackwardArgs {
+  View ids = {};   // i32 [1,N]
+  View dout = {};  // T [N,C]
+  RowPositions positions = {};
+  View dwte = {};        // A [V,C], added to
+  View dwpe = {};        // A [P,C], added to, or null
+  TablePart part = {};   // other tokens' rows are not added to dwte
+  View first_keys = {};  // as in rope()
+};
+
+struct CrossEntropyArgs {
+  View logits = {};    // A [N,V]
+  View targets = {};   // i32 [1,N]; a negative one ignores its row
+  View loss_sum = {};  // f64 [1,1], added to
+  // T [N,V], or null: the loss alone. It may share the logits' memory if their rows start at the same
+  // addresses.
+  View dlogits = {};
+  View scratch = {};   // f64 [1, Ops::kSumPartials]
+  double scale = 1;    // positive; keeps small gradients from vanishing in f16, and does not change the loss
+  double softcap = 0;  // logits count as softcap * tanh(logit / softcap); 0: as they are
+};
+
+struct SoftmaxPartArgs {
+  View logits = {};   // A [N,V]: of the tokens first, first + 1, ...
+  View targets = {};  // i32 [1,N]
+  std::int64_t first = 0;
+  View numbers = {};   // A [3,N], written
+  double softcap = 0;  // as in cross_entropy()
+};
+
+struct CrossEntropyPartArgs {
+  CrossEntropyArgs local = {};  // logits and dlogits of this part; they may not share memory
+  std::int64_t first = 0;       // the token of the first logit
+  View numbers = {};            // A [3 * parts, N], without gaps: softmax_part()'s of each part
+};
+
+}  // namespace zg

@@ -1,4 +1,5 @@
 #include "model/adapter_config.hpp"
+#include "model/families.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -158,8 +159,7 @@ std::optional<std::set<std::int64_t>> read_layers(const ConfigReader& reader, co
     layers.insert(one.get<std::int64_t>());
   }
   if (!named) return layers;
-  const std::string last = model.arch == Arch::kGpt2 ? "h" : "layers",
-                    whole = (model.arch == Arch::kGpt2 ? "transformer." : "model.") + last;
+  const std::string whole = model::layers_with_head(model.arch), last = whole.substr(whole.find('.') + 1);
   for (const json& one : patterns->is_array() ? *patterns : json::array({*patterns})) {
     if (!one.is_string()) reader.wrong(kPattern, "a pattern, or a list of such");
     try {
@@ -202,8 +202,7 @@ std::vector<std::uint32_t> read_modules(const ConfigReader& reader, const ModelC
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     std::uint32_t bits = 0;
     for (const model::Adapter& one : modules.all()) {
-      const std::string name = fmt::format(
-          "{}.{}.{}", model.arch == Arch::kGpt2 ? "transformer.h" : "model.layers", layer, one.path);
+      const std::string name = fmt::format("{}.{}.{}", model::layers_with_head(model.arch), layer, one.path);
       const bool found = (!only || only->count(layer) != 0) && targets.has(name, true);
       if (found && !(without && without->has(name, true))) bits |= 1u << static_cast<int>(one.module);
     }

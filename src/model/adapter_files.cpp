@@ -7,6 +7,7 @@
 
 #include "model/adapter_config.hpp"
 #include "model/adapters.hpp"
+#include "model/families.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"
@@ -23,10 +24,10 @@ constexpr const char* kConfigName = "adapter_config.json";
 constexpr const char* kWeightsName = "adapter_model.safetensors";
 constexpr const char* kTogether = "the adapter's two files and the model must belong together";
 
-// The prefix of the names of parameters in PEFT's files, where GPT-2's fused matrices are whole again
-// (Param::name).
+// The prefix of Param::name in PEFT's files, which have all names of a model with a head.
 std::string prefix_of(Arch arch) {
-  return std::string("base_model.model.") + (arch == Arch::kGpt2 ? "transformer." : "");
+  const model::FileNames& files = model::family_of(arch).files;
+  return std::string("base_model.model.") + (files.kept ? "" : files.model);
 }
 
 std::string weights_of(const std::string& directory) {
@@ -98,7 +99,7 @@ AdapterWeights::AdapterWeights(const std::string& directory, const ModelConfig& 
     for (const model::Adapter& one : list.all()) {
       if (!config.has(layer, one.module)) continue;
       const std::string module =
-          fmt::format("{}.{}.{}", model.arch == Arch::kGpt2 ? "h" : "model.layers", layer, one.path);
+          fmt::format("{}.{}.{}", model::family_of(model.arch).files.layers, layer, one.path);
       for (const auto& [which, shape] : {std::pair("lora_A", std::vector<std::int64_t>{lora_.rank, one.in}),
                                          {"lora_B", std::vector<std::int64_t>{one.out, lora_.rank}}}) {
         known.insert(check(prefix_ + module + "." + which + ".weight", shape));

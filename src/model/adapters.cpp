@@ -112,7 +112,7 @@ AdapterList::AdapterList(const ModelConfig& c, Which which) {
       adapters_[count_++] = {module, input, path, in, out, column};
   };
   using enum AdapterInput;
-  if (c.arch == Arch::kGpt2) {
+  if (c.form().joint_qkv) {  // GPT-2's names
     add(LoraModule::kCAttn, kQkv, "attn.c_attn", c.width, 3 * q);
     add(LoraModule::kAttnCProj, kO, "attn.c_proj", q, c.width);
     add(LoraModule::kCFc, kGateUp, "mlp.c_fc", c.width, c.inner);

@@ -1,5 +1,9 @@
-// One transformer block: GPT-2's, or that of all other families (decoder_block), which goes by a description.
-// N = rows of the batch, C = width.
+// One transformer block:
+//
+//   x1 = x + o(attention(rotate(q), rotate(k), v)),  out = x1 + down(gate(g) * up)  or  x1 + down(gelu(fc))
+//
+// Norms stand before the two branches, behind them, or both; queries and keys may be normalised before they
+// rotate. FamilyForm and BlockDescription say what a model has. N = rows of the batch, C = width.
 //
 // A part of a block has some of the heads and some of the inner width; a call's config has their numbers.
 // Where the residual stream is split by rows, x, out, dx and what norms save have N / parts rows.
@@ -48,33 +52,11 @@ inline Backward sizes_of(ModelCall kind) {
 }
 
 // config: the sizes of the part.
-BlockBytes gpt2_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                            const OpSizes& sizes, Backward how);
-void gpt2_block_forward(const Call& call);
-void gpt2_block_backward(const Call& call);
-void gpt2_block_backward_weight(const Call& call);  // the second half
-
-BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
-                               BatchShape shape, const OpSizes& sizes, Backward how);
-void decoder_block_forward(const Call& call);
-void decoder_block_backward(const Call& call);
-void decoder_block_backward_weight(const Call& call);
-
-inline BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                              const OpSizes& sizes, Backward how) {
-  return config.arch == Arch::kGpt2 ? gpt2_block_bytes(config, part, dtype, shape, sizes, how)
-                                    : decoder_block_bytes(config, part, dtype, shape, sizes, how);
-}
-
-inline void block_forward(const Call& call) {
-  call.config.arch == Arch::kGpt2 ? gpt2_block_forward(call) : decoder_block_forward(call);
-}
-inline void block_backward(const Call& call) {
-  call.config.arch == Arch::kGpt2 ? gpt2_block_backward(call) : decoder_block_backward(call);
-}
-inline void block_backward_weight(const Call& call) {
-  call.config.arch == Arch::kGpt2 ? gpt2_block_backward_weight(call) : decoder_block_backward_weight(call);
-}
+BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
+                       const OpSizes& sizes, Backward how);
+void block_forward(const Call& call);
+void block_backward(const Call& call);
+void block_backward_weight(const Call& call);  // the second half
 
 inline std::int64_t residual_rows(const ModelPart& part, BatchShape shape) {
   return part.sequence ? shape.rows() / part.parts : shape.rows();

@@ -239,6 +239,15 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
                                          .sinks = call.sinks});
 }
 
+// The rule of all layers with a window, or of all without, but for scores that are scaled by the layer.
+AttentionRule rule_of_all(const ModelConfig& c, bool window, std::int64_t time) {
+  const double scalar = c.block.query_pre_attn_scalar;
+  return {.window = window && c.block.window < time ? c.block.window : 0,
+          .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
+          .softcap = c.block.attention_softcap,
+          .sinks = c.block.sinks};
+}
+
 struct UlyssesViews {
   AttentionShape shape;
   View qkv, att, documents, sinks;
@@ -258,18 +267,12 @@ struct UlyssesViews {
 
 }  // namespace
 
-AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t time) {
-  const double scalar = c.block.query_pre_attn_scalar;
-  return {.window = window && c.block.window < time ? c.block.window : 0,
-          .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
-          .softcap = c.block.attention_softcap,
-          .sinks = c.block.sinks};
-}
-
-AttentionRule gpt2_attention_rule(const ModelConfig& c, std::int64_t layer) {
-  if (c.scaled_scores && !c.scores_by_layer) return {};
+AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, std::int64_t time) {
+  AttentionRule rule = rule_of_all(c, c.has_window(layer), time);
+  if (c.scaled_scores && !c.scores_by_layer) return rule;
   const double plain = c.scaled_scores ? 1 / std::sqrt(static_cast<double>(c.head_size)) : 1;
-  return {.scale = c.scores_by_layer ? plain / static_cast<double>(layer + 1) : plain};
+  rule.scale = c.scores_by_layer ? plain / static_cast<double>(layer + 1) : plain;
+  return rule;
 }
 
 SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape) {
@@ -287,7 +290,7 @@ AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, D
   const DType a = accumulator_of(dtype);
   std::int64_t bytes = 0;
   if (is_ring(shape)) {
-    const RingBlock r(c, shape, attention_rule(c, false, shape.time * shape.part.parts), shape.part.part);
+    const RingBlock r(c, shape, rule_of_all(c, false, shape.time * shape.part.parts), shape.part.part);
     bytes = sizes.attention_block_scratch_bytes(dtype, r.block);
     sums = plan.take(a, n, q);
     for (View& v : kv) v = plan.take(dtype, n, kv_cols);
@@ -296,7 +299,7 @@ AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, D
     for (const bool window : {false, true}) {
       if (window ? !c.any_window() : c.any_window() && !c.layers_differ()) continue;
       const AttentionShape whole =
-          attention_shape(c, shape, attention_rule(c, window, shape.time * shape.part.parts));
+          attention_shape(c, shape, rule_of_all(c, window, shape.time * shape.part.parts));
       bytes = std::max(bytes, sizes.attention_scratch_bytes(dtype, whole));
     }
   }

@@ -35,11 +35,9 @@ struct AttentionWorkspace {
                      const OpSizes& sizes);
 };
 
-// How layers with or without a window attend to sequences of so many tokens, of which one that is as long
-// hides nothing.
-AttentionRule attention_rule(const ModelConfig& c, bool window, std::int64_t time);
-// The same of a layer of GPT-2.
-AttentionRule gpt2_attention_rule(const ModelConfig& c, std::int64_t layer);
+// How a layer, counted from 0, attends to sequences of `time` tokens. A window of as many tokens hides
+// nothing.
+AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, std::int64_t time);
 
 // Where a block puts q, k and v of its rows for attention_forward().
 View attention_input(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w);

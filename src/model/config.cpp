@@ -126,7 +126,7 @@ void check_parameters(const ModelConfig& c, const Keys& keys) {
   constexpr double kMost = 1e15;
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double heads = number(c.head_size) * number(2 * c.heads + 2 * c.kv_heads);
-  const double block = number(c.width) * (heads + (c.arch == Arch::kGpt2 ? 2 : 3) * number(c.inner));
+  const double block = number(c.width) * (heads + (c.form().gated ? 3 : 2) * number(c.inner));
   const double all = number(c.layers) * block + number(c.width) * number(c.vocab_size);
   if (all <= kMost) return;
   throw Error(Errc::kUsage, keys.layers,

@@ -8,7 +8,7 @@ namespace zg::model {
 // rows, each of the others the rows of its tokens.
 void embedding_forward(const Call& call) {
   Stream& s = call.stream;
-  const bool positions = call.config.arch == Arch::kGpt2 && call.part.part == 0;
+  const bool positions = !call.config.form().rotates && call.part.part == 0;
   const View rows = call.part.sequence
                         ? View(call.workspace, call.dtype, call.shape.rows(), call.config.width)
                         : call.output;
@@ -40,7 +40,7 @@ void embedding_backward(const Call& call) {
   View all = call.all_rows_dropped(Dropped::kEmbedding, call.activation_gradient, room, room);
   if (factor != 1) call.ops.scale(s, all, factor, room), all = room;
   call.for_rows(embedding::kTokens, TileUse::Kind::kGradient, [&](const View& table, std::int64_t first) {
-    const bool positions = call.config.arch == Arch::kGpt2 && first == 0;
+    const bool positions = !call.config.form().rotates && first == 0;
     if (call.tiles != nullptr && call.into == Gradients::kOverwrite) call.ops.zero(s, table);
     call.ops.embedding_backward(s, {.ids = call.ids,
                                     .dout = all,

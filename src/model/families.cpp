@@ -10,15 +10,53 @@ namespace model {
 
 const std::array<Family, std::size(kFamilies)>& families() {
   static constexpr std::array<Family, std::size(kFamilies)> kTable{
-      {{Arch::kGpt2, "gpt2", "gpt2", "GPT2LMHeadModel", "GPT-2"},
-       {Arch::kLlama, "llama", "llama", "LlamaForCausalLM", "Llama"},
-       {Arch::kMistral, "mistral", "mistral", "MistralForCausalLM", "Mistral"},
-       {Arch::kQwen2, "qwen2", "qwen2", "Qwen2ForCausalLM", "Qwen2"},
-       {Arch::kQwen3, "qwen3", "qwen3", "Qwen3ForCausalLM", "Qwen3"},
-       {Arch::kPhi3, "phi3", "phi3", "Phi3ForCausalLM", "Phi-3"},
-       {Arch::kOlmo2, "olmo2", "olmo2", "Olmo2ForCausalLM", "OLMo 2"},
-       {Arch::kGemma2, "gemma2", "gemma2", "Gemma2ForCausalLM", "Gemma 2"},
-       {Arch::kGemma3, "gemma3", "gemma3_text", "Gemma3ForCausalLM", "Gemma 3"}}};
+      {{.arch = Arch::kGpt2,
+        .name = "gpt2",
+        .model_type = "gpt2",
+        .architecture = "GPT2LMHeadModel",
+        .title = "GPT-2",
+        .files = {"transformer.", false, "h", "wte.weight", "ln_f"},
+        .form = {.layer_norms = true, .gated = false, .rotates = false, .joint_qkv = true, .biases = true}},
+       {.arch = Arch::kLlama,
+        .name = "llama",
+        .model_type = "llama",
+        .architecture = "LlamaForCausalLM",
+        .title = "Llama"},
+       {.arch = Arch::kMistral,
+        .name = "mistral",
+        .model_type = "mistral",
+        .architecture = "MistralForCausalLM",
+        .title = "Mistral"},
+       {.arch = Arch::kQwen2,
+        .name = "qwen2",
+        .model_type = "qwen2",
+        .architecture = "Qwen2ForCausalLM",
+        .title = "Qwen2"},
+       {.arch = Arch::kQwen3,
+        .name = "qwen3",
+        .model_type = "qwen3",
+        .architecture = "Qwen3ForCausalLM",
+        .title = "Qwen3"},
+       {.arch = Arch::kPhi3,
+        .name = "phi3",
+        .model_type = "phi3",
+        .architecture = "Phi3ForCausalLM",
+        .title = "Phi-3"},
+       {.arch = Arch::kOlmo2,
+        .name = "olmo2",
+        .model_type = "olmo2",
+        .architecture = "Olmo2ForCausalLM",
+        .title = "OLMo 2"},
+       {.arch = Arch::kGemma2,
+        .name = "gemma2",
+        .model_type = "gemma2",
+        .architecture = "Gemma2ForCausalLM",
+        .title = "Gemma 2"},
+       {.arch = Arch::kGemma3,
+        .name = "gemma3",
+        .model_type = "gemma3_text",
+        .architecture = "Gemma3ForCausalLM",
+        .title = "Gemma 3"}}};
   return kTable;
 }
 
@@ -28,6 +66,11 @@ const Family& family_of(Arch arch) {
   }
   ZG_ASSERT(false, "family {}", static_cast<int>(arch));
   return families().front();
+}
+
+std::string layers_with_head(Arch arch) {
+  const FileNames& files = family_of(arch).files;
+  return std::string(files.kept ? "" : files.model) + files.layers;
 }
 
 std::string family_names(const char* quote, const char* last) {
@@ -41,6 +84,9 @@ std::string family_names(const char* quote, const char* last) {
 
 }  // namespace model
 
+const FamilyForm& form_of(Arch arch) {
+  return model::family_of(arch).form;
+}
 const char* name_of(Arch arch) {
   return model::family_of(arch).name;
 }
@@ -55,12 +101,12 @@ bool ModelConfig::any_window() const {
 bool ModelConfig::layers_differ() const {
   const bool windows =
       any_window() && std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
-  return windows || (arch == Arch::kGpt2 && scores_by_layer);
+  return windows || scores_by_layer;
 }
 
 std::int64_t ModelConfig::longest_sequence() const {
   std::int64_t longest = context;
-  if (arch != Arch::kGpt2 && block.rope.scaling.kind == RopeScaling::Kind::kLongRope)
+  if (block.rope.scaling.kind == RopeScaling::Kind::kLongRope)
     longest = std::min(longest, block.rope.scaling.original);
   return longest;
 }

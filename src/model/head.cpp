@@ -43,7 +43,7 @@ struct Workspace {
     const std::int64_t columns = room.tiles > 0 ? room.tile_rows : head_columns(c, sizes);
     const std::int64_t ld = round_up(columns, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
-    stats = plan.take(a, part.sequence ? rows / part.parts : rows, c.arch == Arch::kGpt2 ? 2 : 1);
+    stats = plan.take(a, part.sequence ? rows / part.parts : rows, c.form().layer_norms ? 2 : 1);
     logits = plan.take(a, chunk, columns, ld);
     dlogits = plan.take(t, chunk, columns, ld);
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
@@ -75,7 +75,7 @@ Workspace workspace_of(const Call& call, const Call& table, HeadGradients gradie
 void norm(const Call& call, const View& x, const Workspace& w) {
   const double eps = call.config.norm_eps;
   const View weight = call.weight(head::kNormWeight), normed = call.mine(w.normed);
-  if (call.config.arch == Arch::kGpt2) {
+  if (call.config.form().layer_norms) {
     call.ops.layernorm(
         call.stream,
         {.x = x, .w = weight, .b = call.weight(head::kNormBias), .eps = eps, .y = normed, .stats = w.stats});
@@ -99,7 +99,7 @@ void norm_backward(const Call& call, const Workspace& w) {
   const bool frozen = !call.grads;
   const View weight = call.weight(head::kNormWeight),
              d_weight = frozen ? w.unused.row_range(0, 1) : call.grad(head::kNormWeight);
-  if (call.config.arch == Arch::kGpt2) {
+  if (call.config.form().layer_norms) {
     call.ops.layernorm_backward(call.stream,
                                 {.dy = normed,
                                  .x = x,

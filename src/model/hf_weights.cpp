@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "model/families.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"
@@ -113,10 +114,10 @@ bool ends_with(const std::string& text, std::string_view end) {
 }
 
 // Causal masks and tables of rotary angles, which some versions of the libraries store beside the parameters.
-bool is_buffer(Arch arch, const std::string& name) {
-  if (arch == Arch::kGpt2) return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
-  for (const char* table : {"inv_freq", "original_inv_freq", "cos_cached", "sin_cached"}) {
-    if (ends_with(name, std::string("rotary_emb.") + table)) return true;
+bool is_buffer(const std::string& name) {
+  for (const char* end : {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq",
+                          "rotary_emb.original_inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"}) {
+    if (ends_with(name, end)) return true;
   }
   return false;
 }
@@ -126,23 +127,23 @@ bool begins_with_any(const std::string& name, std::initializer_list<std::string_
                      [&](std::string_view begin) { return name.rfind(begin, 0) == 0; });
 }
 
-// The name as Param has it. torch.compile() and DataParallel put a prefix in front of all names; GPT-2 has
-// one in models with a head, and the other families in these alone.
-std::string own_name(Arch arch, std::string name) {
+// The name as Param has it. torch.compile() and DataParallel put a prefix in front of all names; files of
+// models with a head have the family's before the model's own, and files of models without a head have not.
+std::string own_name(const model::FileNames& files, std::string name) {
   while (begins_with_any(name, {"_orig_mod.", "module."})) name.erase(0, name.find('.') + 1);
-  constexpr std::string_view kGpt2 = "transformer.";
-  if (arch == Arch::kGpt2) return name.rfind(kGpt2, 0) == 0 ? name.substr(kGpt2.size()) : name;
-  return begins_with_any(name, {"layers.", "embed_tokens.", "norm."}) ? "model." + name : name;
+  const std::string_view model = files.model;
+  if (!files.kept) return name.rfind(model, 0) == 0 ? name.substr(model.size()) : name;
+  return begins_with_any(name, {"layers.", "embed_tokens.", "norm."}) ? files.model + name : name;
 }
 
 // Whether a tensor that is no parameter belongs to something beside the model that is trained: another head
 // (score, v_head), layers that predict more tokens (mtp), an image's encoder. Inside of the model's own
 // layers, or at the output matrix, it would change what these compute.
-bool is_beside(Arch arch, const std::string& name) {
+bool is_beside(const model::FileNames& files, const std::string& name) {
   if (begins_with_any(name, {"lm_head."})) return false;
   if (begins_with_any(name, {"mtp.", "model.mtp."})) return true;
-  if (arch == Arch::kGpt2) return !begins_with_any(name, {"h.", "wte.", "wpe.", "ln_f."});
-  return !begins_with_any(name, {"model."});
+  if (files.kept) return !begins_with_any(name, {files.model});
+  return !begins_with_any(name, {"h.", "wte.", "wpe.", "ln_f."});
 }
 
 // Says once what of the files is left out.
@@ -160,8 +161,9 @@ void tell_left_out(const std::string& where, const std::vector<std::string>& nam
 // The weight files of a directory, and the tensors that they hold.
 class Directory {
  public:
-  Directory(const std::string& directory, Arch arch, std::vector<std::unique_ptr<SafeTensors>>& files)
-      : arch_(arch), files_(files) {
+  Directory(const std::string& directory, const model::FileNames& names,
+            std::vector<std::unique_ptr<SafeTensors>>& files)
+      : names_(names), files_(files) {
     const std::string single = directory + "/model.safetensors", index = single + ".index.json";
     if (hf::is_there(single)) {
       where_ = single;
@@ -175,7 +177,7 @@ class Directory {
     }
     for (const auto& file : files_) {
       for (const auto& [name, kept] : file->metadata()) {
-        aliases_[own_name(arch_, name)] = own_name(arch_, kept);
+        aliases_[own_name(names_, name)] = own_name(names_, kept);
       }
     }
   }
@@ -199,11 +201,11 @@ class Directory {
   }
 
   void add(const SafeTensors& file, const SafeTensors::Entry& entry) {
-    const std::string name = own_name(arch_, entry.name);
+    const std::string name = own_name(names_, entry.name);
     if (!sources_.emplace(name, Source{&file, &entry}).second) {
       throw Error(Errc::kUsage, file.path(),
                   fmt::format("has {} twice, with and without a prefix such as \"{}\"", hf::in_quotes(name),
-                              arch_ == Arch::kGpt2 ? "transformer." : "model."),
+                              names_.model),
                   "keep one of the two");
     }
   }
@@ -250,14 +252,14 @@ class Directory {
     }
     if (names.size() == file.entries().size()) return;
     for (const auto& entry : file.entries()) {
-      if (names.count(entry.name) != 0 || is_buffer(arch_, entry.name)) continue;
+      if (names.count(entry.name) != 0 || is_buffer(entry.name)) continue;
       throw Error(Errc::kUsage, file.path(),
                   fmt::format("has {}, which the index does not place here", hf::in_quotes(entry.name)),
                   hint);
     }
   }
 
-  Arch arch_;
+  const model::FileNames& names_;
   std::vector<std::unique_ptr<SafeTensors>>& files_;
   std::string where_;
   Sources sources_;
@@ -265,7 +267,7 @@ class Directory {
 };
 
 const char* table_name(Arch arch) {
-  return arch == Arch::kGpt2 ? "wte.weight" : "model.embed_tokens.weight";
+  return model::family_of(arch).files.embedding;
 }
 constexpr const char* kHeadName = "lm_head.weight";
 
@@ -348,7 +350,7 @@ struct HfWeights::State {
 HfWeights::HfWeights(const std::string& directory_path, const Model& model)
     : state_(std::make_unique<State>()) {
   const ModelConfig& config = model.config();
-  const Directory directory(directory_path, config.arch, state_->files);
+  const Directory directory(directory_path, model::family_of(config.arch).files, state_->files);
   refuse_missing(directory, model);
   std::set<std::string> known;
   for (const Unit& unit : model.units()) {
@@ -363,8 +365,8 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
   std::vector<std::string> left_out;
   for (const auto& [name, source] : directory.sources()) {
     const bool tied_head = config.tied && name == kHeadName;
-    if (known.count(name) != 0 || tied_head || is_buffer(config.arch, name)) continue;
-    if (is_beside(config.arch, name)) {
+    if (known.count(name) != 0 || tied_head || is_buffer(name)) continue;
+    if (is_beside(model::family_of(config.arch).files, name)) {
       left_out.push_back(source.entry->name);
       continue;
     }

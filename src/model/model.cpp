@@ -34,7 +34,7 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
   units_ = model::make_units(config, part_, model::head_columns(here_, sizes), blocks);
-  if (config.arch == Arch::kGpt2) return;
+  if (!config.form().rotates) return;
   rope_ = model::rope_table_of(config.block.rope, config.head_size);
   window_rope_ = model::rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
 }
@@ -107,7 +107,7 @@ double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t ti
   const double width = static_cast<double>(c.width), layers = static_cast<double>(c.layers);
   const double q = static_cast<double>(c.heads * c.head_size),
                kv = static_cast<double>(c.kv_heads * c.head_size);
-  const double mlp_matrices = c.arch == Arch::kGpt2 ? 2 : 3;
+  const double mlp_matrices = c.form().gated ? 3 : 2;
   const double block = width * (2 * q + 2 * kv + mlp_matrices * static_cast<double>(c.inner));
   const double table = width * static_cast<double>(c.vocab_size);
   // Multiply-adds per token: q k^T and p v, half of each masked.

@@ -37,7 +37,7 @@ void validate_parts(const ModelConfig& c, int parts) {
     throw Error(Errc::kUsage, kKey, fmt::format("{} parts do not divide the {} {}", parts, n, what),
                 fmt::format("heads and inner width are divided by {}", divisors_of(most)));
   };
-  if (parts > 1 && c.arch != Arch::kGpt2 && c.block.head_norms == HeadNorms::kAll) {
+  if (parts > 1 && c.block.head_norms == HeadNorms::kAll) {
     throw Error(
         Errc::kUsage, kKey,
         fmt::format("{} normalises queries and keys over all heads together, of which a part has some",

@@ -270,14 +270,9 @@ void Model::set_layer(model::Call& call) const {
   ZG_ASSERT(call.layer >= 0 || !config_.layers_differ(),
             "layers differ, and a call does not say which it is of");
   const std::int64_t layer = std::max<std::int64_t>(call.layer, 0);
-  if (config_.arch == Arch::kGpt2) {
-    call.rule = model::gpt2_attention_rule(config_, layer);
-    return;
-  }
-  const bool window = config_.has_window(layer);
   const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
-  call.rule = model::attention_rule(config_, window, sequence);
-  call.rope = window ? &window_rope_ : &rope_;
+  call.rule = model::attention_rule(config_, layer, sequence);
+  if (config_.form().rotates) call.rope = config_.has_window(layer) ? &window_rope_ : &rope_;
 }
 
 model::Call Model::table_call(const model::Call& head) const {

@@ -13,12 +13,10 @@ namespace {
 // The matrices of a block in the order of its forward: those that multiply the input of a branch, and then
 // the one that gives what the branch adds.
 std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
-  if (c.arch == Arch::kGpt2) {
-    using namespace model::gpt2;
-    return {{kQkvWeight}, {kAttProjWeight}, {kFcWeight}, {kMlpProjWeight}};
-  }
-  const model::DecoderParams p(c);
-  return {{p.q, p.k, p.v}, {p.o}, {p.gate, p.up}, {p.down}};
+  const model::BlockParams p(c);
+  const auto qkv = c.form().joint_qkv ? std::vector{p.q} : std::vector{p.q, p.k, p.v};
+  const auto mlp = c.form().gated ? std::vector{p.gate, p.up} : std::vector{p.gate};
+  return {qkv, {p.o}, mlp, {p.down}};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "model/adapters.hpp"
+#include "model/families.hpp"
 #include "model/part.hpp"
 #include "ziggurat/base/units.hpp"
 
@@ -222,8 +223,13 @@ Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const ModelPart& part) 
   return b.take();
 }
 
-Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
-  UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("h.{}.", layer));
+std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
+  return fmt::format("{}.{}.", family_of(c.arch).files.layers, layer);
+}
+
+// GPT-2's, whose matrices files hold transposed.
+Unit joint_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+  UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
   b.layernorm("ln_1", c.width);
   b.conv1d_by_outputs("attn.c_attn", 3 * c.width, c.width, 3);
   b.conv1d_by_inputs("attn.c_proj", c.width, c.width);
@@ -233,47 +239,47 @@ Unit gpt2_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
   return with_adapters(b, c, part);
 }
 
-Unit decoder_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
-  UnitBuilder b(part, fmt::format("block.{}", layer), fmt::format("model.layers.{}.", layer));
+Unit block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+  UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
   const bool copies = c.kv_heads % part.parts != 0;
   const bool before = c.norms_before(), after = c.norms_after();
-  const BlockDescription& block = c.block;
-  const Init one = b.norm_init(block);
+  const BlockDescription& has = c.block;
+  const Init one = b.norm_init(has);
   if (before) b.norm("input_layernorm.weight", c.width, one);
   b.matrix("self_attn.q_proj.weight", q, c.width, b.piece(q), Init::kNormal);
   b.matrix("self_attn.k_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
   b.matrix("self_attn.v_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
-  if (block.fused) b.fuse(3, "self_attn.qkv_proj.weight");
-  if (block.qkv_bias) {
+  if (has.fused) b.fuse(3, "self_attn.qkv_proj.weight");
+  if (has.qkv_bias) {
     b.vector("self_attn.q_proj.bias", q, b.piece(q), Init::kZero);
     b.vector("self_attn.k_proj.bias", kv, kv_lines(c, part), Init::kZero, copies);
     b.vector("self_attn.v_proj.bias", kv, kv_lines(c, part), Init::kZero, copies);
   }
-  if (block.head_norms != HeadNorms::kNone) {
-    const bool each = block.head_norms == HeadNorms::kEach;
+  if (has.head_norms != HeadNorms::kNone) {
+    const bool each = has.head_norms == HeadNorms::kEach;
     // Each part sees its own heads alone.
     for (const auto& [name, width] : {std::pair("q", q), {"k", kv}}) {
       const std::int64_t n = each ? c.head_size : width;
       b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), one, part.parts > 1);
     }
   }
-  if (block.sinks) b.vector("self_attn.sinks", c.heads, b.piece(c.heads), Init::kZero);
+  if (has.sinks) b.vector("self_attn.sinks", c.heads, b.piece(c.heads), Init::kZero);
   b.matrix_by_columns("self_attn.o_proj.weight", c.width, q, Init::kNormalResidual);
-  if (block.o_bias) b.vector("self_attn.o_proj.bias", c.width, b.all(c.width), Init::kZero);
+  if (has.o_bias) b.vector("self_attn.o_proj.bias", c.width, b.all(c.width), Init::kZero);
   if (after) b.norm("post_attention_layernorm.weight", c.width, one);
   if (before) {
     b.norm(after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", c.width, one);
   }
   b.matrix("mlp.gate_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
   b.matrix("mlp.up_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
-  if (block.fused) b.fuse(2, "mlp.gate_up_proj.weight");
-  if (block.mlp_bias) {
+  if (has.fused) b.fuse(2, "mlp.gate_up_proj.weight");
+  if (has.mlp_bias) {
     b.vector("mlp.gate_proj.bias", c.inner, b.piece(c.inner), Init::kZero);
     b.vector("mlp.up_proj.bias", c.inner, b.piece(c.inner), Init::kZero);
   }
   b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
-  if (block.mlp_bias) b.vector("mlp.down_proj.bias", c.width, b.all(c.width), Init::kZero);
+  if (has.mlp_bias) b.vector("mlp.down_proj.bias", c.width, b.all(c.width), Init::kZero);
   if (after) b.norm("post_feedforward_layernorm.weight", c.width, one);
   return with_adapters(b, c, part);
 }
@@ -293,18 +299,18 @@ void table(UnitBuilder& b, const ModelConfig& c, const ModelPart& part, const ch
 
 Unit embedding_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
   UnitBuilder b(part, "embedding", "");
-  const bool gpt2 = c.arch == Arch::kGpt2;
-  table(b, c, part, gpt2 ? "wte.weight" : "model.embed_tokens.weight", c.tied ? table_rows : 0);
-  if (gpt2) b.matrix("wpe.weight", c.context, c.width, b.all(c.context), Init::kNormal);
+  table(b, c, part, family_of(c.arch).files.embedding, c.tied ? table_rows : 0);
+  if (!c.form().rotates) b.matrix("wpe.weight", c.context, c.width, b.all(c.context), Init::kNormal);
   return b.take();
 }
 
 Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
   UnitBuilder b(part, "head", "");
-  if (c.arch == Arch::kGpt2) {
-    b.layernorm("ln_f", c.width);
+  const std::string norm = family_of(c.arch).files.norm;
+  if (c.form().layer_norms) {
+    b.layernorm(norm, c.width);
   } else {
-    b.norm("model.norm.weight", c.width, b.norm_init(c.block));
+    b.norm(norm + ".weight", c.width, b.norm_init(c.block));
   }
   if (!c.tied) table(b, c, part, "lm_head.weight", table_rows);
   return b.take();
@@ -320,27 +326,32 @@ std::int64_t tile_rows(std::int64_t rows, std::int64_t cols) {
 
 }  // namespace
 
-// In the order in which decoder_block() adds them.
-DecoderParams::DecoderParams(const ModelConfig& c) {
+// In the order in which units have them.
+BlockParams::BlockParams(const ModelConfig& c) {
+  const FamilyForm& form = c.form();
   const bool before = c.norms_before(), after = c.norms_after();
   const auto next = [&](bool has) { return has ? count++ : kNone; };
-  norm1 = next(before);
-  q = next(true), k = next(true), v = next(true);
-  q_bias = next(c.block.qkv_bias), (void)next(c.block.qkv_bias), v_bias = next(c.block.qkv_bias);
+  norm1 = next(before), norm1_bias = next(before && form.layer_norms);
+  q = next(true);
+  k = form.joint_qkv ? q : next(true), v = form.joint_qkv ? q : next(true);
+  q_bias = next(c.qkv_bias());
+  if (!form.joint_qkv) (void)next(c.qkv_bias()), (void)next(c.qkv_bias());
   const bool head_norms = c.block.head_norms != HeadNorms::kNone;
   q_norm = next(head_norms), k_norm = next(head_norms);
   sinks = next(c.block.sinks);
-  o = next(true), o_bias = next(c.block.o_bias);
-  after1 = next(after), norm2 = next(before);
-  gate = next(true), up = next(true);
-  gate_bias = next(c.block.mlp_bias), (void)next(c.block.mlp_bias);
-  down = next(true), down_bias = next(c.block.mlp_bias);
+  o = next(true), o_bias = next(c.o_bias());
+  after1 = next(after);
+  norm2 = next(before), norm2_bias = next(before && form.layer_norms);
+  gate = next(true), up = form.gated ? next(true) : gate;
+  gate_bias = next(c.mlp_bias()), (void)next(c.mlp_bias() && form.gated);
+  down = next(true), down_bias = next(c.mlp_bias());
   after2 = next(after);
 }
 
-NormList DecoderParams::norms() const {
+NormList BlockParams::norms() const {
   NormList list;
-  for (const std::size_t param : {norm1, q_norm, k_norm, sinks, after1, norm2, after2}) {
+  for (const std::size_t param :
+       {norm1, norm1_bias, q_norm, k_norm, sinks, after1, norm2, norm2_bias, after2}) {
     if (param != kNone) list.add(param);
   }
   return list;
@@ -386,7 +397,7 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
   units.push_back(embedding_unit(c, part, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    units.push_back(c.arch == Arch::kGpt2 ? gpt2_block(c, part, i) : decoder_block(c, part, i));
+    units.push_back(c.form().joint_qkv ? joint_block(c, part, i) : block(c, part, i));
     if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
   }
   units.push_back(head_unit(c, part, table_rows));
@@ -398,7 +409,7 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   for (Unit& unit : units) {
     if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
   }
-  const std::size_t own = c.arch == Arch::kGpt2 ? std::size_t{gpt2::kCount} : DecoderParams(c).count;
+  const std::size_t own = BlockParams(c).count;
   const std::size_t adapters = c.lora.on() ? AdapterList(c).count() : 0;
   ZG_ASSERT_EQ(units[1].params.size(), own + 2 * adapters);
   return units;

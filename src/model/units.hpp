@@ -15,27 +15,10 @@
 namespace zg::model {
 
 namespace embedding {
-enum Index : std::size_t { kTokens, kPositions /* GPT-2 only */ };
+enum Index : std::size_t { kTokens, kPositions /* unless heads rotate */ };
 }
-namespace gpt2 {
-enum Index : std::size_t {
-  kLn1Weight,
-  kLn1Bias,
-  kQkvWeight,
-  kQkvBias,
-  kAttProjWeight,
-  kAttProjBias,
-  kLn2Weight,
-  kLn2Bias,
-  kFcWeight,
-  kFcBias,
-  kMlpProjWeight,
-  kMlpProjBias,
-  kCount
-};
-}
-// The parameters of a block that are weights of norms, or sinks, in ascending order. A backward adds to their
-// gradients; products overwrite all others.
+// The parameters of a block that are weights or biases of norms, or sinks, in ascending order. A backward
+// adds to their gradients; products overwrite all others.
 class NormList {
  public:
   void add(std::size_t param) { params_[count_++] = param; }
@@ -55,26 +38,28 @@ class NormList {
   }
 
  private:
-  std::array<std::size_t, 7> params_{};
+  std::array<std::size_t, 9> params_{};
   std::size_t count_ = 0;
 };
 
-// The parameters of the blocks of all other families; the description says which of them a block has.
-struct DecoderParams {
+// The parameters of a block; the model's form and description say which of them it has.
+struct BlockParams {
   static constexpr std::size_t kNone = ~std::size_t{0};
   std::size_t norm1 = kNone, norm2 = kNone;  // in front of attention, and of the MLP
+  std::size_t norm1_bias = kNone, norm2_bias = kNone;
+  // Where q, k and v are one matrix, all three are its index; without a gate `up` is `gate`.
   std::size_t q = kNone, k = kNone, v = kNone, o = kNone, gate = kNone, up = kNone, down = kNone;
-  std::size_t q_bias = kNone, v_bias = kNone, o_bias = kNone;  // those of q, k and v follow each other
-  std::size_t gate_bias = kNone, down_bias = kNone;            // that of up follows that of gate
+  std::size_t q_bias = kNone, o_bias = kNone;        // the biases of k and v follow the one of q
+  std::size_t gate_bias = kNone, down_bias = kNone;  // the bias of up follows the one of gate
   std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
   std::size_t after1 = kNone, after2 = kNone;  // norms of what attention and the MLP give
   std::size_t count = 0;
 
-  explicit DecoderParams(const ModelConfig& config);
+  explicit BlockParams(const ModelConfig& config);
   NormList norms() const;
 };
 namespace head {
-enum Index : std::size_t { kNormWeight, kNormBias /* GPT-2 only */ };
+enum Index : std::size_t { kNormWeight, kNormBias /* of a LayerNorm */ };
 }
 
 // Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head. Behind the output

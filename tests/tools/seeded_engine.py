@@ -27,7 +27,7 @@ CALLS = "src/engine/communication.cpp"
 GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
 OVERLAP = ("zg_test_model", "PartsOverlap.*")
-GPT2, EXCHANGE = "src/model/gpt2_block.cpp", "src/engine/part_exchange.hpp"
+EXCHANGE = "src/engine/part_exchange.hpp"
 SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
 PINNED, BESIDE = ("zg_test_train", "Pinned*"), ("zg_test_train", "Beside.*")
 BUFFER, BUFFERS = "src/base/buffer.cpp", ("zg_test_base", "BufferTest.*")
@@ -46,7 +46,7 @@ LARGE_HEADS = "kernels/cuda/attention_backward_large.cu"
 CUDA_ATTENTION = ("zg_test_cuda", "*TensorAttention*:*CudaAttention*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
-DECODER, ROPE_TABLES = "src/model/decoder_block.cpp", "src/model/rope_tables.cpp"
+BLOCK, ROPE_TABLES = "src/model/block.cpp", "src/model/rope_tables.cpp"
 MERGES, HF_TOKENS = "src/data/merge_table.cpp", "src/data/hf_tokenizer.cpp"
 TOKENS = ("zg_test_data", "HfMerges.*:Nfc.*")
 IN_PARTS = ("zg_test_engine", "*InParts*")
@@ -165,7 +165,7 @@ BUGS = (
         ((SEQUENCE_PART, "return {time, part * chunk, (2 * parts - 2 - part) * chunk};",
           "(void)chunk;\n    return {time, part * time, part * time};"),), CONTEXT),
     Bug("rows count from 0 on every rank",
-        (("src/model/decoder_block.cpp", ".positions = call.shape.positions(),", ".positions = call.shape.time,"),
+        ((BLOCK, ".positions = call.shape.positions(),", ".positions = call.shape.time,"),
          (EMBEDDING, ".positions = call.shape.positions(),\n                           .out", ".positions = call.shape.time,\n                           .out")),
         CONTEXT),
     Bug("gradients of keys and values of other parts are dropped",
@@ -184,7 +184,7 @@ BUGS = (
         ((TRAINER, "  batch.targets = shape.part.cut(batch.targets, shape.time);\n", ""),),
         ("zg_test_train", "ContextRuns.*")),
     Bug("a bias is added by every part", ((CALL, "part.part == 0 ? bias : View{}", "bias"),), PARTS),
-    Bug("positions are added by every part", ((EMBEDDING, "Arch::kGpt2 && call.part.part == 0;", "Arch::kGpt2;"),), PARTS),
+    Bug("positions are added by every part", ((EMBEDDING, "form().rotates && call.part.part == 0;", "form().rotates;"),), PARTS),
     Bug("a piece of one's own in place of the sum of pieces",
         ((CALL, "      exchange->reduce_scatter(stream, partial, sum);\n", "      static_cast<void>(partial);\n"),), PARTS),
     Bug("the gradient of a split product's input is not summed",
@@ -256,13 +256,13 @@ BUGS = (
     Bug("zero-bubble: the gradients of a step are added to those of the step before",
         ((STAGE, "kind == OpKind::kBackward || kind == OpKind::kBackwardWeight ||", "kind == OpKind::kBackward ||"),), STAGES),
     Bug("zero-bubble: a norm overwrites the gradient that the second half multiplies with",
-        (("src/model/decoder_block.cpp", "    if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);\n",
+        ((BLOCK, "    if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);\n",
           "    if (holds()) ops.cast(s, dx, f.x1), ops.cast(s, dx, w.held);\n"),), HALVES),
     Bug("zero-bubble: the gradient of a bias is added in both halves",
-        (("src/model/gpt2_block.cpp",
-          "  weights(AdapterInput::kGateUp, f.fc, input.end(), kFcWeight, kFcBias);\n",
-          "  weights(AdapterInput::kGateUp, f.fc, input.end(), kFcWeight, kFcBias);\n"
-          "  call.ops.bias_backward(call.stream, f.fc, call.grad(kFcBias), w.bias_partials(f.fc.cols));\n"),), HALVES),
+        ((BLOCK, "  of_first(AdapterInput::kGateUp, b.gate_up(), b.f.gate_up, input.end());\n",
+          "  of_first(AdapterInput::kGateUp, b.gate_up(), b.f.gate_up, input.end());\n"
+          "  if (b.p.gate_bias != kNone)\n"
+          "    call.ops.bias_backward(call.stream, b.f.gate_up, call.grad(b.p.gate_bias), b.w.bias_partials);\n"),), HALVES),
     Bug("grid: what several parts have counts several times in the norm of stages",
         ((LAYOUT, "if (band.counted) continue;", "if (band.counted || options_.is_pipeline()) continue;"),), GRID),
     Bug("grid: the norm of stages is that of the first part of each layer, several times",
@@ -350,27 +350,27 @@ BUGS = (
     Bug("tables in tiles: parts cut the rows that they have, and not those that they have room for",
         ((UNITS, "const std::int64_t all = table ? table->rows : p.rows,", "const std::int64_t all = p.rows,"),), TILES),
     Bug("tables in tiles: the positions' gradient is added with every tile",
-        ((EMBEDDING, "const bool positions = call.config.arch == Arch::kGpt2 && first == 0;",
-          "const bool positions = call.config.arch == Arch::kGpt2;"),), TILES),
+        ((EMBEDDING, "const bool positions = !call.config.form().rotates && first == 0;",
+          "const bool positions = !call.config.form().rotates;"),), TILES),
     Bug("a stage that needs no tiles has whole layers beside those that do",
         (("src/train/rank_plans.cpp", "    mine.blocks = std::max(mine.blocks, plan.choices.blocks);\n", ""),),
         ("zg_test_train", "PlansOfRanks.*")),
     Bug("the sum of an input's gradient is waited for where it begins",
-        ((DECODER, "    const Begun sum = call.begin_sum_of_parts(w.d_norm);\n",
+        ((BLOCK, "    const Begun sum = call.begin_sum_of_parts(w.d_norm);\n",
           "    const Begun sum(call.sum_of_parts(w.d_norm), nullptr, s);\n"),), OVERLAP),
     Bug("gradients of weights take rows that are under way",
-        ((DECODER, "if (whole_) stack.backward_weight(dy, input.end());",
+        ((BLOCK, "if (whole_) stack.backward_weight(dy, input.end());",
           "if (whole_) stack.backward_weight(dy, call.part.sequence ? w.all_rows : input.end());\n"
           "    if (whole_ && call.part.sequence) (void)input.end();"),), OVERLAP),
     Bug("the second half gathers two inputs into one room",
-        ((GPT2, "call.begin_all_rows(rows, w.d_narrow)",
-          "call.begin_all_rows(rows, which == AdapterInput::kQkv ? w.all_rows : w.d_narrow)"),),
+        ((BLOCK, "call.begin_all_rows(rows, b.w.d_norm)",
+          "call.begin_all_rows(rows, which == AdapterInput::kQkv ? b.w.all_rows : b.w.d_norm)"),),
         OVERLAP),
     Bug("exchanges end in another order than they begin",
-        ((GPT2, "  Begun dy = gradient_of(Dropped::kMlp, AdapterInput::kDown, f.x1);\n"
-          "  Begun input = input_of(AdapterInput::kGateUp, f.ln2);\n",
-          "  Begun input = input_of(AdapterInput::kGateUp, f.ln2);\n"
-          "  Begun dy = gradient_of(Dropped::kMlp, AdapterInput::kDown, f.x1);\n"),), OVERLAP),
+        ((BLOCK, "  Begun dy = gradient_of(b.mlp, b.f.x1);\n"
+          "  Begun input = input_of(AdapterInput::kGateUp, b.input2());\n",
+          "  Begun input = input_of(AdapterInput::kGateUp, b.input2());\n"
+          "  Begun dy = gradient_of(b.mlp, b.f.x1);\n"),), OVERLAP),
     Bug("a refused run of several ranks is told the host's budget of one",
         ((PLAN, "host = ranks_ * least->host;", "host = least->host;"),), ("zg_test_train", "TileRuns.AllStages*")),
     Bug("what is launched as a whole drops what it dropped in the step before",
@@ -452,7 +452,7 @@ BUGS = (
         ((ADAPTERS, "call_.linear_dw(d_low(i, place), input_of(one, x), grad(i, 0));",
           "call_.linear_dw(d_low(i, place), x, grad(i, 0));"),), LORA),
     Bug("LoRA: a forward that is run again leaves out the last adapter",
-        ((DECODER, "    if (!y) return adapters.forward(b.adapters, b.input, y);\n", "    if (!y) return;\n"),), LORA),
+        ((BLOCK, "    if (!y) return adapters.forward(b.adapters, b.input, y);\n", "    if (!y) return;\n"),), LORA),
     Bug("LoRA: fused matrices are merged with the rows of the first of them",
         (("src/model/adapter_files.cpp", "param.file_row + first;", "first;"),), LORA),
     Bug("LoRA: B begins at random",
@@ -463,8 +463,10 @@ BUGS = (
         ((OPERANDS, "add(Operand::kWeight, read(own.weight(t), ends && own.tile_is_dead(slot, t)));",
           "add(Operand::kWeight, slot.kind == OpKind::kBackward ? write(own.weight(t)) : read(own.weight(t)));"),), FROZEN),
     Bug("LoRA: GPT-2's activation takes the product without what its adapter adds",
-        ((GPT2, "    adapters.forward(AdapterInput::kGateUp, rows, f.fc);\n    ops.gelu(s, f.fc, f.act);\n",
-          "    ops.gelu(s, f.fc, f.act);\n    adapters.forward(AdapterInput::kGateUp, rows, f.fc);\n"),),
+        ((BLOCK, "    adapters.forward(AdapterInput::kGateUp, rows, f.gate_up);\n"
+          "    c.form().gated ? ops.swiglu(s, f.gate_up, f.act, c.block.gate) : ops.gelu(s, f.gate_up, f.act);\n",
+          "    c.form().gated ? ops.swiglu(s, f.gate_up, f.act, c.block.gate) : ops.gelu(s, f.gate_up, f.act);\n"
+          "    adapters.forward(AdapterInput::kGateUp, rows, f.gate_up);\n"),),
         ("zg_test_model", "Model/LoraFamilies.*/gpt2")),
     Bug("LoRA: the parts' gradients of A are not summed",
         ((UNITS, "matrix(a, rank, one.in, all(rank), Init::kUniform, 0, summed);",
@@ -473,7 +475,7 @@ BUGS = (
         ((UNITS, "matrix(b, one.out, rank, all(one.out), Init::kZero, 0, summed);",
           "matrix(b, one.out, rank, all(one.out), Init::kZero);"),), LORA_PARTS),
     Bug("LoRA: every part adds what the adapters of all parts give",
-        ((DECODER, "    adapters.forward(b.adapters, b.input, w.d_norm);\n    const View sum = call.sum_of_parts(w.d_norm);\n",
+        ((BLOCK, "    adapters.forward(b.adapters, b.input, w.d_norm);\n    const View sum = call.sum_of_parts(w.d_norm);\n",
           "    const View sum = call.sum_of_parts(w.d_norm);\n    if (!call.part.sequence) adapters.forward(b.adapters, b.input, w.d_norm);\n"),),
         LORA_PARTS),
     Bug("LoRA: a part's mask begins at its own first column",
@@ -484,7 +486,7 @@ BUGS = (
           "      return piece_of_lines({part.parts, (part.part + part.parts - 1) % part.parts, part.sequence}, q);\n"),),
         LORA_PARTS),
     Bug("LoRA: the second half leaves out the adapters of the last products",
-        ((DECODER, "    b.adapters.backward_weight(branch.adapters, dy, branch.input);\n", ""),), HALVES),
+        ((BLOCK, "    b.adapters.backward_weight(branch.adapters, dy, branch.input);\n", ""),), HALVES),
     Bug("LoRA: the second half takes the gradients of the adapters that share an input for each other's",
         ((ADAPTERS, "return saved_.d_low[adapter] ? saved_.d_low[adapter] : workspace_.d_low[place];",
           "return saved_.d_low[adapter] ? saved_.d_low[place] : workspace_.d_low[place];"),), HALVES),
@@ -727,18 +729,19 @@ BUGS = (
     Bug("positions do not restart in documents",
         ((ARGUMENTS, "(first_keys == nullptr ? 0 : first_keys[row])", "(first_keys == nullptr ? 0 : 0 * first_keys[row])"),), ROPES),
     Bug("family: a norm by w in place of 1 + w",
-        ((DECODER, ".y = y,\n                    .stats = stats,\n                    .weight = c.block.norm_weight});",
+        ((BLOCK, ".y = y,\n                    .stats = stats,\n                    .weight = c.block.norm_weight});",
           ".y = y,\n                    .stats = stats});"),), FAMILIES),
     Bug("family: a window one token too long",
         ((ATTENTION, ".window = window && c.block.window < time ? c.block.window : 0,",
           ".window = window && c.block.window < time ? c.block.window + 1 : 0,"),), FAMILIES),
     Bug("family: norms of heads after they turn",
-        ((DECODER, "  b.normalise_heads(qkv);\n  b.rope(qkv, false);\n",
+        ((BLOCK, "  b.normalise_heads(qkv);\n  b.rope(qkv, false);\n",
           "  b.rope(qkv, false);\n  b.normalise_heads(qkv);\n"),), FAMILIES),
     Bug("family: local and global frequencies swapped",
-        ((RUN, "call.rope = window ? &window_rope_ : &rope_;", "call.rope = window ? &rope_ : &window_rope_;"),), FAMILIES),
+        ((RUN, "call.rope = config_.has_window(layer) ? &window_rope_ : &rope_;",
+          "call.rope = config_.has_window(layer) ? &rope_ : &window_rope_;"),), FAMILIES),
     Bug("family: the biases of q, k and v dropped",
-        ((DECODER, "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
+        ((BLOCK, "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
         FAMILIES),
     Bug("family: Llama 3's factor inverted",
         ((ROPE_TABLES, "      f /= s.factor;\n      continue;", "      f *= s.factor;\n      continue;"),), FAMILIES),

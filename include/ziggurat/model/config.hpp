@@ -1,8 +1,7 @@
 // The sizes of a model, and how its blocks compute. Plain values; the functions are pure.
 //
-// A family (Arch) is a table of a description: what computes goes by the description alone, but for GPT-2,
-// whose blocks have LayerNorms, learned positions and an MLP without a gate. Files and messages go by the
-// family.
+// A family (Arch) has a form, which is the same for all its models, and a description, which its files may
+// vary. Code that computes goes by these two alone; files and messages go by the family.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -57,7 +56,17 @@ enum class NormPlacement : std::uint8_t { kBefore, kAfter, kBoth };
 // all of them, or all heads together.
 enum class HeadNorms : std::uint8_t { kNone, kEach, kAll };
 
-// How the blocks of all families but GPT-2 compute. The defaults are Llama 2.
+// How all models of a family compute, whatever their files say. The defaults are Llama.
+struct FamilyForm {
+  bool layer_norms = false;  // norms are LayerNorms, with biases, and not RMSNorms
+  bool gated = true;         // the MLP is down(gate(g) * up), or else down(gelu(fc))
+  bool rotates = true;  // positions rotate queries and keys; else a table of them is added to the embedding
+  bool joint_qkv = false;  // q, k and v are one matrix of a unit
+  bool biases = false;     // all products of blocks have one
+};
+const FamilyForm& form_of(Arch arch);
+
+// What the files of a family say of how its blocks compute. The defaults are Llama 2.
 struct BlockDescription {
   NormPlacement norms = NormPlacement::kBefore;
   NormWeight norm_weight = NormWeight::kPlain;  // of all norms, the last one and those of heads, too
@@ -97,9 +106,13 @@ struct ModelConfig {
   // divides the scores of layer l, counted from 0, by l + 1.
   bool scaled_scores = true, scores_by_layer = false;
   DropoutRates dropout = {};
-  BlockDescription block = {};  // of all families but GPT-2
-  Lora lora = {};               // adapters beside the model's own parameters
+  BlockDescription block = {};
+  Lora lora = {};  // adapters beside the model's own parameters
 
+  const FamilyForm& form() const { return form_of(arch); }
+  bool qkv_bias() const { return form().biases || block.qkv_bias; }
+  bool o_bias() const { return form().biases || block.o_bias; }
+  bool mlp_bias() const { return form().biases || block.mlp_bias; }
   bool has_window(std::int64_t layer) const {
     return layer < static_cast<std::int64_t>(block.windowed.size()) &&
            block.windowed[static_cast<std::size_t>(layer)];
@@ -107,8 +120,8 @@ struct ModelConfig {
   bool any_window() const;
   // Whether layers compute in two ways, so that who calls one must say which.
   bool layers_differ() const;
-  bool norms_after() const { return arch != Arch::kGpt2 && block.norms != NormPlacement::kBefore; }
-  bool norms_before() const { return arch == Arch::kGpt2 || block.norms != NormPlacement::kAfter; }
+  bool norms_after() const { return block.norms != NormPlacement::kBefore; }
+  bool norms_before() const { return block.norms != NormPlacement::kAfter; }
   // Most tokens that a sequence may have: the context, or the original context of LongRoPE.
   std::int64_t longest_sequence() const;
   bool operator==(const ModelConfig&) const = default;

@@ -1,19 +1,16 @@
-// The block of all families but GPT-2: x1 = x + o(attention(rope(q, k), v)), out = x1 + down(gate(g) * up).
-//
-// Norms stand before the two branches, behind them, or both; queries and keys may be normalised before they
-// turn. BlockDescription says what a model has.
+#include "model/block.hpp"
+
 #include <algorithm>
 #include <array>
 
 #include "model/adapters.hpp"
-#include "model/block.hpp"
 #include "model/block_attention.hpp"
 #include "model/units.hpp"
 
 namespace zg::model {
 namespace {
 
-constexpr std::size_t kNone = DecoderParams::kNone;
+constexpr std::size_t kNone = BlockParams::kNone;
 
 std::int64_t qk_columns(const ModelConfig& c) {
   return (c.heads + c.kv_heads) * c.head_size;
@@ -31,10 +28,15 @@ NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
   return {heads, c.head_size};
 }
 
+// Columns of the first products of the MLP.
+std::int64_t gate_up_columns(const ModelConfig& c) {
+  return c.form().gated ? 2 * c.inner : c.inner;
+}
+
 // The most columns of a product whose biases have gradients; 0: there are none.
 std::int64_t widest_bias(const ModelConfig& c) {
-  const std::int64_t mlp = c.block.mlp_bias ? std::max(2 * c.inner, c.width) : 0;
-  return c.block.qkv_bias || c.block.o_bias ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
+  const std::int64_t mlp = c.mlp_bias() ? std::max(gate_up_columns(c), c.width) : 0;
+  return c.qkv_bias() || c.o_bias() ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
 }
 
 // The widest weight of a norm, or the sinks.
@@ -44,8 +46,9 @@ std::int64_t norm_columns(const ModelConfig& c) {
   return std::max(widest, normed_heads(c, c.heads).head_size);
 }
 
-// After a backward gate_up holds its gradient. After the first half of one attention.qkv holds the gradient
-// of the outputs of the first products, and that of the last one's is in x1, or in the place of after2.
+// After a backward with a gate gate_up holds its gradient. After the first half of a backward gate_up and
+// attention.qkv hold the gradients of the outputs of the first products, and x1, or the place of after2,
+// holds the gradient of the output of the last one.
 struct Saved {
   View norm1, stats1, x1, norm2, stats2, gate_up, act;
   SavedAttention attention;   // q and k after RoPE
@@ -63,13 +66,13 @@ struct Saved {
     const auto norm = [&](bool has, View& rows, View& stats) {
       if (!has) return;
       rows = plan.take(t, residual, c.width);
-      stats = plan.take(a, residual, 1);
+      stats = plan.take(a, residual, c.form().layer_norms ? 2 : 1);
     };
     norm(c.norms_before(), norm1, stats1);
     attention = SavedAttention(plan, c, t, shape);
     x1 = plan.take(t, residual, c.width);
     norm(c.norms_before(), norm2, stats2);
-    gate_up = plan.take(t, n, 2 * c.inner);
+    gate_up = plan.take(t, n, gate_up_columns(c));
     act = plan.take(t, n, c.inner);
     if (c.block.head_norms != HeadNorms::kNone) {
       qk = plan.take(t, n, qk_columns(c));
@@ -80,7 +83,7 @@ struct Saved {
     norm(c.norms_after(), after2, after_stats2);
     adapters = AdapterSaved(plan, c, t, shape, how);
     if (how == Backward::kInHalves) {
-      const NormList list = DecoderParams(c).norms();
+      const NormList list = BlockParams(c).norms();
       norms = norm_sums(plan, a, static_cast<std::int64_t>(list.size()), norm_columns(c));
     }
     bytes = plan.bytes();
@@ -88,7 +91,7 @@ struct Saved {
 };
 
 struct Workspace {
-  View d_act;  // [N, inner]
+  View d_act;  // [N, inner]; without a gate then the gradient of gate_up
   View d_qkv;  // in the memory of d_act, which is no longer needed then
   // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
   // was dropped, or before its norm; of the MLP's part between the two.
@@ -100,8 +103,9 @@ struct Workspace {
   View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
   AttentionWorkspace attention;
   View norm_partials, bias_partials;  // in the same memory
-  View held;    // of a backward in halves: dx before a norm's backward, until its place is free
-  View unused;  // [1, widest norm], of a frozen block: what norms add to their weights' gradients
+  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  View
+      unused;  // [1 or 2, widest norm], of a frozen block: what norms add to the gradients of weight and bias
   AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 
@@ -128,7 +132,7 @@ struct Workspace {
     if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
     if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
     adapters = AdapterWorkspace(plan, c, t, shape);
-    if (how == Backward::kFrozen) unused = plan.take(a, 1, norm_columns(c));
+    if (how == Backward::kFrozen) unused = plan.take(a, c.form().layer_norms ? 2 : 1, norm_columns(c));
     bytes = plan.bytes();
   }
 };
@@ -225,7 +229,7 @@ struct Branch {
   Dropped what;
   View input;
   std::size_t matrix = kNone, bias = kNone;
-  std::size_t norm = kNone;  // kNone: there is none
+  std::size_t norm = kNone;  // an RMSNorm; kNone: there is none
   View kept, stats;          // what the norm takes
   AdapterInput adapters;     // those of the product
 };
@@ -236,7 +240,7 @@ struct Block {
   const ModelConfig& c;
   Ops& ops;
   Stream& s;
-  const DecoderParams p;
+  const BlockParams p;
   const Saved f;
   const Workspace w;
   const Adapters adapters;
@@ -258,11 +262,21 @@ struct Block {
 
   Stack qkv() const { return {call, p.q, p.v, p.q_bias, w.bias_partials}; }
   Stack gate_up() const { return {call, p.gate, p.up, p.gate_bias, w.bias_partials}; }
+  View bias(std::size_t index) const { return index == kNone ? View{} : call.weight(index); }
   // The input of a branch's first products: of the norm before it, or the residual stream.
   View input1(const View& x) const { return p.norm1 == kNone ? x : f.norm1; }
   View input2() const { return p.norm2 == kNone ? f.x1 : f.norm2; }
-  void norm(std::size_t index, const View& x, const View& y, const View& stats) const {
+  // The norm with these parameters, if there is one; bias: of a LayerNorm.
+  void norm(std::size_t index, std::size_t bias, const View& x, const View& y, const View& stats) const {
     if (index == kNone) return;
+    if (bias != kNone) {
+      return ops.layernorm(s, {.x = x,
+                               .w = call.weight(index),
+                               .b = call.weight(bias),
+                               .eps = c.norm_eps,
+                               .y = y,
+                               .stats = stats});
+    }
     ops.rmsnorm(s, {.x = x,
                     .w = call.weight(index),
                     .eps = c.norm_eps,
@@ -271,7 +285,8 @@ struct Block {
                     .weight = c.block.norm_weight});
   }
   void rope(const View& qkv, bool inverse) const {
-    // q and k are the first heads of a row, so one call turns both.
+    if (!c.form().rotates) return;
+    // q and k are the first heads of a row, so one call rotates both.
     ops.rope(s, {.x = qkv,
                  .positions = call.shape.positions(),
                  .heads = c.heads + c.kv_heads,
@@ -304,6 +319,15 @@ struct Block {
         });
   }
 
+  // The activation of the MLP by its input, of all rows.
+  void activate(const View& rows) const {
+    if (!c.form().gated && !adapters.any(AdapterInput::kGateUp))
+      return call.linear_gelu(rows, p.gate, bias(p.gate_bias), f.gate_up, f.act);
+    gate_up().forward(rows, f.gate_up);
+    adapters.forward(AdapterInput::kGateUp, rows, f.gate_up);
+    c.form().gated ? ops.swiglu(s, f.gate_up, f.act, c.block.gate) : ops.gelu(s, f.gate_up, f.act);
+  }
+
   // The gradient of the weight of a branch's last product, from the gradient dy of its output.
   void weight_gradient(const Branch& b, const View& dy) const {
     if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
@@ -318,13 +342,12 @@ struct Block {
 
   // y = addend + what the branch gives; a null y: only what the backward needs.
   void add(const Branch& b, const View& addend, const View& y) const {
-    const View bias = b.bias == kNone ? View{} : call.weight(b.bias);
-    if (b.norm == kNone) return add_product(b, bias, addend, y);
+    if (b.norm == kNone) return add_product(b, addend, y);
     const View& product = call.is_part() ? w.d_norm : b.kept;
-    call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, product);
+    call.linear(b.input, b.matrix, call.part.part == 0 ? bias(b.bias) : View{}, product);
     adapters.forward(b.adapters, b.input, product);
     if (call.is_part()) ops.cast(s, call.sum_of_parts(product), b.kept);
-    norm(b.norm, b.kept, w.narrow, b.stats);
+    norm(b.norm, kNone, b.kept, w.narrow, b.stats);
     if (!y) return;
     if (call.drops(b.what)) call.drop(b.what, w.narrow, w.narrow);
     ops.add(s, w.narrow, addend, y);
@@ -333,13 +356,13 @@ struct Block {
  private:
   // The same of a branch without a norm. What adapters give is summed over the parts, and dropped, with the
   // product that they stand beside.
-  void add_product(const Branch& b, const View& bias, const View& addend, const View& y) const {
+  void add_product(const Branch& b, const View& addend, const View& y) const {
     if (!y) return adapters.forward(b.adapters, b.input, y);
     if (!adapters.any(b.adapters) || (!call.is_part() && !call.drops(b.what))) {
-      call.linear_sum_add(b.what, b.input, b.matrix, bias, addend, y, w.d_norm);
+      call.linear_sum_add(b.what, b.input, b.matrix, bias(b.bias), addend, y, w.d_norm);
       return adapters.forward(b.adapters, b.input, y);
     }
-    call.linear(b.input, b.matrix, call.part.part == 0 ? bias : View{}, w.d_norm);
+    call.linear(b.input, b.matrix, call.part.part == 0 ? bias(b.bias) : View{}, w.d_norm);
     adapters.forward(b.adapters, b.input, w.d_norm);
     const View sum = call.sum_of_parts(w.d_norm);
     if (call.drops(b.what)) call.drop(b.what, sum, sum);
@@ -372,13 +395,24 @@ class BlockBackward : Block {
   void through_mlp(const View& dx) const {
     const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
     if (whole_) weight_gradient(mlp, dy);
-    call.linear_dx(dy, p.down, w.d_act);
-    adapters_of_last(mlp, dy, w.d_act);
+    const bool fused = !c.form().gated && !adapters.any(AdapterInput::kDown);
+    if (fused) {
+      call.linear_dx_gelu(dy, p.down, f.gate_up, w.d_act);
+    } else {
+      call.linear_dx(dy, p.down, w.d_act);
+      adapters_of_last(mlp, dy, w.d_act);
+    }
     const Begun input = rows_for_weight(AdapterInput::kGateUp, input2());
-    ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
-    const Begun sum = first_products(AdapterInput::kGateUp, gate_up(), f.gate_up, input);
+    if (c.form().gated) {
+      ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
+    } else if (!fused) {
+      ops.gelu_backward(s, f.gate_up, w.d_act, w.d_act);
+    }
+    const View& d = c.form().gated ? f.gate_up : w.d_act;
+    const Begun sum = first_products(AdapterInput::kGateUp, gate_up(), d, input);
+    if (half_ && !c.form().gated) ops.cast(s, d, f.gate_up);
     if (holds()) ops.cast(s, dx, w.held);
-    add_through_norm(p.norm2, sum, f.x1, f.stats2, dx);
+    add_through_norm({p.norm2, p.norm2_bias, f.x1, f.stats2}, sum, dx);
     if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
   }
 
@@ -410,7 +444,7 @@ class BlockBackward : Block {
     }
     const Begun sum = first_products(AdapterInput::kQkv, qkv(), w.d_qkv, input);
     if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
-    add_through_norm(p.norm1, sum, x, f.stats1, dx);
+    add_through_norm({p.norm1, p.norm1_bias, x, f.stats1}, sum, dx);
     if (holds()) ops.cast(s, w.held, x);
   }
 
@@ -458,25 +492,42 @@ class BlockBackward : Block {
     return sum;
   }
 
-  // Adds the gradient of a branch's input to that of the residual stream before it.
-  void add_through_norm(std::size_t index, const Begun& sum, const View& x, const View& stats,
-                        const View& dx) const {
+  // A norm before a branch, which may be none, with what it takes.
+  struct NormBefore {
+    std::size_t weight, bias;
+    View x, stats;
+  };
+  // Adds the gradient of a branch's input to the gradient dx of the residual stream before it.
+  void add_through_norm(const NormBefore& norm, const Begun& sum, const View& dx) const {
     const View d = sum.end();
-    if (index == kNone) return ops.add(s, d, dx, dx);
+    if (norm.weight == kNone) return ops.add(s, d, dx, dx);
+    if (norm.bias != kNone) {
+      return ops.layernorm_backward(s, {.dy = d,
+                                        .x = norm.x,
+                                        .w = call.weight(norm.weight),
+                                        .stats = norm.stats,
+                                        .dx = dx,
+                                        .dw = norm_sum(norm.weight),
+                                        .db = norm_sum(norm.bias),
+                                        .scratch = w.norm_partials});
+    }
     ops.rmsnorm_backward(s, {.dy = d,
-                             .x = x,
-                             .w = call.weight(index),
-                             .stats = stats,
+                             .x = norm.x,
+                             .w = call.weight(norm.weight),
+                             .stats = norm.stats,
                              .dx = dx,
-                             .dw = norm_sum(index),
+                             .dw = norm_sum(norm.weight),
                              .scratch = w.norm_partials,
                              .weight = c.block.norm_weight});
   }
 
-  // Where the gradient of a norm's weight is added up.
+  // Where the gradient of a norm's weight or bias is added up.
   View norm_sum(std::size_t index) const {
     if (whole_) return call.grad(index);
-    if (!half_) return w.unused.col_range(0, call.unit.params[index].cols);
+    if (!half_) {
+      const bool is_bias = index == p.norm1_bias || index == p.norm2_bias;
+      return w.unused.row_range(is_bias ? 1 : 0, 1).col_range(0, call.unit.params[index].cols);
+    }
     return f.norms.row_range(norms_.row_of(index), 1).col_range(0, call.unit.params[index].cols);
   }
 
@@ -486,15 +537,15 @@ class BlockBackward : Block {
 
 }  // namespace
 
-BlockBytes decoder_block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype,
-                               BatchShape shape, const OpSizes& sizes, Backward how) {
+BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
+                       const OpSizes& sizes, Backward how) {
   return {Saved(config, part, dtype, shape, how, nullptr).bytes,
           Workspace(config, part, dtype, shape, sizes, how, nullptr).bytes};
 }
 
-void decoder_block_forward(const Call& call) {
+void block_forward(const Call& call) {
   const Block b(call, Backward::kWhole);
-  b.norm(b.p.norm1, call.input, b.f.norm1, b.f.stats1);
+  b.norm(b.p.norm1, b.p.norm1_bias, call.input, b.f.norm1, b.f.stats1);
   const View qkv = attention_input(call, b.f.attention, b.w.attention);
   const View rows1 = call.all_rows(b.input1(call.input), b.w.all_rows);
   b.qkv().forward(rows1, qkv);
@@ -504,19 +555,16 @@ void decoder_block_forward(const Call& call) {
   attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
   b.add(b.attention, call.input, b.f.x1);
 
-  b.norm(b.p.norm2, b.f.x1, b.f.norm2, b.f.stats2);
-  const View rows2 = call.all_rows(b.input2(), b.w.all_rows);
-  b.gate_up().forward(rows2, b.f.gate_up);
-  b.adapters.forward(AdapterInput::kGateUp, rows2, b.f.gate_up);
-  b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
+  b.norm(b.p.norm2, b.p.norm2_bias, b.f.x1, b.f.norm2, b.f.stats2);
+  b.activate(call.all_rows(b.input2(), b.w.all_rows));
   b.add(b.mlp, b.f.x1, call.output);
 }
 
-void decoder_block_backward(const Call& call) {
+void block_backward(const Call& call) {
   BlockBackward(call).run();
 }
 
-void decoder_block_backward_weight(const Call& call) {
+void block_backward_weight(const Call& call) {
   const Block b(call, Backward::kInHalves);
   const NormList norms = b.p.norms();
   const bool own = static_cast<bool>(call.grads);  // else those of adapters alone

@@ -101,7 +101,7 @@ class Tables {
   void add_family(const std::string& name, Arch arch) {
     KeyTable table{name, {"key", "type", "default", "meaning"}, {}};
     for (const ModelKey& key : model_keys(arch)) {
-      const std::string fallback = key.fallback;
+      const std::string& fallback = key.fallback;
       const bool json = fallback.find(' ') == std::string::npos && fallback != "required";
       table.rows.push_back({code(std::string("model.") + key.name), key.type,
                             json ? code(fallback) : fallback, sentence(key.meaning)});

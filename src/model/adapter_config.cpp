@@ -1,5 +1,5 @@
 #include "model/adapter_config.hpp"
-#include "model/families.hpp"
+#include "model/families/family.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -159,7 +159,8 @@ std::optional<std::set<std::int64_t>> read_layers(const ConfigReader& reader, co
     layers.insert(one.get<std::int64_t>());
   }
   if (!named) return layers;
-  const std::string whole = model::layers_with_head(model.arch), last = whole.substr(whole.find('.') + 1);
+  const std::string whole = model::layers_with_head(model::family_of(model.arch)),
+                    last = whole.substr(whole.find('.') + 1);
   for (const json& one : patterns->is_array() ? *patterns : json::array({*patterns})) {
     if (!one.is_string()) reader.wrong(kPattern, "a pattern, or a list of such");
     try {
@@ -175,9 +176,10 @@ std::optional<std::set<std::int64_t>> read_layers(const ConfigReader& reader, co
 // Modules that PEFT can adapt, too, and this program cannot.
 void refuse_outside(const Names& targets, const std::optional<Names>& without, const ConfigReader& reader,
                     Arch arch) {
-  const bool gpt2 = arch == Arch::kGpt2;
-  for (const std::string name :
-       {gpt2 ? "transformer.wte" : "model.embed_tokens", gpt2 ? "transformer.wpe" : "lm_head", "lm_head"}) {
+  const model::Family& family = model::family_of(arch);
+  const std::string model = family.files.kept ? "" : family.files.model, table = family.files.embedding;
+  for (const std::string& name : {model + table.substr(0, table.rfind('.')),
+                                  family.form.rotates ? "lm_head" : model + "wpe", std::string("lm_head")}) {
     if (!targets.has(name, false) || (without && without->has(name, false))) continue;
     reader.wrong("target_modules", fmt::format("modules of the layers: it names {}, too, which has no "
                                                "adapters here,",
@@ -202,7 +204,8 @@ std::vector<std::uint32_t> read_modules(const ConfigReader& reader, const ModelC
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     std::uint32_t bits = 0;
     for (const model::Adapter& one : modules.all()) {
-      const std::string name = fmt::format("{}.{}.{}", model::layers_with_head(model.arch), layer, one.path);
+      const std::string name =
+          fmt::format("{}.{}.{}", model::layers_with_head(model::family_of(model.arch)), layer, one.path);
       const bool found = (!only || only->count(layer) != 0) && targets.has(name, true);
       if (found && !(without && without->has(name, true))) bits |= 1u << static_cast<int>(one.module);
     }
@@ -235,7 +238,7 @@ AdapterConfig parse_adapters(const std::string& json_text, const std::string& wh
                      "alpha_pattern", "layer_replication", "target_parameters", "trainable_token_indices",
                      "alora_invocation_tokens", "megatron_config"});
   // Whether the modules' own matrices are [in, out], as PEFT knows of those of GPT-2 whatever this says.
-  if (model.arch == Arch::kGpt2) {
+  if (model.form().joint_qkv) {
     (void)reader.flag("fan_in_fan_out");
   } else {
     reader.demand_off({"fan_in_fan_out"});

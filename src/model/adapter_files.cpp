@@ -7,7 +7,7 @@
 
 #include "model/adapter_config.hpp"
 #include "model/adapters.hpp"
-#include "model/families.hpp"
+#include "model/families/family.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "model/families.hpp"
+#include "model/families/family.hpp"
 #include "model/rope_tables.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/model/config.hpp"
@@ -11,15 +11,7 @@
 namespace zg {
 namespace {
 
-// The keys of a family's config.json, by which errors name the sizes.
-struct Keys {
-  const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
-};
-constexpr Keys kGpt2Keys{"n_positions", "n_embd",  "n_layer",           "n_head",
-                         "n_head",      "n_inner", "layer_norm_epsilon"};
-constexpr Keys kDecoderKeys{
-    "max_position_embeddings", "hidden_size",       "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads",     "intermediate_size", "rms_norm_eps"};
+using model::SizeNames;
 
 // Token ids have 32 bits. The other limits keep every product of sizes far below 2^63.
 constexpr std::int64_t kMaxVocabulary = (std::int64_t{1} << 31) - 1;
@@ -44,7 +36,7 @@ void check_rate(const char* key, double value) {
   }
 }
 
-void check_gpt2_heads(const ModelConfig& c, const Keys& keys) {
+void check_heads_without_rotation(const ModelConfig& c, const SizeNames& keys) {
   if (c.width % c.heads != 0) {
     throw Error(Errc::kUsage, keys.heads,
                 fmt::format("{} heads do not divide {} = {}", c.heads, keys.width, c.width));
@@ -55,12 +47,12 @@ void check_gpt2_heads(const ModelConfig& c, const Keys& keys) {
   }
   if (c.kv_heads != c.heads) {
     throw Error(Errc::kUsage, "kv_heads",
-                fmt::format("{}, but GPT-2 has one key and value head for each of its {} heads", c.kv_heads,
-                            c.heads));
+                fmt::format("{}, but {} has one key and value head for each of its {} heads", c.kv_heads,
+                            title_of(c.arch), c.heads));
   }
 }
 
-void check_decoder_heads(const ModelConfig& c, const Keys& keys) {
+void check_heads(const ModelConfig& c, const SizeNames& keys) {
   if (c.heads % c.kv_heads != 0) {
     throw Error(Errc::kUsage, keys.kv_heads,
                 fmt::format("{} does not divide {} = {}", c.kv_heads, keys.heads, c.heads));
@@ -122,7 +114,7 @@ void check_rope_table(const Rope& rope, std::int64_t head_size) {
 }
 
 // Counts in floating point, since sizes that are allowed one by one may have a product that no integer holds.
-void check_parameters(const ModelConfig& c, const Keys& keys) {
+void check_parameters(const ModelConfig& c, const SizeNames& keys) {
   constexpr double kMost = 1e15;
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double heads = number(c.head_size) * number(2 * c.heads + 2 * c.kv_heads);
@@ -164,7 +156,7 @@ void check_lora(const ModelConfig& c) {
 }  // namespace
 
 void validate(const ModelConfig& c) {
-  const Keys& keys = c.arch == Arch::kGpt2 ? kGpt2Keys : kDecoderKeys;
+  const SizeNames& keys = model::family_of(c.arch).sizes;
   check_size("vocab_size", c.vocab_size, kMaxVocabulary);
   check_size(keys.context, c.context, kMaxWidth);
   check_size(keys.width, c.width, kMaxWidth);
@@ -172,11 +164,11 @@ void validate(const ModelConfig& c) {
   check_size(keys.heads, c.heads, kMaxWidth);
   check_size(keys.kv_heads, c.kv_heads, kMaxWidth);
   check_size(keys.inner, c.inner, kMaxWidth);
-  if (c.arch == Arch::kGpt2) {
-    check_gpt2_heads(c, keys);
+  if (!c.form().rotates) {
+    check_heads_without_rotation(c, keys);
   } else {
     check_size("head_dim", c.head_size, kMaxWidth / c.heads);
-    check_decoder_heads(c, keys);
+    check_heads(c, keys);
     check_description(c);
   }
   check_parameters(c, keys);

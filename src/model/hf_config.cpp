@@ -1,9 +1,9 @@
-// Reads and writes config.json; the keys of all families but GPT-2 are read in hf_decoder_config.cpp.
+// Reads and writes config.json, whose keys the families know.
 #include <algorithm>
 #include <cmath>
 #include <optional>
 
-#include "model/families.hpp"
+#include "model/families/family.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_keys.hpp"
 #include "model/hf_text.hpp"
@@ -15,7 +15,6 @@ namespace zg {
 namespace {
 
 using hf::Keys;
-using hf::kMaxLayers;
 using hf::Origin;
 using nlohmann::json;
 
@@ -23,41 +22,17 @@ using nlohmann::json;
 // does not compute something else.
 constexpr std::string_view kOwnType = "ziggurat_";
 
-ModelConfig gpt2_config(const Keys& keys, Origin origin) {
-  ModelConfig c;
-  c.arch = Arch::kGpt2;
-  c.vocab_size = vocabulary(keys, origin);
-  c.context = keys.size(keys.has("n_positions") || !keys.has("n_ctx") ? "n_positions" : "n_ctx");
-  if (origin == Origin::kModelSection && keys.size("n_ctx", c.context) != c.context) {
-    keys.wrong("n_ctx", fmt::format("the same as \"n_positions\", {},", c.context));
-  }
-  c.width = keys.size("n_embd");
-  c.layers = keys.size("n_layer", {}, kMaxLayers);
-  c.heads = keys.size("n_head");
-  c.kv_heads = c.heads;
-  c.head_size = divided(keys, "n_embd", c.width, "n_head", c.heads);
-  c.inner = keys.size("n_inner", 4 * c.width);
-  c.norm_eps = keys.positive("layer_norm_epsilon", 1e-5);
-  c.init_std = keys.deviation("initializer_range", 0.02);
-  c.tied = keys.flag("tie_word_embeddings", true);
-  hf::demand_gelu(keys, "activation_function");
-  c.scaled_scores = keys.flag("scale_attn_weights", true);
-  c.scores_by_layer = keys.flag("scale_attn_by_inverse_layer_idx", false);
-  keys.demand("reorder_and_upcast_attn", false);
-  keys.demand("add_cross_attention", false);
-  return c;
-}
-
 ModelConfig config_of(Arch arch, const Keys& keys, Origin origin) {
-  return arch == Arch::kGpt2 ? gpt2_config(keys, origin) : hf::decoder_config(arch, keys, origin);
+  const model::Family& family = model::family_of(arch);
+  return family.read(family, keys, origin);
 }
 
 // The family by model_type, else by the first of "architectures".
 Arch arch_of_config_json(const Keys& keys) {
   std::string name = keys.text("model_type", "");
   if (name.rfind(kOwnType, 0) == 0) name.erase(0, kOwnType.size());
-  for (const model::Family& family : model::families()) {
-    if (name == family.model_type) return family.arch;
+  for (const model::Family* const family : model::families()) {
+    if (name == family->model_type) return family->arch;
   }
   if (name == "gemma3" && keys.has("text_config")) {
     throw Error(Errc::kUsage, keys.where(),
@@ -70,12 +45,12 @@ Arch arch_of_config_json(const Keys& keys) {
       keys.wrong("architectures", "a list of names");
     name = list[0].get<std::string>();
     // "LlamaForCausalLM", "LlamaModel" and the like.
-    for (const model::Family& family : model::families()) {
-      const std::string whole = family.architecture;
+    for (const model::Family* const family : model::families()) {
+      const std::string whole = family->architecture;
       const std::string start = whole.substr(0, std::min(whole.find("For"), whole.find("LMHead")));
       if (name.rfind(start + "For", 0) == 0 || name.rfind(start + "LMHead", 0) == 0 ||
           name.rfind(start + "Model", 0) == 0 || name.rfind(start + "Double", 0) == 0) {
-        return family.arch;
+        return family->arch;
       }
     }
   }
@@ -90,8 +65,8 @@ Arch arch_of_config_json(const Keys& keys) {
 
 Arch arch_of_section(const Keys& keys) {
   const std::string name = keys.text("arch", ""), all = model::family_names("\"", " or ");
-  for (const model::Family& family : model::families()) {
-    if (name == family.name) return family.arch;
+  for (const model::Family* const family : model::families()) {
+    if (name == family->name) return family->arch;
   }
   if (name.empty()) {
     throw Error(Errc::kUsage, keys.where(), "\"arch\" is missing", "add \"arch\": " + all);
@@ -175,33 +150,14 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
 
 std::string write_hf_config(const ModelConfig& c, DType dtype) {
   nlohmann::ordered_json out;
-  const bool gpt2 = c.arch == Arch::kGpt2;
   const model::Family& family = model::family_of(c.arch);
   if (!c.block.sinks) out["architectures"] = json::array({family.architecture});
   out["model_type"] = (c.block.sinks ? std::string(kOwnType) : "") + family.model_type;
-  if (gpt2) {
-    out["vocab_size"] = c.vocab_size;
-    out["n_positions"] = c.context;
-    out["n_ctx"] = c.context;
-    out["n_embd"] = c.width;
-    out["n_layer"] = c.layers;
-    out["n_head"] = c.heads;
-    out["n_inner"] = c.inner;
-    out["layer_norm_epsilon"] = c.norm_eps;
-    out["activation_function"] = "gelu_new";
-    if (!c.scaled_scores) out["scale_attn_weights"] = false;
-    if (c.scores_by_layer) out["scale_attn_by_inverse_layer_idx"] = true;
-    // What the model was trained with; without these keys Hugging Face's library would take 0.1 for each.
-    out["attn_pdrop"] = 0.0;
-    out["embd_pdrop"] = c.dropout.embedding;
-    out["resid_pdrop"] = c.dropout.residual;
-  } else {
-    hf::write_decoder_config(c, out);
-  }
+  family.write(family, c, out);
   out["initializer_range"] = c.init_std;
   out["tie_word_embeddings"] = c.tied;
   // Without these keys the library would assume ids of its own, which may be any token of this vocabulary.
-  const bool openai_vocabulary = gpt2 && c.vocab_size == 50257;
+  const bool openai_vocabulary = c.arch == Arch::kGpt2 && c.vocab_size == 50257;
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     out[key] = openai_vocabulary ? nlohmann::ordered_json(50256) : nlohmann::ordered_json();
   }

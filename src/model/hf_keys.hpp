@@ -136,9 +136,4 @@ inline void demand_gelu(const Keys& keys, const std::string& key) {
   keys.unsupported(key, "the GELU by tanh (\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu_fast\")");
 }
 
-// The configuration of a model of any family but GPT-2.
-ModelConfig decoder_config(Arch arch, const Keys& keys, Origin origin);
-// Adds its keys to those of a config.json.
-void write_decoder_config(const ModelConfig& config, nlohmann::ordered_json& out);
-
 }  // namespace zg::hf

@@ -42,10 +42,10 @@ void refuse_unknown(const Keys& rope, const std::string& key) {
   }
 }
 
-Kind kind_of(const Keys& rope, Arch arch) {
+Kind kind_of(const Keys& rope, RopeKeys which) {
   // Files of Phi-3 from before LongRoPE had its name; transformers reads them so.
   const std::string name = rope.text("rope_type", rope.text("type", ""));
-  if (arch == Arch::kPhi3) {
+  if (which == RopeKeys::kLong) {
     if (name == "longrope" || name == "su" || name == "yarn") return Kind::kLongRope;
     if (name == "default" || name.empty()) return Kind::kNone;
     rope.unsupported(rope.has("rope_type") ? "rope_type" : "type", "\"default\" or \"longrope\"");
@@ -81,15 +81,15 @@ std::int64_t original_of_phi3(const Keys& rope, const Keys& top) {
               fmt::format("say \"{}\": {} in config.json itself", kOriginal, rope.size(kOriginal)));
 }
 
-RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c) {
+RopeScaling read_scaling(const Keys& rope, const Keys& top, RopeKeys which, const ModelConfig& c) {
   RopeScaling s;
-  s.kind = kind_of(rope, c.arch);
+  s.kind = kind_of(rope, which);
   if (s.kind == Kind::kNone) return s;
   if (s.kind == Kind::kLinear) {
     s.factor = required(rope, "factor");
     return s;
   }
-  s.original = c.arch == Arch::kPhi3 ? original_of_phi3(rope, top) : rope.size(kOriginal, c.context);
+  s.original = which == RopeKeys::kLong ? original_of_phi3(rope, top) : rope.size(kOriginal, c.context);
   const double ratio = ratio_of(c.context, s.original);
   s.factor = s.kind == Kind::kLlama3 ? required(rope, "factor") : rope.positive("factor", ratio);
   if (s.kind == Kind::kLlama3) {
@@ -117,8 +117,8 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, const ModelConfig& c
 }
 
 // `key` names the object, which may be null.
-Rope read_object(const Keys& keys, const std::string& key, const json& value, const ModelConfig& c,
-                 double theta) {
+Rope read_object(const Keys& keys, const std::string& key, const json& value, RopeKeys which,
+                 const ModelConfig& c, double theta) {
   Rope rope;
   rope.theta = theta;
   if (value.is_null()) return rope;
@@ -127,7 +127,7 @@ Rope read_object(const Keys& keys, const std::string& key, const json& value, co
   refuse_unknown(object, key);
   rope.theta = object.positive("rope_theta", theta);
   rope.partial = object.positive("partial_rotary_factor", 1);
-  rope.scaling = read_scaling(object, keys, c);
+  rope.scaling = read_scaling(object, keys, which, c);
   return rope;
 }
 
@@ -138,7 +138,8 @@ const char* key_of(const Keys& keys) {
   return older ? "rope_scaling" : "rope_parameters";
 }
 
-void read_gemma3(const Keys& keys, ModelConfig& c) {
+void read_local_and_global(const Keys& keys, ModelConfig& c) {
+  constexpr RopeKeys kWhich = RopeKeys::kLocalAndGlobal;
   const double global = keys.positive("rope_theta", 1e6), local = keys.positive("rope_local_base_freq", 1e4);
   const auto nested = [&](const char* layers) {
     const json& object = keys.at("rope_parameters");
@@ -152,14 +153,15 @@ void read_gemma3(const Keys& keys, ModelConfig& c) {
       if (item.key() == kLocal || item.key() == kGlobal) continue;
       keys.wrong("rope_parameters", fmt::format("an object with \"{}\" and \"{}\"", kGlobal, kLocal));
     }
-    c.block.rope = read_object(keys, std::string("rope_parameters: ") + kGlobal, nested(kGlobal), c, global);
+    c.block.rope =
+        read_object(keys, std::string("rope_parameters: ") + kGlobal, nested(kGlobal), kWhich, c, global);
     c.block.window_rope =
-        read_object(keys, std::string("rope_parameters: ") + kLocal, nested(kLocal), c, local);
+        read_object(keys, std::string("rope_parameters: ") + kLocal, nested(kLocal), kWhich, c, local);
     if (c.block.window_rope->scaling.kind != Kind::kNone)
       keys.unsupported("rope_parameters", "\"rope_type\" \"default\" of the layers with a window");
   }
   if (keys.has("rope_scaling"))
-    c.block.rope = read_object(keys, "rope_scaling", keys.at("rope_scaling"), c, c.block.rope.theta);
+    c.block.rope = read_object(keys, "rope_scaling", keys.at("rope_scaling"), kWhich, c, c.block.rope.theta);
   if (keys.positive("partial_rotary_factor", 1) != 1) keys.unsupported("partial_rotary_factor", "1");
   if (c.block.rope.partial != 1 || c.block.window_rope->partial != 1)
     keys.unsupported("rope_parameters", "\"partial_rotary_factor\" 1");
@@ -196,16 +198,16 @@ json scaling_object(const RopeScaling& s, std::int64_t context) {
 
 }  // namespace
 
-void read_rope(const Keys& keys, ModelConfig& c) {
-  if (c.arch == Arch::kGemma3) return read_gemma3(keys, c);
+void read_rope(const Keys& keys, RopeKeys which, ModelConfig& c) {
+  if (which == RopeKeys::kLocalAndGlobal) return read_local_and_global(keys, c);
   const double theta = keys.positive("rope_theta", 10000);
   const char* const key = key_of(keys);
-  c.block.rope = read_object(keys, key, keys.has(key) ? keys.at(key) : json(), c, theta);
+  c.block.rope = read_object(keys, key, keys.has(key) ? keys.at(key) : json(), which, c, theta);
   if (keys.has(key) && std::string_view(key) == "rope_scaling" && !keys.at(key).contains("rope_type") &&
       !keys.at(key).contains("type"))
     keys.unsupported(key, "null, or an object with \"rope_type\"");
   const double partial = keys.positive("partial_rotary_factor", c.block.rope.partial);
-  if (c.arch == Arch::kPhi3) {
+  if (which == RopeKeys::kLong) {
     const bool said = keys.has(key) && keys.at(key).contains("partial_rotary_factor");
     if (!said) c.block.rope.partial = partial;
   } else if (partial != 1 || c.block.rope.partial != 1) {
@@ -213,13 +215,13 @@ void read_rope(const Keys& keys, ModelConfig& c) {
   }
 }
 
-void write_rope(const ModelConfig& c, nlohmann::ordered_json& out) {
+void write_rope(const ModelConfig& c, RopeKeys which, nlohmann::ordered_json& out) {
   const Rope& rope = c.block.rope;
   out["rope_theta"] = rope.theta;
   if (c.block.window_rope) out["rope_local_base_freq"] = c.block.window_rope->theta;
-  if (c.arch == Arch::kPhi3) out["partial_rotary_factor"] = rope.partial;
+  if (which == RopeKeys::kLong) out["partial_rotary_factor"] = rope.partial;
   if (rope.scaling.kind == Kind::kNone) return;
-  if (c.arch == Arch::kPhi3) out["original_max_position_embeddings"] = rope.scaling.original;
+  if (which == RopeKeys::kLong) out["original_max_position_embeddings"] = rope.scaling.original;
   out["rope_scaling"] = scaling_object(rope.scaling, c.context);
 }
 

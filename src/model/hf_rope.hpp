@@ -5,8 +5,12 @@
 
 namespace zg::hf {
 
-// Reads the rotary embeddings of a family into config.block; `config` has its sizes.
-void read_rope(const Keys& keys, ModelConfig& config);
-void write_rope(const ModelConfig& config, nlohmann::ordered_json& out);
+// Which keys of rotary embeddings a family has: those of one kind of layers; the same with LongRoPE and a
+// share of a head that rotates (Phi-3); or those of layers without a window and of layers with one (Gemma 3).
+enum class RopeKeys { kOne, kLong, kLocalAndGlobal };
+
+// Reads them into config.block; `config` has the model's sizes.
+void read_rope(const Keys& keys, RopeKeys which, ModelConfig& config);
+void write_rope(const ModelConfig& config, RopeKeys which, nlohmann::ordered_json& out);
 
 }  // namespace zg::hf

@@ -4,7 +4,7 @@
 #include <optional>
 #include <set>
 
-#include "model/families.hpp"
+#include "model/families/family.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"

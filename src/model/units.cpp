@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "model/adapters.hpp"
-#include "model/families.hpp"
+#include "model/families/family.hpp"
 #include "model/part.hpp"
 #include "ziggurat/base/units.hpp"
 

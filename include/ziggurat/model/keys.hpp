@@ -1,5 +1,6 @@
 // The keys of a family's config.json that the "model" section of a run may have. Constant; any thread.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "ziggurat/model/config.hpp"
@@ -9,8 +10,8 @@ namespace zg {
 // Texts may hold `code`, as in Markdown.
 struct ModelKey {
   const char* name;
-  const char* type;      // in words
-  const char* fallback;  // the default as JSON (without blanks), in words (with blanks), or "required"
+  std::string type;      // in words
+  std::string fallback;  // the default as JSON (without blanks), in words (with blanks), or "required"
   const char* meaning;   // a sentence; for a key that may only have its default: what the models do
 };
 // All keys that parse_model_config() accepts for a family.

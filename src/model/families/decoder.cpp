@@ -1,0 +1,228 @@
+#include "model/families/decoder.hpp"
+
+#include <algorithm>
+#include <string_view>
+
+namespace zg::model {
+namespace {
+
+using hf::Keys;
+using hf::Origin;
+using nlohmann::json;
+
+constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
+
+void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, ModelConfig& c) {
+  c.vocab_size = hf::vocabulary(keys, origin);
+  c.context = keys.size("max_position_embeddings");
+  c.width = keys.size("hidden_size");
+  c.layers = keys.size("num_hidden_layers", {}, hf::kMaxLayers);
+  c.heads = keys.size("num_attention_heads");
+  // Some families have a number of their own where a file says nothing.
+  const bool as_queries = origin == Origin::kModelSection || !rules.kv_heads_needed;
+  c.kv_heads = as_queries ? keys.size("num_key_value_heads", c.heads) : keys.size("num_key_value_heads");
+  (void)hf::divided(keys, "num_attention_heads", c.heads, "num_key_value_heads", c.kv_heads);
+  const std::int64_t size = rules.head_size;
+  c.head_size = keys.has("head_dim") || size > 0
+                    ? keys.size("head_dim", size)
+                    : hf::divided(keys, "hidden_size", c.width, "num_attention_heads", c.heads);
+  if (c.head_size % 2 != 0) {
+    throw Error(
+        Errc::kUsage, keys.where(),
+        fmt::format("the heads have a size of {}; RoPE turns pairs and needs an even one", c.head_size),
+        "change \"head_dim\", or \"hidden_size\" and \"num_attention_heads\"");
+  }
+  c.inner = keys.size("intermediate_size");
+  c.norm_eps = keys.positive("rms_norm_eps", rules.norm_eps);
+  c.init_std = keys.deviation("initializer_range", 0.02);
+  c.tied = keys.flag("tie_word_embeddings", rules.tied);
+}
+
+// What families that are not known here have: such a file is of one of them, whatever it calls itself.
+constexpr const char* kOfOthers[] = {"num_experts",          "num_local_experts",    "n_routed_experts",
+                                     "attention_multiplier", "embedding_multiplier", "residual_multiplier",
+                                     "logits_scaling",       "logit_scale",          "no_rope_layers",
+                                     "lm_head_bias"};
+
+void demand_idle(const Keys& keys, const char* key) {
+  if (!keys.has(key)) return;
+  const json& value = keys.at(key);
+  if (value != false && value != 0 && value != 1 && !value.empty()) keys.unsupported(key, "null");
+}
+
+// Refuses what would change arithmetic.
+void demand_known(const Keys& keys, const DecoderRules& rules) {
+  if (rules.gemma) {
+    // hidden_activation is heeded; hidden_act is left over from Gemma 1.
+    hf::demand_gelu(keys, "hidden_activation");
+    if (keys.has("use_bidirectional_attention")) keys.demand("use_bidirectional_attention", false);
+  } else if (const std::string act = keys.text("hidden_act", "silu"); act != "silu" && act != "swish") {
+    keys.unsupported("hidden_act", "SiLU (\"silu\" or \"swish\")");
+  }
+  if (!rules.mlp_bias) keys.demand("mlp_bias", false);
+  // Qwen 2 has its biases whatever the key says.
+  if (!rules.attention_bias && !rules.block.qkv_bias) keys.demand("attention_bias", false);
+  for (const char* key : {"clip_qkv", "llama_4_scaling"}) {
+    if (keys.has(key)) keys.unsupported(key, "null");
+  }
+  for (const char* key : kOfOthers) demand_idle(keys, key);
+  if (rules.gemma) return;
+  for (const char* key : {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"})
+    demand_idle(keys, key);
+}
+
+// layer_types, which wins over any rule; empty: the file has none.
+std::vector<bool> read_layer_types(const Keys& keys, std::int64_t layers) {
+  constexpr const char* kKey = "layer_types";
+  std::vector<bool> windowed;
+  if (!keys.has(kKey)) return windowed;
+  const json& list = keys.at(kKey);
+  const std::string expected =
+      fmt::format("a list of \"{}\" and \"{}\" for {} layers", kGlobal, kLocal, layers);
+  if (!list.is_array() || static_cast<std::int64_t>(list.size()) != layers) keys.wrong(kKey, expected);
+  for (const json& type : list) {
+    if (type != kLocal && type != kGlobal) keys.wrong(kKey, expected);
+    windowed.push_back(type == kLocal);
+  }
+  return windowed;
+}
+
+void read_windows(const Keys& keys, const WindowKeys& rules, ModelConfig& c) {
+  constexpr const char *kWindow = "sliding_window", *kTypes = "layer_types";
+  BlockDescription& block = c.block;
+  if (!rules.allowed && keys.has(kWindow)) keys.unsupported(kWindow, "null");
+  const bool null = keys.is_null(kWindow) || (rules.absent_is_none && !keys.has(kWindow));
+  if (rules.needed) {
+    if (null) keys.wrong(kWindow, "a whole number");
+    block.window = keys.size(kWindow, 4096);
+  }
+  const bool off = !rules.allowed || null || (rules.switched && !keys.flag("use_sliding_window", false));
+  std::vector<bool> windowed = read_layer_types(keys, c.layers);
+  const bool listed = !windowed.empty();
+  for (std::int64_t l = 0; !listed && l < c.layers; ++l) windowed.push_back(!off && rules.rule(keys, l));
+  const auto has = [&](bool window) {
+    return std::find(windowed.begin(), windowed.end(), window) != windowed.end();
+  };
+  if (listed && rules.everywhere && has(off)) {
+    keys.unsupported(kTypes,
+                     fmt::format("\"{}\" for all layers, as \"{}\" says,", off ? kGlobal : kLocal, kWindow));
+  }
+  if (!has(true)) return;
+  if (off) keys.wrong(kTypes, fmt::format("without a window \"{}\" for all layers", kGlobal));
+  block.window = keys.size(kWindow, 4096);
+  block.windowed = std::move(windowed);
+}
+
+void read_gemma(const Keys& keys, const GemmaKeys& rules, ModelConfig& c) {
+  const auto cap = [&](const char* key, double fallback) {
+    return keys.is_null(key) || !rules.caps_scores ? keys.positive_or_zero(key)
+                                                   : keys.positive(key, fallback);
+  };
+  c.block.query_pre_attn_scalar = keys.positive("query_pre_attn_scalar", 256);
+  // transformers reads a cap of Gemma 3's scores, and does not apply it.
+  if (!rules.caps_scores && keys.has("attn_logit_softcapping"))
+    keys.unsupported("attn_logit_softcapping", "null");
+  c.block.attention_softcap = cap("attn_logit_softcapping", rules.attention_softcap);
+  c.block.final_softcap = cap("final_logit_softcapping", rules.final_softcap);
+}
+
+json number(double x) {
+  if (x == std::floor(x) && std::abs(x) < 1e15) return static_cast<std::int64_t>(x);
+  return x;
+}
+json cap_or_null(double cap) {
+  return cap > 0 ? json(cap) : json();
+}
+
+void write_windows(const ModelConfig& c, const WindowKeys& rules, nlohmann::ordered_json& out) {
+  const bool any = c.any_window();
+  if (rules.switched) out["use_sliding_window"] = any;
+  out["sliding_window"] = any || rules.needed ? json(c.block.window) : json();
+  if (rules.typed) {
+    json types = json::array();
+    for (std::int64_t l = 0; l < c.layers; ++l) types.push_back(c.has_window(l) ? kLocal : kGlobal);
+    out["layer_types"] = types;
+  }
+}
+
+}  // namespace
+
+Family decoder_family(Arch arch, const char* name, const char* model_type, const char* architecture,
+                      const char* title, const DecoderRules& rules) {
+  return {.arch = arch,
+          .name = name,
+          .model_type = model_type,
+          .architecture = architecture,
+          .title = title,
+          .files = {.model = "model.",
+                    .kept = true,
+                    .layers = "model.layers",
+                    .embedding = "model.embed_tokens.weight",
+                    .norm = "model.norm"},
+          .form = {},
+          .sizes = {"max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                    "num_key_value_heads", "intermediate_size", "rms_norm_eps"},
+          .read = read_decoder,
+          .write = write_decoder,
+          .keys = decoder_keys,
+          .rules = &rules};
+}
+
+WindowKeys qwen_windows() {
+  return {
+      .switched = true,
+      .typed = true,
+      .rule =
+          [](const Keys& keys, std::int64_t layer) {
+            constexpr const char* kFirst = "max_window_layers";
+            return layer >= (keys.has(kFirst) && keys.at(kFirst) == 0 ? 0 : keys.size(kFirst, 28));
+          },
+      .keys = {
+          {"use_sliding_window", kBoolText, "false", "Layers from `max_window_layers` on have the window."},
+          {"max_window_layers", "whole number, 0 or more", "28", "The first layer with the window."}}};
+}
+
+ModelConfig read_decoder(const Family& family, const Keys& keys, Origin origin) {
+  const DecoderRules& rules = *family.rules;
+  ModelConfig c;
+  c.arch = family.arch;
+  c.block = rules.block;
+  read_sizes(keys, origin, rules, c);
+  hf::read_rope(keys, rules.rope, c);
+  demand_known(keys, rules);
+  if (rules.attention_bias) c.block.qkv_bias = c.block.o_bias = keys.flag("attention_bias", false);
+  if (rules.mlp_bias) c.block.mlp_bias = keys.flag("mlp_bias", false);
+  c.block.sinks = keys.flag("attention_sinks", false);
+  read_windows(keys, rules.windows, c);
+  if (rules.gemma) read_gemma(keys, *rules.gemma, c);
+  return c;
+}
+
+void write_decoder(const Family& family, const ModelConfig& c, nlohmann::ordered_json& out) {
+  const DecoderRules& rules = *family.rules;
+  out["vocab_size"] = c.vocab_size;
+  out["max_position_embeddings"] = c.context;
+  out["hidden_size"] = c.width;
+  out["num_hidden_layers"] = c.layers;
+  out["num_attention_heads"] = c.heads;
+  out["num_key_value_heads"] = c.kv_heads;
+  out["head_dim"] = c.head_size;
+  out["intermediate_size"] = c.inner;
+  out["rms_norm_eps"] = c.norm_eps;
+  hf::write_rope(c, rules.rope, out);
+  out["hidden_act"] = rules.gemma ? "gelu_pytorch_tanh" : "silu";
+  if (rules.gemma) out["hidden_activation"] = "gelu_pytorch_tanh";
+  if (rules.attention_bias) out["attention_bias"] = c.block.qkv_bias;
+  if (c.block.sinks) out["attention_sinks"] = true;
+  if (rules.mlp_bias) out["mlp_bias"] = c.block.mlp_bias;
+  if (rules.windows.allowed) write_windows(c, rules.windows, out);
+  if (rules.gemma) {
+    out["query_pre_attn_scalar"] = number(c.block.query_pre_attn_scalar);
+    out["attn_logit_softcapping"] = cap_or_null(c.block.attention_softcap);
+    out["final_logit_softcapping"] = cap_or_null(c.block.final_softcap);
+  }
+  // Without it transformers would assume the families' own, which may be no token of this vocabulary.
+  if (rules.has_pad_token) out["pad_token_id"] = nullptr;
+}
+
+}  // namespace zg::model

@@ -1,0 +1,79 @@
+// The list of families, and what of a configuration follows from others of its values.
+#include <algorithm>
+#include <iterator>
+#include <map>
+
+#include "model/families/family.hpp"
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace model {
+
+std::span<const Family* const> families() {
+  static const Family* const kAll[] = {&gpt2(), &llama(), &mistral(), &qwen2(), &qwen3(),
+                                       &phi3(), &olmo2(), &gemma2(),  &gemma3()};
+  static_assert(std::size(kAll) == std::size(kFamilies));
+  return kAll;
+}
+
+const Family& family_of(Arch arch) {
+  for (const Family* const family : families()) {
+    if (family->arch == arch) return *family;
+  }
+  ZG_ASSERT(false, "family {}", static_cast<int>(arch));
+  return gpt2();
+}
+
+std::string layers_with_head(const Family& family) {
+  const FileNames& files = family.files;
+  return std::string(files.kept ? "" : files.model) + files.layers;
+}
+
+std::string family_names(const char* quote, const char* last) {
+  std::string text;
+  for (std::size_t i = 0; i < families().size(); ++i) {
+    text += i == 0 ? "" : i + 1 == families().size() ? last : ", ";
+    text += std::string(quote) + families()[i]->name + quote;
+  }
+  return text;
+}
+
+}  // namespace model
+
+const std::vector<ModelKey>& model_keys(Arch arch) {
+  static const std::map<Arch, std::vector<ModelKey>> kKeys = [] {
+    std::map<Arch, std::vector<ModelKey>> all;
+    for (const model::Family* const family : model::families()) all[family->arch] = family->keys(*family);
+    return all;
+  }();
+  return kKeys.at(arch);
+}
+
+const FamilyForm& form_of(Arch arch) {
+  return model::family_of(arch).form;
+}
+const char* name_of(Arch arch) {
+  return model::family_of(arch).name;
+}
+const char* title_of(Arch arch) {
+  return model::family_of(arch).title;
+}
+
+bool ModelConfig::any_window() const {
+  return std::find(block.windowed.begin(), block.windowed.end(), true) != block.windowed.end();
+}
+
+bool ModelConfig::layers_differ() const {
+  const bool windows =
+      any_window() && std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
+  return windows || scores_by_layer;
+}
+
+std::int64_t ModelConfig::longest_sequence() const {
+  std::int64_t longest = context;
+  if (block.rope.scaling.kind == RopeScaling::Kind::kLongRope)
+    longest = std::min(longest, block.rope.scaling.original);
+  return longest;
+}
+
+}  // namespace zg

@@ -1,0 +1,70 @@
+// A family of models: what files, configurations and people call it, and what all its models have in common.
+// One file of this folder describes one family; families.cpp lists them.
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/hf_keys.hpp"
+#include "ziggurat/model/config.hpp"
+#include "ziggurat/model/keys.hpp"
+
+namespace zg::model {
+
+// The names of parameters in a family's files.
+struct FileNames {
+  const char* model;      // before the names of the model's own parameters, in files of models with a head
+  bool kept;              // whether Param::name has it, too
+  const char* layers;     // before a layer's number, in Param::name
+  const char* embedding;  // the table of tokens
+  const char* norm;       // the last norm, without ".weight"
+};
+
+// The keys of config.json by which errors name the sizes.
+struct SizeNames {
+  const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
+};
+
+struct DecoderRules;
+
+struct Family {
+  Arch arch;
+  const char* name;          // in the "model" section of a run
+  const char* model_type;    // in config.json
+  const char* architecture;  // the first of "architectures" in config.json
+  const char* title;         // for people
+  FileNames files;
+  FamilyForm form;
+  SizeNames sizes;
+  // Read a config.json or a "model" section, write a config.json's keys, and document the section's.
+  ModelConfig (*read)(const Family& family, const hf::Keys& keys, hf::Origin origin);
+  void (*write)(const Family& family, const ModelConfig& config, nlohmann::ordered_json& out);
+  std::vector<ModelKey> (*keys)(const Family& family);
+  const DecoderRules* rules = nullptr;  // of read_decoder() and its like (decoder.hpp)
+};
+
+// Texts of documented keys.
+inline constexpr const char* kSizeText = "whole number, 1 or more";
+inline constexpr const char* kNumberText = "number above 0";
+inline constexpr const char* kDeviationText = "number, 0 or more";
+inline constexpr const char* kBoolText = "`true`, `false`";
+
+std::span<const Family* const> families();  // all, as kFamilies lists them
+const Family& family_of(Arch arch);
+// All names, each in quotes: "gpt2, llama ... and gemma3", with `last` between the last two.
+std::string family_names(const char* quote = "", const char* last = " and ");
+// What is before a layer's number in the names of a model with a head: "transformer.h", "model.layers".
+std::string layers_with_head(const Family& family);
+
+const Family& gpt2();
+const Family& llama();
+const Family& mistral();
+const Family& qwen2();
+const Family& qwen3();
+const Family& phi3();
+const Family& olmo2();
+const Family& gemma2();
+const Family& gemma3();
+
+}  // namespace zg::model

@@ -1,0 +1,35 @@
+// Gemma 2: norms before and behind the branches, capped scores and logits, and a window in every second
+// layer.
+#include "model/families/decoder.hpp"
+
+namespace zg::model {
+namespace {
+
+BlockDescription block() {
+  BlockDescription description;
+  description.norms = NormPlacement::kBoth;
+  description.norm_weight = NormWeight::kPlusOne;
+  description.gate = Gate::kGeluTanh;
+  description.scaled_embedding = true;
+  return description;
+}
+
+}  // namespace
+
+const Family& gemma2() {
+  static const DecoderRules kRules{
+      .block = block(),
+      .head_size = 256,
+      .tied = true,
+      .kv_heads_needed = true,
+      .attention_bias = true,
+      .windows = {.needed = true,
+                  .typed = true,
+                  .rule = [](const hf::Keys&, std::int64_t layer) { return layer % 2 == 0; }},
+      .gemma = GemmaKeys{}};
+  static const Family kFamily =
+      decoder_family(Arch::kGemma2, "gemma2", "gemma2", "Gemma2ForCausalLM", "Gemma 2", kRules);
+  return kFamily;
+}
+
+}  // namespace zg::model

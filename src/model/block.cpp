@@ -91,7 +91,7 @@ struct Saved {
 };
 
 struct Workspace {
-  View d_act;  // [N, inner]; without a gate then the gradient of gate_up
+  View d_act;  // [N, inner]: the gradient of act, and without a gate of gate_up, too
   View d_qkv;  // in the memory of d_act, which is no longer needed then
   // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
   // was dropped, or before its norm; of the MLP's part between the two.
@@ -104,8 +104,8 @@ struct Workspace {
   AttentionWorkspace attention;
   View norm_partials, bias_partials;  // in the same memory
   View held;  // of a backward in halves: dx before a norm's backward, until its place is free
-  View
-      unused;  // [1 or 2, widest norm], of a frozen block: what norms add to the gradients of weight and bias
+  // [1 or 2, widest norm], of a frozen block: what norms add to the gradients of their weights and biases.
+  View unused;
   AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 

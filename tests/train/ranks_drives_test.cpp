@@ -108,8 +108,8 @@ TEST(RanksInMemory, TakeTheirBudgetsAndALittleEach) {
   // 16 layers of 12 * 288^2 elements: with weights, gradients, master and moments 20 bytes each.
   test::write_file(directory / "config.json", R"({
   "model": {"arch": "gpt2", "n_layer": 16, "n_head": 6, "n_embd": 288, "n_positions": 32},
-  "data": {"train": "text.txt", "tokenizer": "bytes", "seq_len": 32}, "steps": 3,
-  "train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
+  "data": {"train": "text.txt", "tokenizer": "bytes", "seq_len": 32}, "steps": 2,
+  "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0,
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
   "zero_optimization": {"stage": 3}, "output": {"dir": "out"}
 })");
@@ -118,7 +118,7 @@ TEST(RanksInMemory, TakeTheirBudgetsAndALittleEach) {
     std::vector<std::string> words{"train", "config.json", "--devices", fmt::format("host:{}", ranks)};
     for (const std::string& setting :
          {fmt::format("tiers.device={}", device), fmt::format("tiers.host={}", kHost),
-          std::string("tiers.nvme.0.path=.")})
+          fmt::format("train_batch_size={}", ranks), std::string("tiers.nvme.0.path=.")})
       words.insert(words.end(), {"--set", setting});
     test::Outcome outcome =
         test::launch(test::built_program(),

@@ -31,7 +31,7 @@ struct StatsOf {
   Strided<const T> o, d_o;
   Strided<const Acc<T>> lse;
   QueryStats<Acc<T>> stats;  // written
-  Acc<T>* dq_sums;           // cleared, in rows of `padded` elements; null: there are none
+  Acc<T>* dq_sums;  // set to zero, in rows of `padded` elements; null where the backward adds up no sums
   std::int64_t padded;
 };
 

@@ -89,15 +89,14 @@ __device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int
   }
 }
 
-// A warp's step over queries: their rows and numbers in shared memory. ahead: the position of the warp's
-// first key less that of the first query; first, row: see set_left_behind().
+// The queries of one step, in shared memory, and how a warp's keys lie to them.
 template <class T>
 struct QueryStep {
   const T *q, *d_o;
   const float *delta, *lse2;
-  int ahead;
-  const int* first;
-  int row;
+  int ahead;         // how many positions the warp's first key is behind the first query
+  const int* first;  // the first key that each query attends to, and the warp's first key, for
+  int row;           // set_left_behind()
 };
 
 // Adds kStep queries to the gradients of the warp's keys, and returns in ds the gradients of the scores,

@@ -239,7 +239,7 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
                                          .sinks = call.sinks});
 }
 
-// The rule of all layers with a window, or of all without, but for scores that are scaled by the layer.
+// The rule that layers with a window share, or layers without; scores that the layer scales are left out.
 AttentionRule rule_of_all(const ModelConfig& c, bool window, std::int64_t time) {
   const double scalar = c.block.query_pre_attn_scalar;
   return {.window = window && c.block.window < time ? c.block.window : 0,

@@ -5,9 +5,12 @@
 
 namespace zg::hf {
 
-// Which keys of rotary embeddings a family has: those of one kind of layers; the same with LongRoPE and a
-// share of a head that rotates (Phi-3); or those of layers without a window and of layers with one (Gemma 3).
-enum class RopeKeys { kOne, kLong, kLocalAndGlobal };
+// The keys by which a family's files describe its rotary embeddings.
+enum class RopeKeys {
+  kOne,            // one base and one scaling for all layers
+  kLong,           // the same with LongRoPE, and with the share of a head that rotates (Phi-3)
+  kLocalAndGlobal  // a base for layers with a window, a base and a scaling for the others (Gemma 3)
+};
 
 // Reads them into config.block; `config` has the model's sizes.
 void read_rope(const Keys& keys, RopeKeys which, ModelConfig& config);

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 
 #include "model/families/family.hpp"
 #include "model/foreign_files.hpp"
@@ -122,28 +124,29 @@ bool is_buffer(const std::string& name) {
   return false;
 }
 
-bool begins_with_any(const std::string& name, std::initializer_list<std::string_view> begins) {
+bool begins_with_any(const std::string& name, std::span<const std::string_view> begins) {
   return std::any_of(begins.begin(), begins.end(),
                      [&](std::string_view begin) { return name.rfind(begin, 0) == 0; });
 }
 
-// The name as Param has it. torch.compile() and DataParallel put a prefix in front of all names; files of
-// models with a head have the family's before the model's own, and files of models without a head have not.
+// The name as Param has it. torch.compile() and DataParallel put a prefix before all names, and files of
+// models with a head the family's before the model's own names.
 std::string own_name(const model::FileNames& files, std::string name) {
-  while (begins_with_any(name, {"_orig_mod.", "module."})) name.erase(0, name.find('.') + 1);
+  while (begins_with_any(name, std::array<std::string_view, 2>{"_orig_mod.", "module."}))
+    name.erase(0, name.find('.') + 1);
   const std::string_view model = files.model;
   if (!files.kept) return name.rfind(model, 0) == 0 ? name.substr(model.size()) : name;
-  return begins_with_any(name, {"layers.", "embed_tokens.", "norm."}) ? files.model + name : name;
+  return begins_with_any(name, files.own) ? files.model + name : name;
 }
 
 // Whether a tensor that is no parameter belongs to something beside the model that is trained: another head
 // (score, v_head), layers that predict more tokens (mtp), an image's encoder. Inside of the model's own
 // layers, or at the output matrix, it would change what these compute.
 bool is_beside(const model::FileNames& files, const std::string& name) {
-  if (begins_with_any(name, {"lm_head."})) return false;
-  if (begins_with_any(name, {"mtp.", "model.mtp."})) return true;
-  if (files.kept) return !begins_with_any(name, {files.model});
-  return !begins_with_any(name, {"h.", "wte.", "wpe.", "ln_f."});
+  static constexpr std::string_view kMorePredictions[] = {"mtp.", "model.mtp."};
+  if (name.rfind("lm_head.", 0) == 0) return false;
+  if (begins_with_any(name, kMorePredictions)) return true;
+  return files.kept ? name.rfind(files.model, 0) != 0 : !begins_with_any(name, files.own);
 }
 
 // Says once what of the files is left out.

@@ -227,7 +227,7 @@ std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
   return fmt::format("{}.{}.", family_of(c.arch).files.layers, layer);
 }
 
-// GPT-2's, whose matrices files hold transposed.
+// A block of GPT-2. Its files hold the matrices transposed.
 Unit joint_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
   UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
   b.layernorm("ln_1", c.width);

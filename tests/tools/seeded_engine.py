@@ -741,7 +741,7 @@ BUGS = (
         ((RUN, "call.rope = config_.has_window(layer) ? &window_rope_ : &rope_;",
           "call.rope = config_.has_window(layer) ? &rope_ : &window_rope_;"),), FAMILIES),
     Bug("family: the biases of q, k and v dropped",
-        ((BLOCK, "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
+        (("src/model/stack.hpp", "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
         FAMILIES),
     Bug("family: Llama 3's factor inverted",
         ((ROPE_TABLES, "      f /= s.factor;\n      continue;", "      f *= s.factor;\n      continue;"),), FAMILIES),

@@ -1,4 +1,5 @@
 // Several ranks and what they share: the drives, host memory, and the numbers that weights begin with.
+#include <algorithm>
 #include <charconv>
 
 #include "support/places.hpp"
@@ -118,7 +119,7 @@ TEST(RanksInMemory, TakeTheirBudgetsAndALittleEach) {
     std::vector<std::string> words{"train", "config.json", "--devices", fmt::format("host:{}", ranks)};
     for (const std::string& setting :
          {fmt::format("tiers.device={}", device), fmt::format("tiers.host={}", kHost),
-          fmt::format("train_batch_size={}", ranks), std::string("tiers.nvme.0.path=.")})
+          fmt::format("train_batch_size={}", std::max(2, ranks)), std::string("tiers.nvme.0.path=.")})
       words.insert(words.end(), {"--set", setting});
     test::Outcome outcome =
         test::launch(test::built_program(),

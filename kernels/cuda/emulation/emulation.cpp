@@ -39,30 +39,30 @@ struct Copy {
   std::size_t bytes, group;
 };
 
-// A stack and, between two switches, what AddressSanitizer keeps for it. The sanitizer must know of every
-// change of stacks: it else takes the frames of a fiber for accesses outside of the thread's stack.
+// A stack. AddressSanitizer must be told of every switch between stacks, or it takes the frames of a fiber
+// for accesses outside of the thread's stack.
 struct Stack {
   const void* bottom = nullptr;
   std::size_t bytes = 0;
-  void* kept = nullptr;
+  void* kept = nullptr;  // the sanitizer's own data, while another stack is in use
 };
 
-// Before a switch; returns: whether the stack that is left is used again.
+// Announces a switch. returns: whether the fiber comes back to the stack `from`.
 void begin_switch([[maybe_unused]] Stack& from, [[maybe_unused]] const Stack& to,
                   [[maybe_unused]] bool returns = true) {
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_start_switch_fiber(returns ? &from.kept : nullptr, to.bottom, to.bytes);
 #endif
 }
-// Behind it, on the new stack; `from` learns where the stack lies that was left.
+// Completes a switch, on the new stack. `from` gets the place of the stack before.
 void end_switch([[maybe_unused]] const Stack& here, [[maybe_unused]] Stack& from) {
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_finish_switch_fiber(here.kept, &from.bottom, &from.bytes);
 #endif
 }
 
-// The outermost frame of a fiber never returns, and what the sanitizer forbids there would be forbidden to
-// whom gets the memory next.
+// The outermost frame of a fiber never returns, so that the sanitizer would keep its red zones there in
+// whatever gets the memory next.
 struct Stacks : context::protected_fixedsize_stack {
   using context::protected_fixedsize_stack::protected_fixedsize_stack;
   void deallocate(context::stack_context& memory) noexcept {
@@ -166,7 +166,7 @@ std::unique_ptr<Fiber> make_fiber() {
   return made;
 }
 
-// It returns from its function, so that no frame of it is left behind on its stack.
+// The fiber's function returns, so that its frames leave the stack in order.
 Fiber::~Fiber() {
   ends = true;
   if (self) go_on(*this);

@@ -156,6 +156,7 @@ Family decoder_family(Arch arch, const char* name, const char* model_type, const
           .title = title,
           .files = {.model = "model.",
                     .kept = true,
+                    .own = {"layers.", "embed_tokens.", "norm."},
                     .layers = "model.layers",
                     .embedding = "model.embed_tokens.weight",
                     .norm = "model.norm"},
@@ -180,6 +181,15 @@ WindowKeys qwen_windows() {
       .keys = {
           {"use_sliding_window", kBoolText, "false", "Layers from `max_window_layers` on have the window."},
           {"max_window_layers", "whole number, 0 or more", "28", "The first layer with the window."}}};
+}
+
+BlockDescription gemma_block() {
+  BlockDescription block;
+  block.norms = NormPlacement::kBoth;
+  block.norm_weight = NormWeight::kPlusOne;
+  block.gate = Gate::kGeluTanh;
+  block.scaled_embedding = true;
+  return block;
 }
 
 ModelConfig read_decoder(const Family& family, const Keys& keys, Origin origin) {

@@ -50,7 +50,9 @@ ModelConfig read_decoder(const Family& family, const hf::Keys& keys, hf::Origin 
 void write_decoder(const Family& family, const ModelConfig& config, nlohmann::ordered_json& out);
 std::vector<ModelKey> decoder_keys(const Family& family);
 
-// The rule of Qwen 2 and 3, and the keys that it reads.
+// Qwen 2 and 3: the rule of their windows, with the keys that it reads.
 WindowKeys qwen_windows();
+// Gemma 2, and but for the norms of heads Gemma 3.
+BlockDescription gemma_block();
 
 }  // namespace zg::model

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/hf_keys.hpp"
@@ -14,11 +15,14 @@ namespace zg::model {
 
 // The names of parameters in a family's files.
 struct FileNames {
-  const char* model;      // before the names of the model's own parameters, in files of models with a head
-  bool kept;              // whether Param::name has it, too
-  const char* layers;     // before a layer's number, in Param::name
-  const char* embedding;  // the table of tokens
-  const char* norm;       // the last norm, without ".weight"
+  // The prefix of the model's own parameters, which files of models with a head have and others lack; and
+  // whether Param::name has it.
+  const char* model;
+  bool kept;
+  std::vector<std::string_view> own;  // the beginnings of these names without the prefix
+  const char* layers;                 // before a layer's number, in Param::name
+  const char* embedding;              // the table of tokens
+  const char* norm;                   // the last norm, without ".weight"
 };
 
 // The keys of config.json by which errors name the sizes.

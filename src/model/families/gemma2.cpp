@@ -3,22 +3,10 @@
 #include "model/families/decoder.hpp"
 
 namespace zg::model {
-namespace {
-
-BlockDescription block() {
-  BlockDescription description;
-  description.norms = NormPlacement::kBoth;
-  description.norm_weight = NormWeight::kPlusOne;
-  description.gate = Gate::kGeluTanh;
-  description.scaled_embedding = true;
-  return description;
-}
-
-}  // namespace
 
 const Family& gemma2() {
   static const DecoderRules kRules{
-      .block = block(),
+      .block = gemma_block(),
       .head_size = 256,
       .tied = true,
       .kv_heads_needed = true,

@@ -6,12 +6,8 @@ namespace zg::model {
 namespace {
 
 BlockDescription block() {
-  BlockDescription description;
-  description.norms = NormPlacement::kBoth;
-  description.norm_weight = NormWeight::kPlusOne;
+  BlockDescription description = gemma_block();
   description.head_norms = HeadNorms::kEach;
-  description.gate = Gate::kGeluTanh;
-  description.scaled_embedding = true;
   return description;
 }
 

@@ -178,14 +178,16 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
   } else {
     for (const ModelCall call : model_calls(layout, op.kind, op.unit)) {
-      for (const PartCall& c : layout.model->exchanges_of(call, layout.options.micro_batch)) {
+      const auto unit = static_cast<std::size_t>(op.unit);
+      for (const PartCall& c : layout.model->exchanges_of(unit, call, layout.options.micro_batch)) {
         add({CommAxis::kTensor, c.kind != PartCall::Kind::kAllGather, c.count, c.dtype,
              c.kind == PartCall::Kind::kAllReduce});
       }
     }
   }
   const auto add_context = [&](Direction direction) {
-    for (const ContextCall& call : layout.model->context_calls(layout.options.micro_batch, direction))
+    const Block& block = layout.model->block(op.unit - 1);
+    for (const ContextCall& call : block.context_calls(layout.options.micro_batch, direction))
       add({.axis = CommAxis::kContext,
            .count = call.count,
            .dtype = call.dtype,
@@ -237,27 +239,51 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
 
 namespace {
 
-// What the parts of layers and of sequences exchange in each operation of a micro-batch, and in the sums of
-// copies of each unit; on every stage, whichever of them it has.
+// The exchanges of the parts of layers and of sequences in an operation of a micro-batch, or in the sums of a
+// unit's copies; "": none.
+std::string calls_of_parts(const Layout& layout, OpKind kind, std::int32_t unit) {
+  const bool finishes = kind == OpKind::kFinishGradient;
+  const StepOp op{
+      .kind = kind, .unit = unit, .tile = finishes ? layout.trained_tile(unit) : layout.first_tile(unit)};
+  std::string calls;
+  for (const CommCall& call : calls_of(layout, op)) {
+    if (!is_of_sharding(call.axis))
+      calls += fmt::format(", {} {} of {}", call.count, name_of(call.dtype), name_of(call.axis));
+  }
+  return calls;
+}
+
+// Lines with all of these; on every stage, whichever units it has. A layer has lines where it differs from
+// the one before.
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
-  const auto add = [&](OpKind kind, std::int32_t unit) {
-    const bool finishes = kind == OpKind::kFinishGradient;
-    const StepOp op{
-        .kind = kind, .unit = unit, .tile = finishes ? layout.trained_tile(unit) : layout.first_tile(unit)};
-    std::string calls;
-    for (const CommCall& call : calls_of(layout, op)) {
-      if (!is_of_sharding(call.axis))
-        calls += fmt::format(", {} {} of {}", call.count, name_of(call.dtype), name_of(call.axis));
-    }
-    if (!calls.empty()) lines.push_back(fmt::format("{} of unit {}{}", name_of(kind), unit, calls));
+  const auto add = [&](OpKind kind, std::int32_t unit, bool is_layer = false) {
+    const std::string calls = calls_of_parts(layout, kind, unit);
+    if (calls.empty() || (is_layer && unit > 1 && calls == calls_of_parts(layout, kind, unit - 1))) return;
+    lines.push_back(fmt::format("{} of unit {}{}", name_of(kind), unit, calls));
   };
   const std::int32_t head = layout.head_unit();
-  add(OpKind::kEmbedding, 0), add(OpKind::kForward, 1), add(OpKind::kHeadLoss, head);
-  add(OpKind::kHead, head), add(OpKind::kEmbeddingBackward, 0);
-  for (const OpKind kind : {OpKind::kBackward, OpKind::kBackwardInput, OpKind::kBackwardWeight}) {
-    if ((kind == OpKind::kBackward) != layout.options.in_halves()) add(kind, 1);
+  add(OpKind::kEmbedding, 0), add(OpKind::kHeadLoss, head), add(OpKind::kHead, head);
+  add(OpKind::kEmbeddingBackward, 0);
+  for (std::int32_t unit = 1; unit < head; ++unit) {
+    add(OpKind::kForward, unit, true);
+    for (const OpKind kind : {OpKind::kBackward, OpKind::kBackwardInput, OpKind::kBackwardWeight}) {
+      if ((kind == OpKind::kBackward) != layout.options.in_halves()) add(kind, unit, true);
+    }
   }
   for (std::int32_t unit = 0; unit <= head; ++unit) add(OpKind::kFinishGradient, unit);
+}
+
+// The number of tiles of a layer: "9", or by the layers from which on it is so, "3 from layer 0, 9 from layer
+// 2".
+std::string tiles_by_layer(const Model& model) {
+  std::vector<std::string> changes;
+  std::size_t last = 0;
+  for (std::int64_t l = 0; l < model.config().layers; ++l) {
+    const std::size_t tiles = model.block(l).unit().tiles.size();
+    if (tiles != last) changes.push_back(fmt::format("{} from layer {}", tiles, l));
+    last = tiles;
+  }
+  return changes.size() == 1 ? std::to_string(last) : fmt::format("{}", fmt::join(changes, ", "));
 }
 
 }  // namespace
@@ -284,8 +310,8 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
     lines.push_back(fmt::format("stages pass on {} {} of each micro-batch, table: {}",
                                 activation_count(layout), name_of(layout.model->dtype()),
                                 layout.model->config().tied ? embedding.count : 0));
-    lines.push_back(fmt::format("layers in {} tiles, the embedding in {}",
-                                layout.model->units()[1].tiles.size(), embedding.tiles.size()));
+    lines.push_back(fmt::format("layers in {} tiles, the embedding in {}", tiles_by_layer(*layout.model),
+                                embedding.tiles.size()));
     if (layout.is_sharded())
       lines.push_back(fmt::format("weights are gathered {} units ahead", programs.gather_ahead));
     lines.push_back(fmt::format("ranks exchange weights in {} bits, gradients in {} (0: as they are)",

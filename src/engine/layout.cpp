@@ -85,10 +85,13 @@ class Layout::Builder {
     const double parts = options_.parts.tensor;
     const std::int64_t time = options_.micro_batch.time * options_.parts.context;
     const double attention = static_cast<double>(c.heads * c.head_size * time) / parts;
-    const double block = static_cast<double>(model_.units()[1].count) + attention;
+    std::vector<double> layers;
+    for (std::int64_t l = 0; l < c.layers; ++l) {
+      const double block = static_cast<double>(model_.block(l).unit().count) + attention;
+      layers.push_back((options_.recompute ? 4 : 3) * block);
+    }
     const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size) / parts;
-    first_layer = split_layers(first_layer.back(), (options_.recompute ? 4 : 3) * block, width, 3 * head,
-                               options_.pipeline_shape().parts());
+    first_layer = split_layers(layers, width, 3 * head, options_.pipeline_shape().parts());
   }
 
   // Whether a parameter of the tile is trained. Those of a unit in tiles count together.
@@ -245,7 +248,6 @@ class Layout::Builder {
     TensorTable& table = layout_.table;
     const std::vector<Stretch> all = stretches();
     const Tier lowest = lowest_of(options_.activations);
-    const std::int64_t saved_bytes = model_.saved_bytes(options_.micro_batch, options_.backward());
     const std::int64_t checkpoint =
         model_.checkpoint_bytes(options_.micro_batch) / static_cast<std::int64_t>(size_of(model_.dtype()));
     layout_.activation.resize(static_cast<std::size_t>(layout_.layers()) + 1);
@@ -258,8 +260,9 @@ class Layout::Builder {
                                                       checkpoint, Role::kActivation, lowest, 0}));
           // Nothing comes back to what is below all that is trained.
           if (m >= stretch.saved || l == stretch.end || l + 1 < layout_.first_trained_) continue;
-          layout_.saved[at].push_back(table.add(
-              {fmt::format("saved.{}.{}", l, m), DType::kU8, saved_bytes, Role::kActivation, lowest, 0}));
+          const std::int64_t saved = model_.block(l).saved_bytes(options_.micro_batch, options_.backward());
+          layout_.saved[at].push_back(
+              table.add({fmt::format("saved.{}.{}", l, m), DType::kU8, saved, Role::kActivation, lowest, 0}));
         }
       }
     }

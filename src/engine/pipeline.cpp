@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "ziggurat/base/error.hpp"
@@ -265,8 +266,9 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
   return most;
 }
 
-std::vector<std::int32_t> split_layers(std::int32_t layers, double cost, double before, double after,
+std::vector<std::int32_t> split_layers(std::span<const double> layer_costs, double before, double after,
                                        int parts) {
+  const auto layers = static_cast<std::int32_t>(layer_costs.size());
   ZG_ASSERT_LE(parts, layers);
   struct Cost {
     double most = std::numeric_limits<double>::infinity(), squares = 0;
@@ -277,13 +279,15 @@ std::vector<std::int32_t> split_layers(std::int32_t layers, double cost, double 
   std::vector<Cost> best(n);
   std::vector<std::vector<std::int32_t>> begin(p, std::vector<std::int32_t>(n));
   best[0] = {0, 0};
+  std::vector<double> before_layer(n);  // the costs of all layers before it
+  std::partial_sum(layer_costs.begin(), layer_costs.end(), before_layer.begin() + 1);
   for (std::size_t i = 0; i < p; ++i) {
     std::vector<Cost> with(n);
     for (std::size_t end = i + 1; end + (p - 1 - i) < n; ++end) {
       for (std::size_t first = i; first < end; ++first) {
         if (i + 1 == p && end + 1 != n) break;
         const double c =
-            static_cast<double>(end - first) * cost + (i == 0 ? before : 0) + (i + 1 == p ? after : 0);
+            before_layer[end] - before_layer[first] + (i == 0 ? before : 0) + (i + 1 == p ? after : 0);
         const Cost all{std::max(best[first].most, c), best[first].squares + c * c};
         if (all < with[end]) with[end] = all, begin[i][end] = static_cast<std::int32_t>(first);
       }
@@ -320,7 +324,8 @@ std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<c
       most_of = std::max(most_of, layer * of[s] + (s == 0 ? before : 0) + (s == last ? after : 0));
     return most_of;
   };
-  const std::vector<std::int32_t> split = split_layers(first.back(), layer, before, after, shape.parts());
+  const std::vector<std::int32_t> split =
+      split_layers(std::vector(static_cast<std::size_t>(first.back()), layer), before, after, shape.parts());
   std::vector<std::int32_t> counts;
   if (!(most(split) < kWorthIt * *std::max_element(seconds.begin(), seconds.end()))) return counts;
   for (std::size_t part = 0; part + 1 < split.size(); ++part) counts.push_back(split[part + 1] - split[part]);

@@ -126,7 +126,7 @@ class SlotOperands {
   std::vector<TileUse> tile_uses(const Slot& slot) const {
     std::vector<TileUse> all;
     for (const ModelCall call : model_calls(layout_, slot.kind, slot.unit)) {
-      const std::vector<TileUse> uses = layout_.model->tile_uses(call);
+      const std::vector<TileUse> uses = layout_.model->tile_uses(static_cast<std::size_t>(slot.unit), call);
       all.insert(all.end(), uses.begin(), uses.end());
     }
     if (slot.kind == OpKind::kHead && layout_.is_frozen(multiplied(slot)))

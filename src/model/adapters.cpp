@@ -7,6 +7,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "model/families/family.hpp"
 #include "model/units.hpp"
 
 namespace zg {
@@ -106,34 +107,29 @@ namespace model {
 
 AdapterList::AdapterList(const ModelConfig& c, Which which) {
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
-  const auto add = [&](LoraModule module, AdapterInput input, const char* path, std::int64_t in,
-                       std::int64_t out, std::int64_t column = 0) {
-    if (which == Which::kAll || c.lora.has(module))
-      adapters_[count_++] = {module, input, path, in, out, column};
+  const FamilyForm& form = c.form();
+  const BlockNames& names = family_of(c.arch).files.block;
+  const auto add = [&](const MatrixName& of, AdapterInput input, std::int64_t in, std::int64_t out,
+                       std::int64_t column = 0) {
+    if (which == Which::kAll || c.lora.has(of.module))
+      adapters_[count_++] = {of.module, input, of.path, in, out, column};
   };
   using enum AdapterInput;
-  if (c.form().joint_qkv) {  // GPT-2's names
-    add(LoraModule::kCAttn, kQkv, "attn.c_attn", c.width, 3 * q);
-    add(LoraModule::kAttnCProj, kO, "attn.c_proj", q, c.width);
-    add(LoraModule::kCFc, kGateUp, "mlp.c_fc", c.width, c.inner);
-    add(LoraModule::kMlpCProj, kDown, "mlp.c_proj", c.inner, c.width);
-    return;
-  }
-  if (c.block.fused) {
-    add(LoraModule::kQkv, kQkv, "self_attn.qkv_proj", c.width, q + 2 * kv);
+  if (form.joint_qkv || c.block.fused) {
+    add(names.qkv, kQkv, c.width, q + 2 * kv);
   } else {
-    add(LoraModule::kQ, kQkv, "self_attn.q_proj", c.width, q);
-    add(LoraModule::kK, kQkv, "self_attn.k_proj", c.width, kv, q);
-    add(LoraModule::kV, kQkv, "self_attn.v_proj", c.width, kv, q + kv);
+    add(names.q, kQkv, c.width, q);
+    add(names.k, kQkv, c.width, kv, q);
+    add(names.v, kQkv, c.width, kv, q + kv);
   }
-  add(LoraModule::kO, kO, "self_attn.o_proj", q, c.width);
-  if (c.block.fused) {
-    add(LoraModule::kGateUp, kGateUp, "mlp.gate_up_proj", c.width, 2 * c.inner);
+  add(names.o, kO, q, c.width);
+  if (form.gated && c.block.fused) {
+    add(names.gate_up, kGateUp, c.width, 2 * c.inner);
   } else {
-    add(LoraModule::kGate, kGateUp, "mlp.gate_proj", c.width, c.inner);
-    add(LoraModule::kUp, kGateUp, "mlp.up_proj", c.width, c.inner, c.inner);
+    add(names.gate, kGateUp, c.width, c.inner);
+    if (form.gated) add(names.up, kGateUp, c.width, c.inner, c.inner);
   }
-  add(LoraModule::kDown, kDown, "mlp.down_proj", c.inner, c.width);
+  add(names.down, kDown, c.inner, c.width);
 }
 
 bool AdapterList::has(AdapterInput input) const {

@@ -239,15 +239,6 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
                                          .sinks = call.sinks});
 }
 
-// The rule that layers with a window share, or layers without; scores that the layer scales are left out.
-AttentionRule rule_of_all(const ModelConfig& c, bool window, std::int64_t time) {
-  const double scalar = c.block.query_pre_attn_scalar;
-  return {.window = window && c.block.window < time ? c.block.window : 0,
-          .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
-          .softcap = c.block.attention_softcap,
-          .sinks = c.block.sinks};
-}
-
 struct UlyssesViews {
   AttentionShape shape;
   View qkv, att, documents, sinks;
@@ -267,8 +258,13 @@ struct UlyssesViews {
 
 }  // namespace
 
-AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, std::int64_t time) {
-  AttentionRule rule = rule_of_all(c, c.has_window(layer), time);
+AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, const BatchShape& shape) {
+  const std::int64_t sequence = shape.first + shape.time * shape.part.parts;
+  const double scalar = c.block.query_pre_attn_scalar;
+  AttentionRule rule{.window = c.has_window(layer) && c.block.window < sequence ? c.block.window : 0,
+                     .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
+                     .softcap = c.block.attention_softcap,
+                     .sinks = c.block.sinks};
   if (c.scaled_scores && !c.scores_by_layer) return rule;
   const double plain = c.scaled_scores ? 1 / std::sqrt(static_cast<double>(c.head_size)) : 1;
   rule.scale = c.scores_by_layer ? plain / static_cast<double>(layer + 1) : plain;
@@ -285,23 +281,18 @@ SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dty
 }
 
 AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
-                                       const OpSizes& sizes) {
+                                       const AttentionRule& rule, const OpSizes& sizes) {
   const std::int64_t n = shape.rows(), q = q_columns(c), kv_cols = kv_columns(c);
   const DType a = accumulator_of(dtype);
   std::int64_t bytes = 0;
   if (is_ring(shape)) {
-    const RingBlock r(c, shape, rule_of_all(c, false, shape.time * shape.part.parts), shape.part.part);
+    const RingBlock r(c, shape, rule, shape.part.part);
     bytes = sizes.attention_block_scratch_bytes(dtype, r.block);
     sums = plan.take(a, n, q);
     for (View& v : kv) v = plan.take(dtype, n, kv_cols);
     for (View& v : dkv) v = plan.take(a, n, kv_cols);
   } else {
-    for (const bool window : {false, true}) {
-      if (window ? !c.any_window() : c.any_window() && !c.layers_differ()) continue;
-      const AttentionShape whole =
-          attention_shape(c, shape, rule_of_all(c, window, shape.time * shape.part.parts));
-      bytes = std::max(bytes, sizes.attention_scratch_bytes(dtype, whole));
-    }
+    bytes = sizes.attention_scratch_bytes(dtype, attention_shape(c, shape, rule));
   }
   if (is_ulysses(shape)) {
     qkv = plan.take(dtype, n, q + kv_cols);

@@ -32,12 +32,11 @@ struct AttentionWorkspace {
   View qkv, packed, d_whole;
   AttentionWorkspace() = default;
   AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
-                     const OpSizes& sizes);
+                     const AttentionRule& rule, const OpSizes& sizes);
 };
 
-// How a layer, counted from 0, attends to sequences of `time` tokens. A window of as many tokens hides
-// nothing.
-AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, std::int64_t time);
+// How a layer, counted from 0, attends to the sequences of a batch. A window as long as these hides nothing.
+AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, const BatchShape& shape);
 
 // Where a block puts q, k and v of its rows for attention_forward().
 View attention_input(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w);
@@ -46,7 +45,7 @@ void attention_forward(const Call& call, const SavedAttention& saved, const Atte
 void attention_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
                         const View& d_att, const View& d_qkv);
 
-// Model::context_calls().
+// Block::context_calls().
 std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape,
                                        Direction direction);
 

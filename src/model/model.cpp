@@ -2,17 +2,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
-#include "model/block.hpp"
-#include "model/block_attention.hpp"
+#include "model/dense_block.hpp"
 #include "model/head.hpp"
 #include "model/part.hpp"
 #include "model/rope_tables.hpp"
+#include "model/structure.hpp"
 #include "model/units.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
+
+namespace model {
+
+Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const ModelPart& of,
+                     BlockTiling tiling) {
+  validate(config);
+  validate_parts(config, of.parts);
+  ZG_ASSERT(of.part >= 0 && of.part < of.parts, "part {} of {}", of.part, of.parts);
+  ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
+            "{}", name_of(dtype));
+  const ModelPart part{of.parts, of.part, of.sequence && of.parts > 1};
+  shape = {config, part_config(config, part), part, dtype, &sizes};
+  units = make_units(config, part, head_columns(shape.here, sizes), tiling);
+  if (config.form().rotates) {
+    rope = rope_table_of(config.block.rope, config.head_size);
+    window_rope = rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
+  }
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    const RopeTable* const turns = !config.form().rotates ? nullptr
+                                   : config.has_window(l) ? &window_rope
+                                                          : &rope;
+    blocks.push_back(std::make_unique<DenseBlock>(shape, turns, l, units[static_cast<std::size_t>(l) + 1]));
+  }
+}
+
+}  // namespace model
 
 Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes,
              const ModelPart& part, BlockTiling blocks)
@@ -22,22 +49,8 @@ Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logi
 
 Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes,
              const ModelPart& part, BlockTiling blocks)
-    : config_(config),
-      part_{part.parts, part.part, part.sequence && part.parts > 1},
-      dtype_(dtype),
-      sizes_(&sizes),
-      logits_bytes_(logits_bytes > 0 ? logits_bytes : sizes.logits_bytes()) {
-  validate(config);
-  validate_parts(config, part.parts);
-  ZG_ASSERT(part.part >= 0 && part.part < part.parts, "part {} of {}", part.part, part.parts);
-  here_ = model::part_config(config, part_);
-  ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
-            "{}", name_of(dtype));
-  units_ = model::make_units(config, part_, model::head_columns(here_, sizes), blocks);
-  if (!config.form().rotates) return;
-  rope_ = model::rope_table_of(config.block.rope, config.head_size);
-  window_rope_ = model::rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
-}
+    : structure_(std::make_shared<const model::Structure>(config, dtype, sizes, part, blocks)),
+      logits_bytes_(logits_bytes > 0 ? logits_bytes : sizes.logits_bytes()) {}
 
 Model Model::with(PartExchange& exchange) const {
   Model model = *this;
@@ -45,9 +58,35 @@ Model Model::with(PartExchange& exchange) const {
   return model;
 }
 
+const ModelConfig& Model::config() const {
+  return structure_->shape.whole;
+}
+const ModelPart& Model::part() const {
+  return structure_->shape.part;
+}
+DType Model::dtype() const {
+  return structure_->shape.dtype;
+}
+const std::vector<Unit>& Model::units() const& {
+  return structure_->units;
+}
+const Unit& Model::output_unit() const& {
+  return structure_->output_unit();
+}
+const Block& Model::block(std::int64_t layer) const& {
+  ZG_ASSERT(layer >= 0 && layer < config().layers, "layer {} of {}", layer, config().layers);
+  return *structure_->blocks[static_cast<std::size_t>(layer)];
+}
+
+const Block& Model::largest_block() const& {
+  const auto& blocks = structure_->blocks;
+  return **std::max_element(blocks.begin(), blocks.end(),
+                            [](const auto& a, const auto& b) { return a->unit().count < b->unit().count; });
+}
+
 std::int64_t Model::parameter_count() const {
   std::int64_t count = 0;
-  for (const Unit& unit : units_) {
+  for (const Unit& unit : units()) {
     for (const Param& p : unit.params) count += p.whole_count();
   }
   return count;
@@ -55,69 +94,60 @@ std::int64_t Model::parameter_count() const {
 
 std::array<RandomKey, 2> Model::dropout_keys(std::uint64_t seed, std::size_t unit) const {
   const auto key = [&](const char* what) {
-    const std::array<std::uint32_t, 2> words = NamedRandom(seed, units_[unit].name + what).key();
+    const std::array<std::uint32_t, 2> words = NamedRandom(seed, units()[unit].name + what).key();
     return RandomKey{{words[0], words[1]}};
   };
   return {key(".dropout"), key(".mlp.dropout")};
 }
 
 RandomKey Model::adapter_dropout_key(std::uint64_t seed, std::size_t unit) const {
-  const std::array<std::uint32_t, 2> words = NamedRandom(seed, units_[unit].name + ".lora.dropout").key();
+  const std::array<std::uint32_t, 2> words = NamedRandom(seed, units()[unit].name + ".lora.dropout").key();
   return {{words[0], words[1]}};
 }
 
 std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
-  return round_up(residual_rows(shape) * config_.width * static_cast<std::int64_t>(size_of(dtype_)), 4096);
+  return round_up(residual_rows(shape) * config().width * static_cast<std::int64_t>(size_of(dtype())), 4096);
 }
 
 std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
-  return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).saved;
+  std::int64_t most = 0;
+  for (const auto& block : structure_->blocks) most = std::max(most, block->saved_bytes(shape, how));
+  return most;
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
-  const View sums = tile_sums(shape, how, nullptr);
-  return model::block_bytes(here_, part_, dtype_, shape, *sizes_, how).workspace +
-         sums.count() * static_cast<std::int64_t>(size_of(sums.dtype));
+  std::int64_t most = 0;
+  for (const auto& block : structure_->blocks) most = std::max(most, block->workspace_bytes(shape, how));
+  return most;
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape, HeadGradients gradients) const {
-  return model::head_bytes(here_, part_, dtype_, shape.rows(), *sizes_, head_room(), gradients);
+  const model::ModelShape& m = structure_->shape;
+  return model::head_bytes(m.here, m.part, m.dtype, shape.rows(), *m.sizes, head_room(), gradients);
 }
 
 std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
   const bool needed =
-      part_.sequence || config_.dropout.embedding > 0 || model::embedding_factor(config_, dtype_) != 1;
-  return needed ? shape.rows() * config_.width * static_cast<std::int64_t>(size_of(dtype_)) : 0;
-}
-
-std::vector<ContextCall> Model::context_calls(BatchShape shape, Direction direction) const {
-  return model::context_calls(here_, dtype_, shape, direction);
+      part().sequence || config().dropout.embedding > 0 || model::embedding_factor(config(), dtype()) != 1;
+  return needed ? shape.rows() * config().width * static_cast<std::int64_t>(size_of(dtype())) : 0;
 }
 
 std::int64_t Model::past_columns() const {
-  return 2 * here_.kv_heads * here_.head_size;
+  const ModelConfig& here = structure_->shape.here;
+  return 2 * here.kv_heads * here.head_size;
+}
+
+double Model::training_flops(std::int64_t tokens, std::int64_t time, bool recompute) const {
+  double blocks = 0;
+  for (const auto& block : structure_->blocks) blocks += block->forward_products(time);
+  const double table = static_cast<double>(config().width) * static_cast<double>(config().vocab_size);
+  const double block_passes = recompute ? 4 : 3;  // a backward counts as two forwards
+  return 2 * static_cast<double>(tokens) * (block_passes * blocks + 3 * table);
 }
 
 double capped_logit(const ModelConfig& c, double logit) {
   const double cap = c.block.final_softcap;
   return cap == 0 ? logit : cap * std::tanh(logit / cap);
-}
-
-double training_flops(const ModelConfig& c, std::int64_t tokens, std::int64_t time, bool recompute) {
-  const double width = static_cast<double>(c.width), layers = static_cast<double>(c.layers);
-  const double q = static_cast<double>(c.heads * c.head_size),
-               kv = static_cast<double>(c.kv_heads * c.head_size);
-  const double mlp_matrices = c.form().gated ? 3 : 2;
-  const double block = width * (2 * q + 2 * kv + mlp_matrices * static_cast<double>(c.inner));
-  const double table = width * static_cast<double>(c.vocab_size);
-  // Multiply-adds per token: q k^T and p v, half of each masked.
-  double attention = 0;  // of all layers
-  for (std::int64_t l = 0; l < c.layers; ++l) {
-    const double seen = static_cast<double>(c.has_window(l) ? std::min(c.block.window, time) : time);
-    attention += q * seen * (2 - seen / static_cast<double>(time));
-  }
-  const double block_passes = recompute ? 4 : 3;  // a backward counts as two forwards
-  return 2 * static_cast<double>(tokens) * (block_passes * (layers * block + attention) + 3 * table);
 }
 
 }  // namespace zg

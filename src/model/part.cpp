@@ -6,7 +6,6 @@
 #include <numeric>
 #include <string>
 
-#include "model/adapters.hpp"
 #include "model/head.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/attention_heads.hpp"
@@ -108,15 +107,13 @@ std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part) {
 
 }  // namespace model
 
-std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) const {
+std::vector<PartCall> Model::exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const {
   std::vector<PartCall> calls;
-  if (part_.parts == 1) return calls;
-  using enum PartCall::Kind;
-  const std::int64_t rows = residual_rows(shape) * config_.width;
-  const model::AdapterList adapters(config_);
-  const auto sum = [&] { calls.push_back({part_.sequence ? kReduceScatter : kAllReduce, rows, dtype_}); };
+  if (part().parts == 1) return calls;
+  const std::int64_t elements = residual_rows(shape) * config().width;
+  const auto sum = [&] { calls.push_back(model::sum_over_parts(part(), elements, dtype())); };
   const auto gather = [&] {
-    if (part_.sequence) calls.push_back({kAllGather, rows, dtype_});
+    if (part().sequence) calls.push_back({PartCall::Kind::kAllGather, elements, dtype()});
   };
   switch (call) {
     case ModelCall::kEmbedding:
@@ -125,41 +122,20 @@ std::vector<PartCall> Model::exchanges_of(ModelCall call, BatchShape shape) cons
     case ModelCall::kEmbeddingBackward:
       gather();
       break;
-    case ModelCall::kBlock:
-    case ModelCall::kBlockAgain:
-      gather(), sum(), gather();
-      if (call == ModelCall::kBlock || config_.norms_after()) sum();
-      break;
-    case ModelCall::kBlockBackward:
-      for (int branch = 0; branch < 2; ++branch) gather(), gather(), sum();
-      break;
-    case ModelCall::kBlockBackwardFrozen:  // adapters, too, need the inputs of a branch's first products
-      for (const auto input : {model::AdapterInput::kGateUp, model::AdapterInput::kQkv}) {
-        gather();
-        if (adapters.has(input)) gather();
-        sum();
-      }
-      break;
-    case ModelCall::kBlockBackwardInput:
-      for (int branch = 0; branch < 2; ++branch) gather(), sum();
-      break;
-    case ModelCall::kBlockBackwardWeight:
-      for (int input = 0; input < model::kAdapterInputs; ++input) {
-        if (!config_.lora.on() || adapters.has(static_cast<model::AdapterInput>(input))) gather();
-      }
-      break;
-    case ModelCall::kBlockNext:
     case ModelCall::kHeadLogits:
-      break;  // calls of whole models
+      break;  // a call of whole models
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {
       gather();
       const std::int64_t chunk = head_chunk_rows(shape), tiles = std::max<std::int64_t>(1, head_room().tiles);
       for (std::int64_t first = 0; first < shape.rows(); first += chunk)
-        calls.push_back({kAllGather, 3 * tiles * std::min(chunk, shape.rows() - first), accumulator_dtype()});
+        calls.push_back({PartCall::Kind::kAllGather, 3 * tiles * std::min(chunk, shape.rows() - first),
+                         accumulator_dtype()});
       if (call == ModelCall::kHeadLossAndGradient) sum();
       break;
     }
+    default:
+      return block(static_cast<std::int64_t>(unit) - 1).exchanges(call, shape);
   }
   return calls;
 }

@@ -29,4 +29,12 @@ std::vector<Band> piece_of_lines(const ModelPart& part, std::int64_t lines, std:
 // The lines of the key and value heads that a part holds.
 std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part);
 
+inline std::int64_t residual_rows(const ModelPart& part, BatchShape shape) {
+  return part.sequence ? shape.rows() / part.parts : shape.rows();
+}
+// The exchange that sums `elements` of this part over all parts, for forecasts.
+inline PartCall sum_over_parts(const ModelPart& part, std::int64_t elements, DType dtype) {
+  return {part.sequence ? PartCall::Kind::kReduceScatter : PartCall::Kind::kAllReduce, elements, dtype};
+}
+
 }  // namespace zg::model

@@ -1,10 +1,7 @@
 // Model::run(): checks the operands of a call, and hands them to what computes it.
-#include <algorithm>
-
-#include "model/block.hpp"
-#include "model/block_attention.hpp"
 #include "model/embedding.hpp"
 #include "model/head.hpp"
+#include "model/structure.hpp"
 #include "model/units.hpp"
 #include "ziggurat/model/model.hpp"
 
@@ -212,77 +209,57 @@ class Checks {
 }  // namespace
 
 void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
-  model::Call call = call_of(s, kind, given);
+  const model::Call call = call_of(s, kind, given);
   switch (kind) {
     case kEmbedding:
       return model::embedding_forward(call);
     case kEmbeddingBackward:
       return model::embedding_backward(call);
-    case kBlock:
-    case kBlockAgain:
-    case kBlockNext:
-      set_layer(call);
-      return model::block_forward(call);
-    case kBlockBackward:
-    case kBlockBackwardFrozen:
-    case kBlockBackwardInput:
-      set_layer(call);
-      call.sums = tile_sums(call.shape, model::sizes_of(kind), call.workspace);
-      return model::block_backward(call);
-    case kBlockBackwardWeight:
-      return model::block_backward_weight(call);
     case kHeadLoss:
     case kHeadLossAndGradient:
     case kHeadLogits:
       return model::run_head(call, table_call(call));
+    default:
+      return block(call.layer).run(call);
   }
 }
 
 // The call as it is computed, once its operands are checked.
 model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) const {
+  const model::ModelShape& m = structure_->shape;
   ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");
-  ZG_ASSERT(part_.parts == 1 || exchange_ != nullptr,
+  ZG_ASSERT(m.part.parts == 1 || exchange_ != nullptr,
             "a part of a model computes with the other parts alone");
   const CallForm form = form_of(kind);
   const UnitCall taken = only_taken(form, given);
-  const Unit& unit = form.part == Part::kEmbedding ? units_.front()
-                     : form.part == Part::kHead    ? units_.back()
-                                                   : units_[1];  // all blocks have the same parameters
-  Checks(*this, kind, form, taken).run(unit, config_.tied ? units_.front() : units_.back());
+  const Unit& unit = form.part == Part::kEmbedding ? units().front()
+                     : form.part == Part::kHead    ? units().back()
+                                                   : block(taken.layer).unit();
+  Checks(*this, kind, form, taken).run(unit, output_unit());
   const std::int64_t workspace = form.part == Part::kEmbedding ? embedding_workspace_bytes(taken.shape) : 0;
   ZG_ASSERT(workspace == 0 || taken.workspace != nullptr, "{}: no workspace", form.name);
   return {taken,
           kind,
           *ops_,
           s,
-          here_,
-          dtype_,
+          m.here,
+          m.dtype,
           unit,
           logits_bytes_,
-          part_,
-          model::tokens_of(config_, part_),
-          config_.vocab_size,
+          m.part,
+          model::tokens_of(m.whole, m.part),
+          m.whole.vocab_size,
           exchange_};
-}
-
-void Model::set_layer(model::Call& call) const {
-  ZG_ASSERT(call.layer < config_.layers, "layer {} of {}", call.layer, config_.layers);
-  ZG_ASSERT(call.layer >= 0 || !config_.layers_differ(),
-            "layers differ, and a call does not say which it is of");
-  const std::int64_t layer = std::max<std::int64_t>(call.layer, 0);
-  const std::int64_t sequence = call.shape.first + call.shape.time * call.shape.part.parts;
-  call.rule = model::attention_rule(config_, layer, sequence);
-  if (config_.form().rotates) call.rope = config_.has_window(layer) ? &window_rope_ : &rope_;
 }
 
 model::Call Model::table_call(const model::Call& head) const {
   UnitCall operands = head;
   operands.weights = head.table, operands.grads = head.table_grads;
-  const Unit& unit = config_.tied ? units_.front() : units_.back();
-  model::Call call{operands, head.model_call,   head.ops,  head.stream, head.config,           head.dtype,
-                   unit,     head.logits_bytes, head.part, head.tokens, head.whole_vocabulary, head.exchange};
-  call.matrix = model::table_index(config_, units_);
-  call.matrix_rows = model::head_columns(here_, *sizes_);
+  model::Call call{
+      operands,      head.model_call,   head.ops,  head.stream, head.config,           head.dtype,
+      output_unit(), head.logits_bytes, head.part, head.tokens, head.whole_vocabulary, head.exchange};
+  call.matrix = model::table_index(config(), units());
+  call.matrix_rows = model::head_columns(structure_->shape.here, *structure_->shape.sizes);
   return call;
 }
 

@@ -65,45 +65,32 @@ class UnitBuilder {
     p.rows = lines_of(bands);
     p.cols = p.whole_cols = in;
     p.summed = summed;
+    p.conv1d = transposed_;
     add(std::move(p), name, std::move(bands), init, with_gap * in);
   }
   // Adds a matrix of which a part holds columns.
-  void matrix_by_columns(const std::string& name, std::int64_t out, std::int64_t in, Init init,
-                         bool conv1d = false) {
+  void matrix_by_columns(const std::string& name, std::int64_t out, std::int64_t in, Init init) {
     Param p;
     p.rows = p.whole_rows = out;
     p.whole_cols = in;
     p.cols = in / part_.parts;
     p.first_col = part_.part * p.cols;
-    p.conv1d = conv1d;
+    p.conv1d = transposed_;
     add(std::move(p), name, {{0, 0, out}}, init);
   }
-  // GPT-2's linear layers: a weight, which files hold transposed, and a bias. The parts hold pieces of each
-  // of `blocks` blocks of the outputs, or pieces of the inputs and all of the bias.
-  void conv1d_by_outputs(const std::string& name, std::int64_t out, std::int64_t in, std::int64_t blocks) {
-    const std::vector<Band> bands = piece(out / blocks, blocks);
-    Param p;
-    p.whole_rows = out;
-    p.rows = lines_of(bands);
-    p.cols = p.whole_cols = in;
-    p.conv1d = true;
-    add(std::move(p), name + ".weight", bands, Init::kNormal);
-    vector(name + ".bias", out, bands, Init::kZero);
-  }
-  void conv1d_by_inputs(const std::string& name, std::int64_t out, std::int64_t in) {
-    matrix_by_columns(name + ".weight", out, in, Init::kNormalResidual, true);
-    vector(name + ".bias", out, all(out), Init::kZero);
-  }
-  // With sequence parallelism each part sees a part of the rows.
-  void norm(const std::string& weight, std::int64_t n, Init init = Init::kOne) {
-    vector(weight, n, all(n), init, part_.sequence);
+  // Whether files hold the matrices that are added from now on transposed.
+  void set_transposed(bool transposed) { transposed_ = transposed; }
+  // Adds a norm. With sequence parallelism each part sees a part of the rows.
+  void norm(const std::string& name, const ModelConfig& c) {
+    vector(name + ".weight", c.width, all(c.width), norm_init(c.block), part_.sequence);
+    if (c.form().layer_norms) vector(name + ".bias", c.width, all(c.width), Init::kZero, part_.sequence);
   }
   // Norms multiply by one at first.
   static Init norm_init(const BlockDescription& block) {
     return block.norm_weight == NormWeight::kPlusOne ? Init::kZero : Init::kOne;
   }
   // Files hold the last `count` matrices as one, whose rows are theirs, one after the other.
-  void fuse(std::size_t count, const char* name) {
+  void fuse(std::size_t count, const std::string& name) {
     std::int64_t rows = 0;
     for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i) {
       Param& p = unit_.params[i];
@@ -136,10 +123,6 @@ class UnitBuilder {
     unit_.adapted = true;
     unit_.tiles = {{0, first}, {first, unit_.count - first}};
   }
-  void layernorm(const std::string& name, std::int64_t n) {
-    norm(name + ".weight", n);
-    vector(name + ".bias", n, all(n), Init::kZero, part_.sequence);
-  }
 
   Unit take() { return std::move(unit_); }
 
@@ -168,6 +151,7 @@ class UnitBuilder {
 
   const ModelPart part_;
   std::string prefix_;
+  bool transposed_ = false;
   Unit unit_;
 };
 
@@ -185,25 +169,29 @@ void append(std::vector<Band>& bands, const std::vector<Band>& more, std::int64_
   }
 }
 
-// The rows of a module's matrix that a part holds, where it holds some of its outputs.
-std::vector<Band> rows_of(const ModelConfig& c, const ModelPart& part, LoraModule module) {
+// The rows of q, k and v, one behind the other, that a part holds.
+std::vector<Band> qkv_rows(const ModelConfig& c, const ModelPart& part) {
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
   std::vector<Band> rows;
+  append(rows, piece_of_lines(part, q), 0);
+  append(rows, kv_lines(c, part), q);
+  append(rows, kv_lines(c, part), q + kv);
+  return rows;
+}
+
+// The rows of a module's matrix that a part holds, where it holds some of its outputs.
+std::vector<Band> rows_of(const ModelConfig& c, const ModelPart& part, LoraModule module) {
   switch (module) {
     case LoraModule::kQ:
-      return piece_of_lines(part, q);
+      return piece_of_lines(part, c.heads * c.head_size);
     case LoraModule::kK:
     case LoraModule::kV:
       return kv_lines(c, part);
     case LoraModule::kQkv:
-      append(rows, piece_of_lines(part, q), 0);
-      append(rows, kv_lines(c, part), q);
-      append(rows, kv_lines(c, part), q + kv);
-      return rows;
+    case LoraModule::kCAttn:
+      return qkv_rows(c, part);
     case LoraModule::kGateUp:
       return piece_of_lines(part, c.inner, 2);
-    case LoraModule::kCAttn:
-      return piece_of_lines(part, c.width, 3);
     default:
       return piece_of_lines(part, c.inner);
   }
@@ -213,6 +201,7 @@ std::vector<Band> rows_of(const ModelConfig& c, const ModelPart& part, LoraModul
 Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const ModelPart& part) {
   if (!c.lora.on()) return b.take();
   const std::int64_t own = b.count();
+  b.set_transposed(false);
   const AdapterList adapters(c);
   for (const Adapter& one : adapters.all()) {
     const bool of_heads =
@@ -227,60 +216,65 @@ std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
   return fmt::format("{}.{}.", family_of(c.arch).files.layers, layer);
 }
 
-// A block of GPT-2. Its files hold the matrices transposed.
-Unit joint_block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
-  UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
-  b.layernorm("ln_1", c.width);
-  b.conv1d_by_outputs("attn.c_attn", 3 * c.width, c.width, 3);
-  b.conv1d_by_inputs("attn.c_proj", c.width, c.width);
-  b.layernorm("ln_2", c.width);
-  b.conv1d_by_outputs("mlp.c_fc", c.inner, c.width, 1);
-  b.conv1d_by_inputs("mlp.c_proj", c.width, c.inner);
-  return with_adapters(b, c, part);
-}
-
-Unit block(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
-  UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
-  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
-  const bool copies = c.kv_heads % part.parts != 0;
-  const bool before = c.norms_before(), after = c.norms_after();
+// In the order of BlockParams.
+Unit block_unit(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+  const FamilyForm& form = c.form();
   const BlockDescription& has = c.block;
-  const Init one = b.norm_init(has);
-  if (before) b.norm("input_layernorm.weight", c.width, one);
-  b.matrix("self_attn.q_proj.weight", q, c.width, b.piece(q), Init::kNormal);
-  b.matrix("self_attn.k_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
-  b.matrix("self_attn.v_proj.weight", kv, c.width, kv_lines(c, part), Init::kNormal, 0, copies);
-  if (has.fused) b.fuse(3, "self_attn.qkv_proj.weight");
-  if (has.qkv_bias) {
-    b.vector("self_attn.q_proj.bias", q, b.piece(q), Init::kZero);
-    b.vector("self_attn.k_proj.bias", kv, kv_lines(c, part), Init::kZero, copies);
-    b.vector("self_attn.v_proj.bias", kv, kv_lines(c, part), Init::kZero, copies);
+  const BlockNames& names = family_of(c.arch).files.block;
+  UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
+  b.set_transposed(names.transposed);
+  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
+  const bool before = c.norms_before(), after = c.norms_after();
+  const auto matrix = [&](const MatrixName& name, std::int64_t rows, std::vector<Band> bands,
+                          bool copies = false) {
+    b.matrix(fmt::format("{}.weight", name.path), rows, c.width, std::move(bands), Init::kNormal, 0, copies);
+  };
+  const auto matrix_by_columns = [&](const MatrixName& name, std::int64_t columns) {
+    b.matrix_by_columns(fmt::format("{}.weight", name.path), c.width, columns, Init::kNormalResidual);
+  };
+  const auto bias = [&](const MatrixName& name, std::int64_t n, std::vector<Band> bands,
+                        bool copies = false) {
+    b.vector(fmt::format("{}.bias", name.path), n, std::move(bands), Init::kZero, copies);
+  };
+  if (before) b.norm(names.norm1, c);
+  if (form.joint_qkv) {
+    matrix(names.qkv, q + 2 * kv, qkv_rows(c, part));
+    if (c.qkv_bias()) bias(names.qkv, q + 2 * kv, qkv_rows(c, part));
+  } else {
+    const bool copies = c.kv_heads % part.parts != 0;
+    matrix(names.q, q, b.piece(q));
+    matrix(names.k, kv, kv_lines(c, part), copies);
+    matrix(names.v, kv, kv_lines(c, part), copies);
+    if (has.fused) b.fuse(3, fmt::format("{}.weight", names.qkv.path));
+    if (c.qkv_bias()) {
+      bias(names.q, q, b.piece(q));
+      bias(names.k, kv, kv_lines(c, part), copies);
+      bias(names.v, kv, kv_lines(c, part), copies);
+    }
   }
   if (has.head_norms != HeadNorms::kNone) {
     const bool each = has.head_norms == HeadNorms::kEach;
     // Each part sees its own heads alone.
     for (const auto& [name, width] : {std::pair("q", q), {"k", kv}}) {
       const std::int64_t n = each ? c.head_size : width;
-      b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), one, part.parts > 1);
+      b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), b.norm_init(has), part.parts > 1);
     }
   }
   if (has.sinks) b.vector("self_attn.sinks", c.heads, b.piece(c.heads), Init::kZero);
-  b.matrix_by_columns("self_attn.o_proj.weight", c.width, q, Init::kNormalResidual);
-  if (has.o_bias) b.vector("self_attn.o_proj.bias", c.width, b.all(c.width), Init::kZero);
-  if (after) b.norm("post_attention_layernorm.weight", c.width, one);
-  if (before) {
-    b.norm(after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", c.width, one);
+  matrix_by_columns(names.o, q);
+  if (c.o_bias()) bias(names.o, c.width, b.all(c.width));
+  if (after) b.norm("post_attention_layernorm", c);
+  if (before) b.norm(after ? "pre_feedforward_layernorm" : names.norm2, c);
+  matrix(names.gate, c.inner, b.piece(c.inner));
+  if (form.gated) matrix(names.up, c.inner, b.piece(c.inner));
+  if (form.gated && has.fused) b.fuse(2, fmt::format("{}.weight", names.gate_up.path));
+  if (c.mlp_bias()) {
+    bias(names.gate, c.inner, b.piece(c.inner));
+    if (form.gated) bias(names.up, c.inner, b.piece(c.inner));
   }
-  b.matrix("mlp.gate_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
-  b.matrix("mlp.up_proj.weight", c.inner, c.width, b.piece(c.inner), Init::kNormal);
-  if (has.fused) b.fuse(2, "mlp.gate_up_proj.weight");
-  if (has.mlp_bias) {
-    b.vector("mlp.gate_proj.bias", c.inner, b.piece(c.inner), Init::kZero);
-    b.vector("mlp.up_proj.bias", c.inner, b.piece(c.inner), Init::kZero);
-  }
-  b.matrix_by_columns("mlp.down_proj.weight", c.width, c.inner, Init::kNormalResidual);
-  if (has.mlp_bias) b.vector("mlp.down_proj.bias", c.width, b.all(c.width), Init::kZero);
-  if (after) b.norm("post_feedforward_layernorm.weight", c.width, one);
+  matrix_by_columns(names.down, c.inner);
+  if (c.mlp_bias()) bias(names.down, c.width, b.all(c.width));
+  if (after) b.norm("post_feedforward_layernorm", c);
   return with_adapters(b, c, part);
 }
 
@@ -306,12 +300,7 @@ Unit embedding_unit(const ModelConfig& c, const ModelPart& part, std::int64_t ta
 
 Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
   UnitBuilder b(part, "head", "");
-  const std::string norm = family_of(c.arch).files.norm;
-  if (c.form().layer_norms) {
-    b.layernorm(norm, c.width);
-  } else {
-    b.norm(norm + ".weight", c.width, b.norm_init(c.block));
-  }
+  b.norm(family_of(c.arch).files.norm, c);
   if (!c.tied) table(b, c, part, "lm_head.weight", table_rows);
   return b.take();
 }
@@ -397,7 +386,7 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
   units.push_back(embedding_unit(c, part, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    units.push_back(c.form().joint_qkv ? joint_block(c, part, i) : block(c, part, i));
+    units.push_back(block_unit(c, part, i));
     if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
   }
   units.push_back(head_unit(c, part, table_rows));
@@ -411,7 +400,7 @@ std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::i
   }
   const std::size_t own = BlockParams(c).count;
   const std::size_t adapters = c.lora.on() ? AdapterList(c).count() : 0;
-  ZG_ASSERT_EQ(units[1].params.size(), own + 2 * adapters);
+  for (std::size_t u = 1; u + 1 < units.size(); ++u) ZG_ASSERT_EQ(units[u].params.size(), own + 2 * adapters);
   return units;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <vector>
@@ -76,6 +77,11 @@ struct TableRows {
   std::int64_t rows = 0;
 };
 void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {});
+
+// Appends the uses of all tiles of a matrix but the unit's first tile: of each tile all kinds, one after the
+// other.
+void add_tile_uses(const Unit& unit, std::size_t matrix, std::initializer_list<TileUse::Kind> kinds,
+                   std::vector<TileUse>& uses);
 
 // The output matrix [V, C] in the unit that holds it: the embedding when tied, else the head.
 std::size_t table_index(const ModelConfig& config, const std::vector<Unit>& units);

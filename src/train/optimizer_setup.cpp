@@ -60,7 +60,7 @@ void check_met(const std::vector<ParamGroup>& groups, const Met& met, const Mode
     const std::string where = fmt::format("optimizer.param_groups.{}.params", g);
     for (std::size_t p = 0; p < groups[g].patterns.size(); ++p) {
       if (met.patterns[g][p]) continue;
-      const Unit& block = model.units()[1];
+      const Unit& block = model.block(0).unit();
       throw Error(
           Errc::kUsage, where, fmt::format("\"{}\" matches no parameter", groups[g].patterns[p]),
           fmt::format("the names are those of the weight files, e.g. \"{}\", \"{}\"; * matches any text",

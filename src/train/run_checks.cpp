@@ -87,20 +87,22 @@ void check_copies(const RunConfig& config, const ModelConfig& model) {
   if (model.kv_heads % parts == 0 || (!few_bits && !config.quantize_gradients)) return;
   const OpSizes& sizes = host_ops();
   const Model one(model, config.dtype, sizes, 0, {parts, 0});
-  for (const Param& p : one.units()[1].params) {
-    const bool trained = p.adapter || !model.lora.on();
-    const std::int64_t head = model.head_size * p.line();
-    if (!trained || !p.whole_numbers || head % kQuantBlock == 0) continue;
-    throw Error(
-        Errc::kUsage, "parallel.tensor",
-        fmt::format("{} parts have copies of some of the {} heads of keys and values, which must stay "
-                    "alike: a head's {} elements of {} are no multiple of {}, the block in which {} rounds",
-                    parts, model.kv_heads, head, p.name, kQuantBlock,
-                    few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
-        fmt::format("choose parts that divide {}{}, or keep all bits", model.kv_heads,
-                    p.adapter ? fmt::format(", a lora.rank that is a multiple of {}",
-                                            kQuantBlock / std::gcd(kQuantBlock, model.head_size))
-                              : ", or a multiple of it"));
+  for (const Unit& unit : one.units()) {
+    for (const Param& p : unit.params) {
+      const bool trained = p.adapter || !model.lora.on();
+      const std::int64_t head = model.head_size * p.line();
+      if (!trained || !p.whole_numbers || head % kQuantBlock == 0) continue;
+      throw Error(
+          Errc::kUsage, "parallel.tensor",
+          fmt::format("{} parts have copies of some of the {} heads of keys and values, which must stay "
+                      "alike: a head's {} elements of {} are no multiple of {}, the block in which {} rounds",
+                      parts, model.kv_heads, head, p.name, kQuantBlock,
+                      few_bits ? "optimizer.state" : "zero_optimization.zero_quantized_gradients"),
+          fmt::format("choose parts that divide {}{}, or keep all bits", model.kv_heads,
+                      p.adapter ? fmt::format(", a lora.rank that is a multiple of {}",
+                                              kQuantBlock / std::gcd(kQuantBlock, model.head_size))
+                                : ", or a multiple of it"));
+    }
   }
 }
 

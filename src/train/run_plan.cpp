@@ -350,7 +350,8 @@ class Planner {
     const auto bytes = [&](const Unit& unit) {
       return unit.count * static_cast<std::int64_t>(size_of(plan_.model->dtype()));
     };
-    const std::int64_t layer = bytes(plan_.model->units()[1]), table = bytes(plan_.model->units().front());
+    const std::int64_t layer = bytes(plan_.model->largest_block().unit()),
+                       table = bytes(plan_.model->units().front());
     const std::string of_layers = fmt::format("each layer of {}", format_bytes(layer));
     return table > layer ? fmt::format("{} and the embedding of {} are", of_layers, format_bytes(table))
                          : of_layers + " is";
@@ -514,7 +515,7 @@ double RunPlan::flops_per_step() const {
       products += p.adapter ? (3 + again) * count : (more - spared) * count;
     }
   }
-  return training_flops(model_config, tokens, config.data.seq_len, config.recompute) +
+  return model->training_flops(tokens, config.data.seq_len, config.recompute) +
          2 * static_cast<double>(tokens) * products;
 }
 

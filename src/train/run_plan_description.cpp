@@ -18,7 +18,7 @@ std::string describe_tiles(const RunPlan& plan) {
   const auto bytes = [&](std::int64_t count) {
     return format_bytes(count * static_cast<std::int64_t>(size_of(plan.model->dtype())));
   };
-  const Unit &layer = plan.model->units()[1], &embedding = plan.model->units().front(),
+  const Unit &layer = plan.model->largest_block().unit(), &embedding = plan.model->units().front(),
              &head = plan.model->units().back();
   std::string text = fmt::format("\ntiles      the {} of weights of each layer come in {} tiles",
                                  bytes(layer.adapted ? layer.tiles.back().first : layer.count), tiles(layer));

@@ -83,7 +83,7 @@ Result attend(const Problem& p, int parts, ContextMethod method, const std::vect
       const auto saved = take(
           [&](model::BufferPlan& plan) { return model::SavedAttention(plan, p.config, DType::kF64, shape); });
       const auto w = take([&](model::BufferPlan& plan) {
-        return model::AttentionWorkspace(plan, p.config, DType::kF64, shape, host_ops());
+        return model::AttentionWorkspace(plan, p.config, DType::kF64, shape, call.rule, host_ops());
       });
       const RowPositions rows = shape.part.positions(shape.time);
       const auto whole_row = [&](std::int64_t r) { return r / shape.time * p.whole.time + rows.of(r); };

@@ -351,7 +351,8 @@ TEST(PipelineSplit, HasTheLeastMostExpensivePart) {
     for (int parts = 1; parts <= layers; ++parts) {
       for (const double before : {0.0, 0.5}) {
         for (const double after : {0.0, 1.5, 4.0}) {
-          const auto first = split_layers(layers, 1, before, after, parts);
+          const auto first =
+              split_layers(std::vector<double>(static_cast<std::size_t>(layers), 1), before, after, parts);
           ASSERT_EQ(first.size(), static_cast<std::size_t>(parts) + 1);
           EXPECT_EQ(first.front(), 0);
           EXPECT_EQ(first.back(), layers);
@@ -374,7 +375,10 @@ TEST(PipelineSplit, HasTheLeastMostExpensivePart) {
       }
     }
   }
-  EXPECT_EQ(split_layers(8, 1, 0, 2, 4), (std::vector<std::int32_t>{0, 2, 4, 7, 8}));
+  EXPECT_EQ(split_layers(std::vector<double>(8, 1), 0, 2, 4), (std::vector<std::int32_t>{0, 2, 4, 7, 8}));
+  // Layers may cost differently: 6 | 1 1 1 2 | 5 and 1 before the head's 4.
+  EXPECT_EQ(split_layers(std::vector<double>{6, 1, 1, 1, 2, 5, 1}, 0, 0, 3),
+            (std::vector<std::int32_t>{0, 1, 5, 7}));
 }
 
 // Layers of one second each, two for the embedding and five for the head.

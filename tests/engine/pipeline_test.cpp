@@ -366,7 +366,7 @@ TEST(PipelineGathers, ComeOneUnitAheadIfAsked) {
           StageShape shape{{6, 8, Accumulation::kLayerMajor, UpdateTiming::kDeferred, tied, true, keep},
                            {2, o.chunks, 8, o.schedule},
                            stage,
-                           split_layers(6, 1, 0, 1, 2 * o.chunks)};
+                           split_layers(std::vector<double>(6, 1), 0, 1, 2 * o.chunks)};
           const Placed now = placed(stage_schedule(shape, PipelinePass::kTraining, true));
           shape.step.gather_ahead = 1;
           const Placed early = placed(stage_schedule(shape, PipelinePass::kTraining, true));

@@ -88,7 +88,7 @@ TEST(Tiles, OfATablePassTwice) {
       TinySetup whole = tiles, small = tiles;
       whole.blocks = BlockTiling::kWhole;
       const Model model(tiles.model, tiles.dtype, host_ops(), 0, {}, tiles.blocks);
-      const auto uses = [&](ModelCall call) { return model.tile_uses(call).size(); };
+      const auto uses = [&](ModelCall call) { return model.tile_uses(0, call).size(); };
       // Of 4 and 7 tiles; where nothing stays beside a table, its first one does.
       const std::size_t embedding = llama ? 3 : 7, rest = llama && !tied ? 4 : embedding;
       EXPECT_EQ(uses(ModelCall::kHeadLoss), rest);

@@ -102,6 +102,7 @@ void run_part(const Way& way, BatchShape shape, std::int64_t first, std::int64_t
     const auto unit = static_cast<std::size_t>(u);
     r.model().run(stream, ModelCall::kBlock,
                   {.shape = shape,
+                   .layer = u - 1,
                    .weights = r.weights(unit),
                    .input = r.rows(nothing, batch),
                    .output = r.rows(out, batch),

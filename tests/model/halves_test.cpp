@@ -124,7 +124,7 @@ TEST(BackwardInHalves, GatherWhatAdaptersNeedAlone) {
     c.lora = {.rank = 2, .alpha = 2, .modules = match_modules(c, modules)};
     const Model model(c, DType::kF32, host_ops(), 0, {4, 1, true});
     const auto gathers = [&](ModelCall call) {
-      const auto calls = model.exchanges_of(call, {2, 20});
+      const auto calls = model.block(0).exchanges(call, {2, 20});
       return std::count_if(calls.begin(), calls.end(),
                            [](const PartCall& one) { return one.kind == PartCall::Kind::kAllGather; });
     };
@@ -140,7 +140,7 @@ TEST(BackwardInHalves, ExchangesWhatTheWholeDoes) {
   for (const bool sequence : {false, true}) {
     const Model model(model_of(Kind::kLlama), DType::kF32, host_ops(), 0, {4, 1, sequence});
     const auto count = [&](ModelCall call, PartCall::Kind kind) {
-      const auto calls = model.exchanges_of(call, {2, 20});
+      const auto calls = model.block(0).exchanges(call, {2, 20});
       return std::count_if(calls.begin(), calls.end(), [&](const PartCall& c) { return c.kind == kind; });
     };
     using enum PartCall::Kind;
@@ -148,7 +148,7 @@ TEST(BackwardInHalves, ExchangesWhatTheWholeDoes) {
       EXPECT_EQ(count(ModelCall::kBlockBackwardInput, kind) + count(ModelCall::kBlockBackwardWeight, kind),
                 count(ModelCall::kBlockBackward, kind) + (sequence && kind == kAllGather ? 2 : 0));
     }
-    EXPECT_EQ(model.exchanges_of(ModelCall::kBlockBackwardWeight, {2, 20}).size(), sequence ? 4u : 0u);
+    EXPECT_EQ(model.block(0).exchanges(ModelCall::kBlockBackwardWeight, {2, 20}).size(), sequence ? 4u : 0u);
   }
 }
 

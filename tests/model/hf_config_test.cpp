@@ -310,7 +310,7 @@ TEST_F(HfConfigTest, TakesOtherNamesOfTheSame) {
             with(kLlama, yarn));
   const ModelConfig scores =
       with(kGpt2, R"({"scale_attn_weights": false, "scale_attn_by_inverse_layer_idx": true})");
-  EXPECT_TRUE(!scores.scaled_scores && scores.scores_by_layer && scores.layers_differ());
+  EXPECT_TRUE(!scores.scaled_scores && scores.scores_by_layer);
   EXPECT_EQ(read(write_hf_config(scores)), scores);
   const ModelConfig biases = with(kLlama, R"({"mlp_bias": true})");
   EXPECT_TRUE(biases.block.mlp_bias);

@@ -161,6 +161,7 @@ TEST_P(Numerics, BlockForwardTwiceGivesTheSameBits) {
       workspace.poison();
       r.model().run(stream, out ? ModelCall::kBlock : ModelCall::kBlockAgain,
                     {.shape = batch.shape,
+                     .layer = 0,
                      .weights = r.weights(1),
                      .input = r.rows(x, batch),
                      .output = out,
@@ -380,6 +381,7 @@ TEST(CallOperandsDeathTest, AreNamedWhereTheyAreMissingOrDoNotFit) {
   const auto rows = [&](const Bytes& b) { return View(b.data(), DType::kF64, 3, model.config().width); };
   std::memset(x.data(), 0, static_cast<std::size_t>(x.size()));
   const UnitCall good{.shape = shape,
+                      .layer = 0,
                       .weights = r.weights(1),
                       .input = rows(x),
                       .output = rows(out),
@@ -402,6 +404,8 @@ TEST(CallOperandsDeathTest, AreNamedWhereTheyAreMissingOrDoNotFit) {
   EXPECT_DEATH(model.run(s, ModelCall::kBlockBackward, good), "the operand grads is missing");
   call = good, call.output = good.input;
   EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "assertion failed");
+  call = good, call.layer = -1;
+  EXPECT_DEATH(model.run(s, ModelCall::kBlock, call), "layer -1 of ");
 }
 
 // Products as a GPU wants them: rows of all operands are multiples of 16 bytes.

@@ -176,13 +176,21 @@ TEST(Units, CountsOfPublishedModels) {
 
 TEST(TrainingFlops, ByHand) {
   ModelConfig c = reference_llama();
+  const auto flops = [&](std::int64_t tokens, std::int64_t time, bool recompute) {
+    return Model(c, DType::kF32, host_ops()).training_flops(tokens, time, recompute);
+  };
   // Per token and block: q, o 176 x 176, k, v 88 x 176, three of 172 x 176; and half of 2 x 176 x 32.
   const double block = 176.0 * (176 + 176 + 88 + 88 + 3 * 172), attention = 176.0 * 32, table = 257.0 * 176;
-  EXPECT_DOUBLE_EQ(training_flops(c, 256, 32, false), 256 * (6 * 5 * (block + attention) + 6 * table));
-  EXPECT_DOUBLE_EQ(training_flops(c, 256, 32, true), 256 * (8 * 5 * (block + attention) + 6 * table));
+  EXPECT_DOUBLE_EQ(flops(256, 32, false), 256 * (6 * 5 * (block + attention) + 6 * table));
+  EXPECT_DOUBLE_EQ(flops(256, 32, true), 256 * (8 * 5 * (block + attention) + 6 * table));
   c = reference_gpt2();
   const double gpt2_block = 12.0 * 172 * 172 + 172.0 * 32;
-  EXPECT_DOUBLE_EQ(training_flops(c, 10, 32, false), 10 * (6 * 3 * gpt2_block + 6 * 257.0 * 172));
+  EXPECT_DOUBLE_EQ(flops(10, 32, false), 10 * (6 * 3 * gpt2_block + 6 * 257.0 * 172));
+  // A window of 8 in the second of two layers: of 32 queries 8 see 1 to 8 keys, and all others 8.
+  c = reference_llama(), c.layers = 2, c.block.window = 8, c.block.windowed = {false, true};
+  const Model model(c, DType::kF32, host_ops());
+  EXPECT_DOUBLE_EQ(model.block(0).forward_products(32), block + attention);
+  EXPECT_DOUBLE_EQ(model.block(1).forward_products(32), block + 2 * 176.0 * (8 * 4 + 24 * 8) / 32);
 }
 
 TEST(Sizes, GrowWithTheBatchAndFitTheirParts) {

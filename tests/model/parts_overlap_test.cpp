@@ -82,6 +82,7 @@ Orders orders_of(bool llama, bool sequence) {
         return View(b.data(), DType::kF64, model.residual_rows(shape), model.config().width);
       };
       UnitCall call{.shape = shape,
+                    .layer = 0,
                     .weights = r.weights(1),
                     .grads = r.grads(1),
                     .input = rows(x),

@@ -16,7 +16,7 @@ NCCL = "src/comm/nccl_comm.cpp"
 GPUS = ("zg_test_cuda_comm", "*Conformance*:Nccl*:Comm*")
 NODE, PLAN = "src/train/node.cpp", "src/train/run_plan.cpp"
 TRAIN = ("zg_test_train", "RanksOfARun.EveryStage*:TensorRuns.*")
-CALL, HEAD, UNITS, RUN = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp", "src/model/run.cpp"
+CALL, HEAD, UNITS = "src/model/call.hpp", "src/model/head.cpp", "src/model/units.cpp"
 EMBEDDING = "src/model/embedding.cpp"
 PART = "src/model/part.cpp"
 WEIGHTS, STATE = "src/engine/weight_ops.cpp", "src/engine/state_stream.cpp"
@@ -46,7 +46,8 @@ LARGE_HEADS = "kernels/cuda/attention_backward_large.cu"
 CUDA_ATTENTION = ("zg_test_cuda", "*TensorAttention*:*CudaAttention*")
 CUDA_RULES = ("zg_test_cuda", "*AttentionRules*:*AttentionTiles*:*Rope*")
 VISIBLE, ARGUMENTS = "include/ziggurat/kernels/visible_keys.hpp", "include/ziggurat/kernels/arguments.hpp"
-BLOCK, ROPE_TABLES = "src/model/block.cpp", "src/model/rope_tables.cpp"
+DENSE = "src/model/dense_block.cpp"
+BLOCK, ROPE_TABLES = "src/model/dense_pass.cpp", "src/model/rope_tables.cpp"
 MERGES, HF_TOKENS = "src/data/merge_table.cpp", "src/data/hf_tokenizer.cpp"
 TOKENS = ("zg_test_data", "HfMerges.*:Nfc.*")
 IN_PARTS = ("zg_test_engine", "*InParts*")
@@ -194,7 +195,7 @@ BUGS = (
     Bug("what several parts have counts several times in the norm",
         ((WEIGHTS, "counted ? w.scalar(1 + op_.unit) : w.discarded()", "w.scalar(1 + op_.unit)"),), PARTS),
     Bug("gradients of norms are not summed with sequence parallelism",
-        ((UNITS, "vector(weight, n, all(n), init, part_.sequence);", "vector(weight, n, all(n), init, false);"),),
+        ((UNITS, "norm_init(c.block), part_.sequence);", "norm_init(c.block), false);"),),
         PARTS),
     Bug("logits of rows without a token are not masked",
         ((HEAD, "const Workspace w = workspace_of(call, table, gradients);\n"
@@ -315,10 +316,10 @@ BUGS = (
         ((PROGRAM, "if (slot.kind == OpKind::kBackward || slot.kind == OpKind::kBackwardWeight ||\n",
           "if (slot.kind == OpKind::kBackward ||\n"),), TILES),
     Bug("sums of tiles lie where a half of a backward keeps a gradient",
-        ((RUN, "call.sums = tile_sums(call.shape, model::sizes_of(kind), call.workspace);",
-          "call.sums = tile_sums(call.shape, Backward::kWhole, call.workspace);"),), TILES),
+        ((DENSE, "scratch_bytes(call.shape, sizes_of(call.model_call));",
+          "scratch_bytes(call.shape, Backward::kWhole);"),), TILES),
     Bug("the second half reads tiles of weights",
-        (("src/model/tiles.cpp", "  if (input) add(products[i], kWeight);",
+        ((DENSE, "  if (input) add(products[i], kWeight);",
           "  if (input || weight) add(products[i], kWeight);"),), TILES),
     Bug("tables in tiles: each tile of the embedding zeroes other tokens' rows",
         (("kernels/host/embedding.cpp", "if (args.part.only && !is_here) continue;", ""),), TILES),
@@ -446,8 +447,7 @@ BUGS = (
     Bug("LoRA: the gradient of the input lacks what passes the adapter",
         ((ADAPTERS, "if (!drops()) return call_.linear_dx_more(d, weight(i, 0), dx);", "if (!drops()) return;"),), LORA),
     Bug("LoRA: the keys' adapter adds to the queries",
-        ((ADAPTERS, "add(LoraModule::kK, kQkv, \"self_attn.k_proj\", c.width, kv, q);",
-          "add(LoraModule::kK, kQkv, \"self_attn.k_proj\", c.width, kv);"),), LORA),
+        ((ADAPTERS, "add(names.k, kQkv, c.width, kv, q);", "add(names.k, kQkv, c.width, kv);"),), LORA),
     Bug("LoRA: the gradient of A is that of an input of which nothing is dropped",
         ((ADAPTERS, "call_.linear_dw(d_low(i, place), input_of(one, x), grad(i, 0));",
           "call_.linear_dw(d_low(i, place), x, grad(i, 0));"),), LORA),
@@ -482,8 +482,8 @@ BUGS = (
         ((ADAPTERS, ".first_column = is_split_by_inputs(adapter.input) ? call_.part.part * x.cols : 0},",
           ".first_column = 0},"),), LORA_PARTS),
     Bug("LoRA: a part has the rows of B of the part before it",
-        ((UNITS, "      return piece_of_lines(part, q);\n",
-          "      return piece_of_lines({part.parts, (part.part + part.parts - 1) % part.parts, part.sequence}, q);\n"),),
+        ((UNITS, "      return piece_of_lines(part, c.heads * c.head_size);\n",
+          "      return piece_of_lines({part.parts, (part.part + part.parts - 1) % part.parts, part.sequence}, c.heads * c.head_size);\n"),),
         LORA_PARTS),
     Bug("LoRA: the second half leaves out the adapters of the last products",
         ((BLOCK, "    b.adapters.backward_weight(branch.adapters, dy, branch.input);\n", ""),), HALVES),
@@ -732,14 +732,13 @@ BUGS = (
         ((BLOCK, ".y = y,\n                    .stats = stats,\n                    .weight = c.block.norm_weight});",
           ".y = y,\n                    .stats = stats});"),), FAMILIES),
     Bug("family: a window one token too long",
-        ((ATTENTION, ".window = window && c.block.window < time ? c.block.window : 0,",
-          ".window = window && c.block.window < time ? c.block.window + 1 : 0,"),), FAMILIES),
+        ((ATTENTION, "c.block.window < sequence ? c.block.window : 0,",
+          "c.block.window < sequence ? c.block.window + 1 : 0,"),), FAMILIES),
     Bug("family: norms of heads after they turn",
         ((BLOCK, "  b.normalise_heads(qkv);\n  b.rope(qkv, false);\n",
           "  b.rope(qkv, false);\n  b.normalise_heads(qkv);\n"),), FAMILIES),
     Bug("family: local and global frequencies swapped",
-        ((RUN, "call.rope = config_.has_window(layer) ? &window_rope_ : &rope_;",
-          "call.rope = config_.has_window(layer) ? &rope_ : &window_rope_;"),), FAMILIES),
+        (("src/model/model.cpp", ": config.has_window(l) ? &window_rope", ": !config.has_window(l) ? &window_rope"),), FAMILIES),
     Bug("family: the biases of q, k and v dropped",
         (("src/model/stack.hpp", "return has_bias_ ? flat.col_range(piece.bias, piece.rows) : View{};", "return (void)flat, (void)piece, View{};"),),
         FAMILIES),
@@ -761,8 +760,8 @@ BUGS = (
         (("src/train/checkpoint_bits.cpp", "      add(kBlock, block_text(m));\n", "      (void)block_text(m);\n"),),
         ("zg_test_train", "CheckpointFamilies*")),
     Bug("family: norms of heads are not summed over parts",
-        ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one, part.parts > 1);",
-          "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), one);"),),
+        ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), b.norm_init(has), part.parts > 1);",
+          "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), b.norm_init(has));"),),
         ("zg_test_model", "*Parts*every_option*")),
     Bug("tokenizer: of equal pairs the rightmost is joined first",
         ((MERGES, "merges[i]->rank < merges[best]->rank", "merges[i]->rank <= merges[best]->rank"),), TOKENS),

@@ -90,7 +90,7 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
 // The first layer of each of `parts` parts, and the number of layers behind them: the most that a part costs
 // is least, and then the sum of the squares. `before` and `after` are costs beside those of the layers, in
 // the first and in the last part. Every part has a layer: there must be as many.
-std::vector<std::int32_t> split_layers(std::int32_t layers, double cost_of_layer, double before, double after,
+std::vector<std::int32_t> split_layers(std::span<const double> layer_costs, double before, double after,
                                        int parts);
 
 // The number of layers that each part would have if they were divided by how long the stages took, by the

@@ -118,8 +118,6 @@ struct ModelConfig {
            block.windowed[static_cast<std::size_t>(layer)];
   }
   bool any_window() const;
-  // Whether layers compute in two ways, so that who calls one must say which.
-  bool layers_differ() const;
   bool norms_after() const { return block.norms != NormPlacement::kBefore; }
   bool norms_before() const { return block.norms != NormPlacement::kAfter; }
   // Most tokens that a sequence may have: the context, or the original context of LongRoPE.

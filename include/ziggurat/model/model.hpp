@@ -15,10 +15,12 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ziggurat/device/ops.hpp"
+#include "ziggurat/model/block.hpp"
 #include "ziggurat/model/config.hpp"
 #include "ziggurat/model/param.hpp"
 #include "ziggurat/model/unit_call.hpp"
@@ -26,24 +28,15 @@
 namespace zg {
 
 namespace model {
-struct Call;
 struct HeadRoom;
+struct Structure;
 }  // namespace model
-
-enum class Direction { kForward, kBackward };
 
 // Whether the weights of each block and each table (embedding, output matrix) are one flat tensor, or tiles
 // (Unit::tiles), of which a call needs one at a time. How a matrix is cut depends on its sizes alone. The
 // gradient of a product's input is a sum over tiles then, in ascending order, so that it rounds differently
 // from a whole unit's.
 enum class BlockTiling { kWhole, kInTiles };
-
-// Whether the backward of a block is one call or two. The first half computes the gradient of the block's
-// input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
-// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient
-// of the input has the same bits, and those of the parameters are not computed. Of a block with adapters the
-// second half computes theirs alone.
-enum class Backward { kWhole, kInHalves, kFrozen };
 
 // Whether the head's calls compute the gradients of its parameters.
 enum class HeadGradients { kAll, kFrozen };
@@ -67,14 +60,6 @@ class PartExchange {
   virtual void end(Stream& s) = 0;
 };
 
-// One call of PartExchange, for forecasts. count: elements of the data, or of one part's piece of it.
-struct PartCall {
-  enum class Kind { kAllReduce, kReduceScatter, kAllGather };
-  Kind kind = Kind::kAllReduce;
-  std::int64_t count = 0;
-  DType dtype = DType::kF32;
-};
-
 // Throws Error(kUsage) unless the model can be split into so many parts: heads and inner width must divide,
 // and each part needs a token of the vocabulary. The error's place is "parallel.tensor".
 void validate_parts(const ModelConfig& config, int parts);
@@ -93,26 +78,32 @@ class Model {
   // it.
   Model with(PartExchange& exchange) const;
 
-  const ModelConfig& config() const { return config_; }  // of the whole model
-  const ModelPart& part() const { return part_; }
-  DType dtype() const { return dtype_; }
-  DType accumulator_dtype() const { return dtype_ == DType::kF64 ? DType::kF64 : DType::kF32; }
-  // The overload for a temporary model is deleted, since a loop over its units would run after it was
+  const ModelConfig& config() const;  // of the whole model
+  const ModelPart& part() const;
+  DType dtype() const;
+  DType accumulator_dtype() const { return dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
+  // The overloads for a temporary model are deleted, since a loop over its units would run after it was
   // destroyed.
-  const std::vector<Unit>& units() const& { return units_; }
+  const std::vector<Unit>& units() const&;
   const std::vector<Unit>& units() const&& = delete;
+  // The block of a layer, from 0; it lives as long as a copy of the model does.
+  const Block& block(std::int64_t layer) const&;
+  const Block& block(std::int64_t layer) const&& = delete;
+  const Block& largest_block() const&;  // of the layers with most elements the first one's
+  // The unit that holds the output matrix: the embedding when tied, else the head.
+  const Unit& output_unit() const&;
   std::int64_t parameter_count() const;  // of the whole model, without padding
   // Rows of the residual stream, N below, that this part has: all, or its piece of them
   // (ModelPart::sequence).
   std::int64_t residual_rows(BatchShape shape) const {
-    return part_.sequence ? shape.rows() / part_.parts : shape.rows();
+    return part().sequence ? shape.rows() / part().parts : shape.rows();
   }
-  // What a call exchanges with the other parts, in order.
-  std::vector<PartCall> exchanges_of(ModelCall call, BatchShape shape) const;
+  // The exchanges of a call on a unit with the other parts, in order.
+  std::vector<PartCall> exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const;
 
-  // The tiles that a call asks for, but the first one, in order; nothing where its unit is whole. Those of
-  // the head's calls are of the unit with the output matrix.
-  std::vector<TileUse> tile_uses(ModelCall call) const;
+  // The tiles that a call on a unit asks for, but the first one, in order; none where it is whole. Those of
+  // the head's calls are tiles of output_unit().
+  std::vector<TileUse> tile_uses(std::size_t unit, ModelCall call) const;
 
   // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention
   // adds to the residual stream, the second for what its MLP adds.
@@ -123,58 +114,43 @@ class Model {
   // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
   // hold anything, NaN too.
   std::int64_t checkpoint_bytes(BatchShape shape) const;  // a block's input, T [N,C], rounded up to 4096
-  // `saved`: what backward needs besides that input. Forward fills what a whole backward needs of it, and
-  // needs no more room.
+  // Block::saved_bytes() and Block::workspace_bytes() of the block that needs most.
   std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
-  // Scratch of a block's forward and backward.
   std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
   // Scratch of the head's calls.
   std::int64_t head_workspace_bytes(BatchShape shape, HeadGradients gradients = HeadGradients::kAll) const;
-  // What a block exchanges with the other parts of its sequences in a pass, in order.
-  std::vector<ContextCall> context_calls(BatchShape shape, Direction direction) const;
   std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
 
   // Columns of UnitCall::past: the keys and values of a token.
   std::int64_t past_columns() const;
+
+  // Floating-point operations of the matrix products of one training step, over `tokens` tokens in sequences
+  // of `time` tokens:
+  //
+  //   2 * tokens * (p * (the blocks' forward_products()) + 3 * table)
+  //
+  // Here `table` is the elements of the output matrix, and p is 3 passes, since a backward counts as two, or
+  // 4 with recomputation of the blocks. What flash attention recomputes in its backward is not counted.
+  double training_flops(std::int64_t tokens, std::int64_t time, bool recompute) const;
 
   // Enqueues the call on `s` and returns. Operands that are missing, or of another size or type than
   // ModelCall and UnitCall say, are a bug of the caller and end the process.
   void run(Stream& s, ModelCall kind, const UnitCall& call) const;
 
  private:
-  ModelConfig config_;
-  ModelConfig here_;  // with the sizes that this part has
-  ModelPart part_;
-  DType dtype_;
   model::Call call_of(Stream& s, ModelCall kind, const UnitCall& given) const;
-  void set_layer(model::Call& call) const;  // says how a block's layer attends
   // The head's call, as one on the unit with the output matrix.
   model::Call table_call(const model::Call& head) const;
   model::HeadRoom head_room() const;
   std::int64_t head_chunk_rows(BatchShape shape) const;
-  // The room of a block in tiles for sums of products, behind its workspace [N, widest]; null: it needs none.
-  View tile_sums(BatchShape shape, Backward how, void* workspace) const;
 
-  const OpSizes* sizes_;
-  PartExchange* exchange_ = nullptr;  // null: the model is whole, or computes nothing
-  Ops* ops_ = nullptr;                // null: a model for planning
+  std::shared_ptr<const model::Structure> structure_;  // copies share it
+  PartExchange* exchange_ = nullptr;                   // null: the model is whole, or computes nothing
+  Ops* ops_ = nullptr;                                 // null: a model for planning
   std::int64_t logits_bytes_;
-  std::vector<Unit> units_;
-  RopeTable rope_, window_rope_;  // of layers without and with a window; GPT-2 has none
 };
 
 // A logit of ModelCall::kHeadLogits as the model means it.
 double capped_logit(const ModelConfig& config, double logit);
-
-// Floating-point operations of the matrix products of one training step, over `tokens` tokens in sequences of
-// `time` tokens:
-//
-//   tokens * (2 * p * layers * (block + attention) + 6 * table)
-//
-// Here `block` and `table` are the elements of a block's matrices and of the output matrix; `attention` is
-// time * heads * head_size (two products, half of each masked away), or in a layer with a window w shorter
-// than that w * (2 - w / time) * heads * head_size; p is 3 passes, since a backward counts as two, or 4 with
-// recomputation of the blocks. What flash attention recomputes in its backward is not counted.
-double training_flops(const ModelConfig& config, std::int64_t tokens, std::int64_t time, bool recompute);
 
 }  // namespace zg

@@ -110,8 +110,7 @@ enum class ModelCall : std::uint8_t {
 // is aligned to 256 bytes and may hold anything, NaN too.
 struct UnitCall {
   BatchShape shape = {};
-  // A block's layer, from 0; -1 will do where all layers compute alike (ModelConfig::layers_differ()).
-  std::int64_t layer = -1;
+  std::int64_t layer = -1;  // of a call on a block, from 0
 
   View weights = {};  // T [1, count]: the unit's flat tensor, or its first tile
   View grads = {};    // A [1, count]: the gradients of the same

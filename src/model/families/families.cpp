@@ -63,12 +63,6 @@ bool ModelConfig::any_window() const {
   return std::find(block.windowed.begin(), block.windowed.end(), true) != block.windowed.end();
 }
 
-bool ModelConfig::layers_differ() const {
-  const bool windows =
-      any_window() && std::find(block.windowed.begin(), block.windowed.end(), false) != block.windowed.end();
-  return windows || scores_by_layer;
-}
-
 std::int64_t ModelConfig::longest_sequence() const {
   std::int64_t longest = context;
   if (block.rope.scaling.kind == RopeScaling::Kind::kLongRope)

@@ -13,6 +13,29 @@
 
 namespace zg::model {
 
+// A matrix of a block, as files and adapters name it: its path within the layer, without ".weight", and the
+// module that an adapter may stand beside.
+struct MatrixName {
+  const char* path;
+  LoraModule module;
+};
+
+// The names of a block's parameters. The defaults are Llama's.
+struct BlockNames {
+  // The norms before the two branches, without ".weight". Where a block has norms behind its branches, too,
+  // norm2 is pre_feedforward_layernorm.
+  const char *norm1 = "input_layernorm", *norm2 = "post_attention_layernorm";
+  MatrixName q{"self_attn.q_proj", LoraModule::kQ}, k{"self_attn.k_proj", LoraModule::kK},
+      v{"self_attn.v_proj", LoraModule::kV};
+  MatrixName qkv{"self_attn.qkv_proj", LoraModule::kQkv};  // where all three are one
+  MatrixName o{"self_attn.o_proj", LoraModule::kO};
+  // gate: of an MLP without a gate the only one; gate_up: where both are one.
+  MatrixName gate{"mlp.gate_proj", LoraModule::kGate}, up{"mlp.up_proj", LoraModule::kUp},
+      gate_up{"mlp.gate_up_proj", LoraModule::kGateUp};
+  MatrixName down{"mlp.down_proj", LoraModule::kDown};
+  bool transposed = false;  // files hold the matrices as [in, out]
+};
+
 // The names of parameters in a family's files.
 struct FileNames {
   // The prefix of the model's own parameters, which files of models with a head have and others lack; and
@@ -23,6 +46,7 @@ struct FileNames {
   const char* layers;                 // before a layer's number, in Param::name
   const char* embedding;              // the table of tokens
   const char* norm;                   // the last norm, without ".weight"
+  BlockNames block = {};
 };
 
 // The keys of config.json by which errors name the sizes.

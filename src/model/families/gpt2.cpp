@@ -71,6 +71,17 @@ std::vector<ModelKey> keys_of(const Family&) {
           {"add_cross_attention", "`false`", "false", "There is no cross-attention."}};
 }
 
+BlockNames block_names() {
+  BlockNames names;
+  names.norm1 = "ln_1", names.norm2 = "ln_2";
+  names.qkv = {"attn.c_attn", LoraModule::kCAttn};
+  names.o = {"attn.c_proj", LoraModule::kAttnCProj};
+  names.gate = {"mlp.c_fc", LoraModule::kCFc};
+  names.down = {"mlp.c_proj", LoraModule::kMlpCProj};
+  names.transposed = true;
+  return names;
+}
+
 }  // namespace
 
 const Family& gpt2() {
@@ -85,7 +96,8 @@ const Family& gpt2() {
                 .own = {"h.", "wte.", "wpe.", "ln_f."},
                 .layers = "h",
                 .embedding = "wte.weight",
-                .norm = "ln_f"},
+                .norm = "ln_f",
+                .block = block_names()},
       .form = {.layer_norms = true, .gated = false, .rotates = false, .joint_qkv = true, .biases = true},
       .sizes = {"n_positions", "n_embd", "n_layer", "n_head", "n_head", "n_inner", "layer_norm_epsilon"},
       .read = read,

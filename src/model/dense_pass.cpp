@@ -1,9 +1,8 @@
-#include "model/block.hpp"
-
-#include <algorithm>
+#include "model/dense_pass.hpp"
 
 #include "model/adapters.hpp"
 #include "model/block_attention.hpp"
+#include "model/dense_buffers.hpp"
 #include "model/stack.hpp"
 #include "model/units.hpp"
 
@@ -11,131 +10,6 @@ namespace zg::model {
 namespace {
 
 constexpr std::size_t kNone = BlockParams::kNone;
-
-std::int64_t qk_columns(const ModelConfig& c) {
-  return (c.heads + c.kv_heads) * c.head_size;
-}
-std::int64_t qkv_columns(const ModelConfig& c) {
-  return qk_columns(c) + c.kv_heads * c.head_size;
-}
-
-// Heads that have a norm together count as one.
-struct NormedHeads {
-  std::int64_t heads = 0, head_size = 0;
-};
-NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
-  if (c.block.head_norms == HeadNorms::kAll) return {1, heads * c.head_size};
-  return {heads, c.head_size};
-}
-
-// Columns of the first products of the MLP.
-std::int64_t gate_up_columns(const ModelConfig& c) {
-  return c.form().gated ? 2 * c.inner : c.inner;
-}
-
-// The most columns of a product whose biases have gradients; 0: there are none.
-std::int64_t widest_bias(const ModelConfig& c) {
-  const std::int64_t mlp = c.mlp_bias() ? std::max(gate_up_columns(c), c.width) : 0;
-  return c.qkv_bias() || c.o_bias() ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
-}
-
-// The widest weight of a norm, or the sinks.
-std::int64_t norm_columns(const ModelConfig& c) {
-  const std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
-  if (c.block.head_norms == HeadNorms::kNone) return widest;
-  return std::max(widest, normed_heads(c, c.heads).head_size);
-}
-
-// With a gate, gate_up holds its own gradient after a backward. After the first half of a backward gate_up
-// and attention.qkv hold the gradients of the outputs of the first products, and x1, or the place of after2,
-// holds the gradient of the output of the last one.
-struct Saved {
-  View norm1, stats1, x1, norm2, stats2, gate_up, act;
-  SavedAttention attention;   // q and k after RoPE
-  View qk, q_stats, k_stats;  // q and k before their norms
-  View after1, after_stats1, after2,
-      after_stats2;  // what the norms behind the branches take, [residual rows, C]
-  AdapterSaved adapters;
-  View norms;  // of a backward in halves: norm_sums(), of all norms, in the order of their parameters
-  std::int64_t bytes = 0;
-
-  Saved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, Backward how, void* base) {
-    BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
-    const DType a = accumulator_of(t);
-    const auto norm = [&](bool has, View& rows, View& stats) {
-      if (!has) return;
-      rows = plan.take(t, residual, c.width);
-      stats = plan.take(a, residual, c.form().layer_norms ? 2 : 1);
-    };
-    norm(c.norms_before(), norm1, stats1);
-    attention = SavedAttention(plan, c, t, shape);
-    x1 = plan.take(t, residual, c.width);
-    norm(c.norms_before(), norm2, stats2);
-    gate_up = plan.take(t, n, gate_up_columns(c));
-    act = plan.take(t, n, c.inner);
-    if (c.block.head_norms != HeadNorms::kNone) {
-      qk = plan.take(t, n, qk_columns(c));
-      q_stats = plan.take(a, n, normed_heads(c, c.heads).heads);
-      k_stats = plan.take(a, n, normed_heads(c, c.kv_heads).heads);
-    }
-    norm(c.norms_after(), after1, after_stats1);
-    norm(c.norms_after(), after2, after_stats2);
-    adapters = AdapterSaved(plan, c, t, shape, how);
-    if (how == Backward::kInHalves) {
-      const NormList list = BlockParams(c).norms();
-      norms = norm_sums(plan, a, static_cast<std::int64_t>(list.size()), norm_columns(c));
-    }
-    bytes = plan.bytes();
-  }
-};
-
-struct Workspace {
-  View d_act;  // [N, inner]: the gradient of act, and without a gate of gate_up, too
-  View d_qkv;  // in the memory of d_act, which is no longer needed then
-  // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
-  // was dropped, or before its norm; of the MLP's part between the two.
-  View wide;
-  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
-                  // before, and the gradient of that
-  View d_att;     // [N, heads * head_size], in the same memory as d_norm
-  View narrow;    // [residual rows, C], in the same memory: the counterpart of `wide`
-  View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
-  AttentionWorkspace attention;
-  View norm_partials, bias_partials;  // in the same memory
-  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
-  // [1 or 2, widest norm], of a frozen block: what norms add to the gradients of their weights and biases.
-  View unused;
-  AdapterWorkspace adapters;
-  std::int64_t bytes = 0;
-
-  Workspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, const OpSizes& sizes,
-            Backward how, void* base) {
-    BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(part, shape);
-    const DType a = accumulator_of(t);
-    const bool branches = drops_own_rows(c, part) || c.norms_after();
-    const View first =
-        plan.take(t, n, std::max({c.inner, qkv_columns(c), branches ? c.width : std::int64_t{0}}));
-    d_act = View(first.data, t, n, c.inner);
-    if (branches) wide = View(first.data, t, residual, c.width);
-    d_qkv = View(first.data, t, n, qkv_columns(c));
-    const View second = plan.take(t, n, std::max(c.width, q));
-    d_norm = View(second.data, t, n, c.width);
-    d_att = View(second.data, t, n, q);
-    narrow = View(second.data, t, residual, c.width);
-    if (part.sequence) all_rows = plan.take(t, n, c.width);
-    attention = AttentionWorkspace(plan, c, t, shape, sizes);
-    const std::int64_t biases = widest_bias(c);
-    const View partials = plan.take(a, sizes.row_groups(), std::max(2 * norm_columns(c), biases));
-    norm_partials = View(partials.data, a, partials.rows, 2 * norm_columns(c));
-    if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
-    if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
-    adapters = AdapterWorkspace(plan, c, t, shape);
-    if (how == Backward::kFrozen) unused = plan.take(a, c.form().layer_norms ? 2 : 1, norm_columns(c));
-    bytes = plan.bytes();
-  }
-};
 
 // One of the two branches of a block: its last product, and the norm behind it.
 struct Branch {
@@ -148,26 +22,35 @@ struct Branch {
   AdapterInput adapters;  // those of the product
 };
 
+// Adds the sums of the first half to the gradients of these parameters, one for each row.
+void add_norm_sums(const Call& call, const View& norms, std::span<const std::size_t> params) {
+  std::int64_t row = 0;
+  for (const std::size_t param : params) {
+    const View sum = call.grad(param);
+    call.ops.add(call.stream, sum, norms.row_range(row++, 1).col_range(0, sum.cols), sum);
+  }
+}
+
 // What the calls on a block have in common.
-struct Block {
+struct DenseCall {
   const Call& call;
   const ModelConfig& c;
   Ops& ops;
   Stream& s;
   const BlockParams p;
-  const Saved f;
-  const Workspace w;
+  const DenseSaved f;
+  const DenseWorkspace w;
   const Adapters adapters;
   const Branch attention, mlp;
 
-  Block(const Call& from, Backward how)
+  DenseCall(const Call& from, Backward how)
       : call(from),
         c(from.config),
         ops(from.ops),
         s(from.stream),
         p(c),
         f(c, from.part, from.dtype, from.shape, how, from.saved),
-        w(c, from.part, from.dtype, from.shape, from.ops, how, from.workspace),
+        w(c, from.part, from.dtype, from.shape, from.rule, from.ops, how, from.workspace),
         adapters(call, f.adapters, w.adapters),
         attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1,
                   f.after_stats1,      AdapterInput::kO},
@@ -285,10 +168,10 @@ struct Block {
 };
 
 // A backward, its first half, or that of a frozen block.
-class BlockBackward : Block {
+class DenseBackward : DenseCall {
  public:
-  explicit BlockBackward(const Call& from)
-      : Block(from, sizes_of(from.model_call)),
+  explicit DenseBackward(const Call& from)
+      : DenseCall(from, sizes_of(from.model_call)),
         whole_(from.model_call == ModelCall::kBlockBackward),
         half_(from.model_call == ModelCall::kBlockBackwardInput),
         trains_adapters_(call.adapters.grads),
@@ -451,14 +334,8 @@ class BlockBackward : Block {
 
 }  // namespace
 
-BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                       const OpSizes& sizes, Backward how) {
-  return {Saved(config, part, dtype, shape, how, nullptr).bytes,
-          Workspace(config, part, dtype, shape, sizes, how, nullptr).bytes};
-}
-
-void block_forward(const Call& call) {
-  const Block b(call, Backward::kWhole);
+void dense_forward(const Call& call) {
+  const DenseCall b(call, Backward::kWhole);
   b.norm(b.p.norm1, b.p.norm1_bias, call.input, b.f.norm1, b.f.stats1);
   const View qkv = attention_input(call, b.f.attention, b.w.attention);
   const View rows1 = call.all_rows(b.input1(call.input), b.w.all_rows);
@@ -474,12 +351,12 @@ void block_forward(const Call& call) {
   b.add(b.mlp, b.f.x1, call.output);
 }
 
-void block_backward(const Call& call) {
-  BlockBackward(call).run();
+void dense_backward(const Call& call) {
+  DenseBackward(call).run();
 }
 
-void block_backward_weight(const Call& call) {
-  const Block b(call, Backward::kInHalves);
+void dense_backward_weight(const Call& call) {
+  const DenseCall b(call, Backward::kInHalves);
   const NormList norms = b.p.norms();
   const bool own = static_cast<bool>(call.grads);  // else those of adapters alone
   if (own && call.into == Gradients::kOverwrite)

@@ -1,4 +1,4 @@
-// One transformer block:
+// The passes through a dense transformer block:
 //
 //   x1 = x + o(attention(rotate(q), rotate(k), v)),  out = x1 + down(gate(g) * up)  or  x1 + down(gelu(fc))
 //
@@ -16,32 +16,9 @@
 // overwrite it; with a null `out` (ModelCall::kBlockAgain) forward does only that. Results do not depend on
 // what the memory held before, so a forward that is run again gives the same bits.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <span>
-
 #include "model/call.hpp"
 
 namespace zg::model {
-
-struct BlockBytes {
-  std::int64_t saved = 0, workspace = 0;
-};
-
-// What norms add to the gradients of their weights and biases in the first half: [count, C], for the second
-// one.
-inline View norm_sums(BufferPlan& plan, DType accumulator, std::int64_t count, std::int64_t width) {
-  return plan.take(accumulator, count, width, round_up(width, kParamAlign));
-}
-
-// Adds norm_sums() to the gradients of these parameters, one for each row.
-inline void add_norm_sums(const Call& call, const View& norms, std::span<const std::size_t> params) {
-  std::int64_t row = 0;
-  for (const std::size_t param : params) {
-    const View sum = call.grad(param);
-    call.ops.add(call.stream, sum, norms.row_range(row++, 1).col_range(0, sum.cols), sum);
-  }
-}
 
 // The sizes of `saved` and of the workspace in a call of a backward.
 inline Backward sizes_of(ModelCall kind) {
@@ -51,15 +28,8 @@ inline Backward sizes_of(ModelCall kind) {
              : Backward::kWhole;
 }
 
-// config: the sizes of the part.
-BlockBytes block_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, BatchShape shape,
-                       const OpSizes& sizes, Backward how);
-void block_forward(const Call& call);
-void block_backward(const Call& call);
-void block_backward_weight(const Call& call);  // the second half
-
-inline std::int64_t residual_rows(const ModelPart& part, BatchShape shape) {
-  return part.sequence ? shape.rows() / part.parts : shape.rows();
-}
+void dense_forward(const Call& call);
+void dense_backward(const Call& call);
+void dense_backward_weight(const Call& call);  // the second half
 
 }  // namespace zg::model

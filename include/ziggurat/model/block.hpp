@@ -1,0 +1,69 @@
+// One layer of a model: its parameters, the sizes of its calls, and what these exchange with other ranks.
+// Layers may differ, so whoever works with a layer asks its block (Model::block()). Thread-safe: a block
+// never changes.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ziggurat/model/context_exchange.hpp"
+#include "ziggurat/model/param.hpp"
+#include "ziggurat/model/unit_call.hpp"
+
+namespace zg {
+
+namespace model {
+struct Call;
+}
+
+enum class Direction { kForward, kBackward };
+
+// Whether the backward of a block is one call or two. The first half computes the gradient of the block's
+// input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
+// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient
+// of the input has the same bits, and those of the parameters are not computed. Of a block with adapters the
+// second half computes theirs alone.
+enum class Backward { kWhole, kInHalves, kFrozen };
+
+// One call of PartExchange (model.hpp), for forecasts. count: elements of the data, or of one part's piece of
+// it.
+struct PartCall {
+  enum class Kind { kAllReduce, kReduceScatter, kAllGather };
+  Kind kind = Kind::kAllReduce;
+  std::int64_t count = 0;
+  DType dtype = DType::kF32;
+};
+
+class Block {
+ public:
+  virtual ~Block() = default;
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  const Unit& unit() const { return unit_; }
+
+  // Bytes that a backward needs besides the block's input. A forward fills the part that a whole backward
+  // needs, and needs no more room.
+  virtual std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
+  // Bytes of scratch of a forward and backward.
+  virtual std::int64_t workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
+  // The exchanges of a call with the other parts of the model, in order.
+  virtual std::vector<PartCall> exchanges(ModelCall call, BatchShape shape) const = 0;
+  // The exchanges of a pass with the other parts of its sequences, in order.
+  virtual std::vector<ContextCall> context_calls(BatchShape shape, Direction direction) const = 0;
+  // The tiles that a call asks for, but the first one, in order; none where the unit is whole.
+  virtual std::vector<TileUse> tile_uses(ModelCall call) const = 0;
+  // Multiply-adds of a forward's matrix products, for one token in sequences of `time` tokens, over all parts
+  // of the model.
+  virtual double forward_products(std::int64_t time) const = 0;
+
+  // Enqueues a call whose operands have been checked.
+  virtual void run(const model::Call& call) const = 0;
+
+ protected:
+  explicit Block(const Unit& unit) : unit_(unit) {}
+
+ private:
+  const Unit& unit_;  // in the model
+};
+
+}  // namespace zg

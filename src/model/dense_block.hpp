@@ -1,0 +1,38 @@
+// The block of dense models, of all families: attention, and an MLP that every token passes.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "model/structure.hpp"
+
+namespace zg::model {
+
+class DenseBlock final : public Block {
+ public:
+  // rope: null where positions do not rotate. All must outlive the block.
+  DenseBlock(const ModelShape& shape, const RopeTable* rope, std::int64_t layer, const Unit& unit)
+      : Block(unit), shape_(shape), rope_(rope), layer_(layer) {}
+
+  std::int64_t saved_bytes(BatchShape batch, Backward how) const override;
+  std::int64_t workspace_bytes(BatchShape batch, Backward how) const override;
+  std::vector<PartCall> exchanges(ModelCall call, BatchShape batch) const override;
+  std::vector<ContextCall> context_calls(BatchShape batch, Direction direction) const override;
+  std::vector<TileUse> tile_uses(ModelCall call) const override;
+  // width * (2 q + 2 kv + the MLP's matrices * inner) for the products with weights, and q * time for the two
+  // of attention, of which half is masked away; a window w shorter than `time` leaves q * w * (2 - w / time).
+  // Here q and kv are the columns of queries and of keys.
+  double forward_products(std::int64_t time) const override;
+  void run(const Call& call) const override;
+
+ private:
+  // Bytes of the workspace without the sums of tiles, which lie behind it.
+  std::int64_t scratch_bytes(BatchShape batch, Backward how) const;
+  // The sums of products of a block in tiles: A [N, widest]; null: it needs none.
+  View tile_sums(BatchShape batch, void* at) const;
+
+  const ModelShape& shape_;
+  const RopeTable* rope_;
+  const std::int64_t layer_;
+};
+
+}  // namespace zg::model

@@ -1,0 +1,143 @@
+// The buffers of a dense block's calls: what its forward saves for the backward, and scratch. N = rows of the
+// batch, C = width; `c` in the constructors has the sizes of the part.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "model/adapters.hpp"
+#include "model/block_attention.hpp"
+#include "model/call.hpp"
+#include "model/units.hpp"
+
+namespace zg::model {
+
+inline std::int64_t qk_columns(const ModelConfig& c) {
+  return (c.heads + c.kv_heads) * c.head_size;
+}
+inline std::int64_t qkv_columns(const ModelConfig& c) {
+  return qk_columns(c) + c.kv_heads * c.head_size;
+}
+
+// Heads that have a norm together count as one.
+struct NormedHeads {
+  std::int64_t heads = 0, head_size = 0;
+};
+inline NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
+  if (c.block.head_norms == HeadNorms::kAll) return {1, heads * c.head_size};
+  return {heads, c.head_size};
+}
+
+// Columns of the first products of the MLP.
+inline std::int64_t gate_up_columns(const ModelConfig& c) {
+  return c.form().gated ? 2 * c.inner : c.inner;
+}
+
+// The most columns of a product whose biases have gradients; 0: there are none.
+inline std::int64_t widest_bias(const ModelConfig& c) {
+  const std::int64_t mlp = c.mlp_bias() ? std::max(gate_up_columns(c), c.width) : 0;
+  return c.qkv_bias() || c.o_bias() ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
+}
+
+// The widest weight of a norm, or the sinks.
+inline std::int64_t norm_columns(const ModelConfig& c) {
+  const std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
+  if (c.block.head_norms == HeadNorms::kNone) return widest;
+  return std::max(widest, normed_heads(c, c.heads).head_size);
+}
+
+// With a gate, gate_up holds its own gradient after a backward. After the first half of a backward gate_up
+// and attention.qkv hold the gradients of the outputs of the first products, and x1, or the place of after2,
+// holds the gradient of the output of the last one.
+struct DenseSaved {
+  View norm1, stats1, x1, norm2, stats2, gate_up, act;
+  SavedAttention attention;   // q and k after RoPE
+  View qk, q_stats, k_stats;  // q and k before their norms
+  View after1, after_stats1, after2,
+      after_stats2;  // what the norms behind the branches take, [residual rows, C]
+  AdapterSaved adapters;
+  // A backward in halves: what all norms add to the gradients of their weights and biases in the first half,
+  // for the second one, in the order of these parameters.
+  View norms;
+  std::int64_t bytes = 0;
+
+  DenseSaved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, Backward how,
+             void* base) {
+    BufferPlan plan(base);
+    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
+    const DType a = accumulator_of(t);
+    const auto norm = [&](bool has, View& rows, View& stats) {
+      if (!has) return;
+      rows = plan.take(t, residual, c.width);
+      stats = plan.take(a, residual, c.form().layer_norms ? 2 : 1);
+    };
+    norm(c.norms_before(), norm1, stats1);
+    attention = SavedAttention(plan, c, t, shape);
+    x1 = plan.take(t, residual, c.width);
+    norm(c.norms_before(), norm2, stats2);
+    gate_up = plan.take(t, n, gate_up_columns(c));
+    act = plan.take(t, n, c.inner);
+    if (c.block.head_norms != HeadNorms::kNone) {
+      qk = plan.take(t, n, qk_columns(c));
+      q_stats = plan.take(a, n, normed_heads(c, c.heads).heads);
+      k_stats = plan.take(a, n, normed_heads(c, c.kv_heads).heads);
+    }
+    norm(c.norms_after(), after1, after_stats1);
+    norm(c.norms_after(), after2, after_stats2);
+    adapters = AdapterSaved(plan, c, t, shape, how);
+    if (how == Backward::kInHalves) {
+      const NormList list = BlockParams(c).norms();
+      norms = plan.take(a, static_cast<std::int64_t>(list.size()), norm_columns(c),
+                        round_up(norm_columns(c), kParamAlign));
+    }
+    bytes = plan.bytes();
+  }
+};
+
+struct DenseWorkspace {
+  View d_act;  // [N, inner]: the gradient of act, and without a gate of gate_up, too
+  View d_qkv;  // in the memory of d_act, which is no longer needed then
+  // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
+  // was dropped, or before its norm; of the MLP's part between the two.
+  View wide;
+  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
+                  // before, and the gradient of that
+  View d_att;     // [N, heads * head_size], in the same memory as d_norm
+  View narrow;    // [residual rows, C], in the same memory: the counterpart of `wide`
+  View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
+  AttentionWorkspace attention;
+  View norm_partials, bias_partials;  // in the same memory
+  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
+  // [1 or 2, widest norm], of a frozen block: what norms add to the gradients of their weights and biases.
+  View unused;
+  AdapterWorkspace adapters;
+  std::int64_t bytes = 0;
+
+  DenseWorkspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape,
+                 const AttentionRule& rule, const OpSizes& sizes, Backward how, void* base) {
+    BufferPlan plan(base);
+    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(part, shape);
+    const DType a = accumulator_of(t);
+    const bool branches = drops_own_rows(c, part) || c.norms_after();
+    const View first =
+        plan.take(t, n, std::max({c.inner, qkv_columns(c), branches ? c.width : std::int64_t{0}}));
+    d_act = View(first.data, t, n, c.inner);
+    if (branches) wide = View(first.data, t, residual, c.width);
+    d_qkv = View(first.data, t, n, qkv_columns(c));
+    const View second = plan.take(t, n, std::max(c.width, q));
+    d_norm = View(second.data, t, n, c.width);
+    d_att = View(second.data, t, n, q);
+    narrow = View(second.data, t, residual, c.width);
+    if (part.sequence) all_rows = plan.take(t, n, c.width);
+    attention = AttentionWorkspace(plan, c, t, shape, rule, sizes);
+    const std::int64_t biases = widest_bias(c);
+    const View partials = plan.take(a, sizes.row_groups(), std::max(2 * norm_columns(c), biases));
+    norm_partials = View(partials.data, a, partials.rows, 2 * norm_columns(c));
+    if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
+    if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
+    adapters = AdapterWorkspace(plan, c, t, shape);
+    if (how == Backward::kFrozen) unused = plan.take(a, c.form().layer_norms ? 2 : 1, norm_columns(c));
+    bytes = plan.bytes();
+  }
+};
+
+}  // namespace zg::model

@@ -1,0 +1,33 @@
+// What a model consists of. It never changes, and copies of a Model share it.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "ziggurat/model/model.hpp"
+
+namespace zg::model {
+
+// What all units of a model have in common.
+struct ModelShape {
+  ModelConfig whole;  // of the whole model
+  ModelConfig here;   // with the sizes that this part has
+  ModelPart part;
+  DType dtype;
+  const OpSizes* sizes;
+};
+
+struct Structure {
+  ModelShape shape;
+  std::vector<Unit> units;
+  RopeTable rope, window_rope;  // of layers without and with a window, where positions rotate
+  std::vector<std::unique_ptr<const Block>> blocks;  // they refer to the others
+
+  Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const ModelPart& part,
+            BlockTiling tiling);
+  Structure(const Structure&) = delete;
+  Structure& operator=(const Structure&) = delete;
+
+  const Unit& output_unit() const { return shape.whole.tied ? units.front() : units.back(); }
+};
+
+}  // namespace zg::model

@@ -159,7 +159,7 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
   };
   if (op.goes_on) return calls;  // all calls of a forward or backward are its first operation's
   const std::int64_t shard = shard_elements(layout, op.tile).count;
-  if (op.kind == OpKind::kGather) {
+  if (op.kind == OpKind::kMaterialize) {
     if (const int bits = layout.options.weight_bits; bits > 0) {
       add_quantized(CommAxis::kShards, false, shard, bits);
     } else {
@@ -312,7 +312,7 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
                                 layout.model->config().tied ? embedding.count : 0));
     lines.push_back(fmt::format("layers in {} tiles, the embedding in {}", tiles_by_layer(*layout.model),
                                 embedding.tiles.size()));
-    if (layout.is_sharded())
+    if (o.sharding.shards > 1)
       lines.push_back(fmt::format("weights are gathered {} units ahead", programs.gather_ahead));
     lines.push_back(fmt::format("ranks exchange weights in {} bits, gradients in {} (0: as they are)",
                                 o.weight_bits, o.gradient_bits));

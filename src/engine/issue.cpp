@@ -21,7 +21,7 @@ class StepExecutor::OpCalls {
  private:
   void* data(Operand operand) const { return engine_.lease(op_, operand).data(); }
   // Null where the operation does not have the operand.
-  View flat(Operand operand, TensorId id, const Layout::UnitTensors& tile) const;
+  View flat(Operand operand, TensorId id, const Layout::TileTensors& tile) const;
   View rows(Operand operand) const;
   AdapterViews adapters() const;
   UnitCall operands();
@@ -84,8 +84,8 @@ void StepExecutor::issue(const StepOp& op) {
   switch (op.kind) {
     case OpKind::kUpdate:
       return WeightOps(*this, op).update();
-    case OpKind::kGather:
-      return WeightOps(*this, op).gather();
+    case OpKind::kMaterialize:
+      return WeightOps(*this, op).materialize();
     case OpKind::kFinishGradient:
       return WeightOps(*this, op).finish_gradient();
     case OpKind::kSend:
@@ -131,7 +131,7 @@ UnitCall StepExecutor::OpCalls::operands() {
   const Layout& layout = engine_.layout_;
   // These are the first tiles where the units are in tiles. A tied head uses the embedding's weight and
   // accumulator as its output matrix.
-  const Layout::UnitTensors &unit = layout.unit(op_.unit), &embedding = layout.unit(0);
+  const Layout::TileTensors &unit = layout.unit(op_.unit), &embedding = layout.unit(0);
   UnitCall call;
   call.shape = shape_;
   call.layer = op_.unit - 1;
@@ -161,7 +161,7 @@ UnitCall StepExecutor::OpCalls::operands() {
   return call;
 }
 
-View StepExecutor::OpCalls::flat(Operand operand, TensorId id, const Layout::UnitTensors& tile) const {
+View StepExecutor::OpCalls::flat(Operand operand, TensorId id, const Layout::TileTensors& tile) const {
   return op_.has(operand) ? unit_view(engine_.layout_, data(operand), id, tile) : View();
 }
 
@@ -173,7 +173,7 @@ View StepExecutor::OpCalls::rows(Operand operand) const {
 AdapterViews StepExecutor::OpCalls::adapters() const {
   const std::int32_t t = engine_.layout_.adapter_tile(op_.unit);
   if (t < 0) return {};
-  const Layout::UnitTensors& tile = engine_.layout_.tile(t);
+  const Layout::TileTensors& tile = engine_.layout_.tile(t);
   return {flat(Operand::kAdapters, tile.weight, tile),
           flat(Operand::kAdapterAccumulator, tile.accumulator, tile)};
 }

@@ -50,11 +50,11 @@ class Layout::Builder {
     split();
     find_frozen();
     for (std::int32_t u = 0; u <= layout_.head_unit(); ++u) {
-      layout_.first_tile_.push_back(static_cast<std::int32_t>(layout_.units.size()));
+      layout_.first_tile_.push_back(static_cast<std::int32_t>(layout_.tiles.size()));
       for (std::size_t i = 0; i < model_.units()[static_cast<std::size_t>(u)].tiles.size(); ++i)
         add_tile(u, i);
     }
-    layout_.first_tile_.push_back(static_cast<std::int32_t>(layout_.units.size()));
+    layout_.first_tile_.push_back(static_cast<std::int32_t>(layout_.tiles.size()));
     add_activations();
   }
 
@@ -124,10 +124,9 @@ class Layout::Builder {
     const std::string name = adapters          ? unit.name + ".adapters"
                              : unit.in_tiles() ? fmt::format("{}.tile{}", unit.name, i)
                                                : unit.name;
-    const Sharding& sharding = options_.sharding;
     const Tier weights = lowest_of(options_.weights), optimizer = lowest_of(options_.optimizer);
-    UnitTensors& t = layout_.units.emplace_back();
-    t.unit = u, t.first = tile.first, t.count = tile.count;
+    TileTensors& t = layout_.tiles.emplace_back();
+    t.unit = u, t.first = tile.first, t.count = tile.count, t.sharding = options_.sharding;
     int versions = 1;
     const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
       TensorSpec spec{name + "." + what, dtype, count, role, lowest, 0};
@@ -144,23 +143,25 @@ class Layout::Builder {
     };
     if (!layout_.has_unit(u)) {
       if (u > 0 || !model_.config().tied || !layout_.has_unit(layout_.head_unit())) return;
-      t.weight = add("weight", model_.dtype(), Role::kWeight, weights, tile.count);
+      t.weight = t.stored = add("weight", model_.dtype(), Role::kWeight, weights, tile.count);
       if (!layout_.is_frozen(u)) t.accumulator = add_accumulator(tile.count);
       return;
     }
+    const Sharding& sharding = t.sharding;
     t.piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
     const std::int64_t shard = t.piece * sharding.replicas();
     const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
-    // A gathered weight is dead when it has been used, so it need not be demoted.
-    const bool brief_weight = layout_.is_sharded() && !sharding.keep_weights;
+    // A weight that is made for each pass is dead when it has been used, so it need not be demoted.
+    const bool brief_weight = t.is_sharded() && !sharding.keep_weights;
     // How many versions the weight that is updated has. A weight of which nothing is trained never changes.
-    const auto here = static_cast<std::int32_t>(layout_.units.size()) - 1;
+    const auto here = static_cast<std::int32_t>(layout_.tiles.size()) - 1;
     const int kept =
         options_.pins && trains(u, i) && needs_weight(layout_, here) ? options_.state_versions : 1;
-    versions = layout_.is_sharded() ? 1 : kept;
-    t.weight = add("weight", model_.dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
+    versions = t.is_sharded() ? 1 : kept;
+    t.weight = t.stored =
+        add("weight", model_.dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
     versions = kept;
-    if (layout_.is_sharded()) t.shard = add("shard", model_.dtype(), Role::kWeight, weights, shard);
+    if (t.is_sharded()) t.stored = add("shard", model_.dtype(), Role::kWeight, weights, shard);
     versions = 1;
     const bool accumulates = !layout_.is_frozen(u) || adapters;
     if (accumulates) t.accumulator = add_accumulator(whole);
@@ -177,9 +178,9 @@ class Layout::Builder {
 
   // Adds the state of the tile that was added last.
   void add_state(const std::string& name, Tier lowest) {
-    UnitTensors& t = layout_.units.back();
+    TileTensors& t = layout_.tiles.back();
     const Unit& unit = model_.units()[static_cast<std::size_t>(t.unit)];
-    const Elements shard = held_of_tile(layout_, static_cast<std::int32_t>(layout_.units.size()) - 1);
+    const Elements shard = held_of_tile(layout_, static_cast<std::int32_t>(layout_.tiles.size()) - 1);
     for (std::size_t i = 0; i < unit.params.size(); ++i) {
       const int group = options_.groups.empty() ? 0 : options_.groups[static_cast<std::size_t>(t.unit)][i];
       if (group == kFrozen) continue;
@@ -203,7 +204,7 @@ class Layout::Builder {
 
   // Where a unit is in tiles, its first tile has all copies.
   void find_copies(std::int32_t t) {
-    UnitTensors& tile = layout_.units[static_cast<std::size_t>(t)];
+    TileTensors& tile = layout_.tiles[static_cast<std::size_t>(t)];
     for (const Param& p : model_.units()[static_cast<std::size_t>(tile.unit)].params) {
       if (p.offset < tile.first || p.offset >= tile.first + tile.count) continue;
       for (const Band& band : p.bands) {
@@ -336,6 +337,12 @@ SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
   return table.tensor(tile(t).state).first_segment + i;
 }
 
+Materialize Layout::materialize(std::int32_t u) const {
+  const TileTensors& t = tile(first_tile(u));
+  if (!t.is_materialized()) return Materialize::kNo;
+  return t.sharding.keep_weights ? Materialize::kOnceAStep : Materialize::kForEachPass;
+}
+
 bool Layout::update_rebuilds_weight(std::int32_t t) const {
   return tile(t).state != kNone && state_.format().master == MasterFormat::kFull &&
          tile(t).state_elements == held_of_tile(*this, t).count;
@@ -363,9 +370,9 @@ std::int64_t Layout::workspace_charge() const {
 
 std::int64_t Layout::state_bytes() const {
   std::int64_t sum = 0;
-  for (const UnitTensors& t : units) {
+  for (const TileTensors& t : tiles) {
     if (t.piece == 0) continue;  // another stage's
-    for (const TensorId id : {t.shard != kNone ? t.shard : t.weight, t.gradient, t.state}) {
+    for (const TensorId id : {t.stored, t.gradient, t.state}) {
       if (id == kNone) continue;
       const TensorSpec& spec = table.tensor(id).spec;
       sum += spec.count * static_cast<std::int64_t>(size_of(spec.dtype));

@@ -110,7 +110,7 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
       return "update of " + unit();
     case OpKind::kFinishGradient:
       return "gradient of " + unit();
-    case OpKind::kGather:
+    case OpKind::kMaterialize:
       return "weight of " + unit();
     case OpKind::kEmbedding:
       return "embedding";

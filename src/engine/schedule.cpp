@@ -17,6 +17,12 @@ Schedule each_unit(const ScheduleShape& shape, OpKind kind) {
   return s;
 }
 
+// The unit by which the slots of a unit drop a weight that was made for them: of a head that has none the
+// tied embedding.
+std::int32_t made_for(const ScheduleShape& shape, std::int32_t unit) {
+  return unit == shape.head() && shape.tied && !shape.materializes(unit) ? 0 : unit;
+}
+
 }  // namespace
 
 const char* name_of(OpKind kind) {
@@ -32,7 +38,7 @@ const char* name_of(OpKind kind) {
                                            "backward weight",
                                            "embedding backward",
                                            "finish gradient",
-                                           "gather",
+                                           "materialize",
                                            "send",
                                            "receive"};
   return kNames[static_cast<std::size_t>(kind)];
@@ -63,28 +69,30 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   };
   for (std::int32_t begin = 0; begin < all; begin += group) {
     const bool first_group = begin == 0, last_group = begin + group == all;
-    const bool again = shape.sharded && !shape.keep_weights;  // gathered for each pass
-    // `last`: the last gather of the unit in the step.
-    const auto gather_now = [&](std::int32_t unit, bool last) {
-      s.push_back({OpKind::kGather, unit, 0, false, last && shape.timing != UpdateTiming::kEarly});
+    const auto again = [&](std::int32_t unit) { return shape.of(unit) == Materialize::kForEachPass; };
+    // `last`: for the last time in the step.
+    const auto make_now = [&](std::int32_t unit, bool last) {
+      s.push_back({OpKind::kMaterialize, unit, 0, false, last && shape.timing != UpdateTiming::kEarly});
     };
-    const auto gather = [&](std::int32_t unit) {
-      if (!shape.sharded || unit > shape.head() || !(again || first_group)) return;
-      // Head and embedding are gathered once for all passes of a group, unless the embedding is tied.
+    const auto make = [&](std::int32_t unit) {
+      if (unit > shape.head()) return;
+      // Head and embedding are made once for all passes of a group, unless the embedding is tied.
       const bool once = unit == shape.head() || unit < shape.lowest || (unit == 0 && !shape.tied);
-      gather_now(unit, !again || (last_group && once));
-      if (unit == shape.head() && shape.tied && again) gather_now(0, last_group);
+      if (shape.materializes(unit) && (again(unit) || first_group))
+        make_now(unit, !again(unit) || (last_group && once));
+      if (unit == shape.head() && shape.tied && again(0)) make_now(0, last_group);
     };
-    const auto gather_again = [&](std::int32_t unit) {
-      if (again && unit > 0 && unit >= shape.lowest) gather_now(unit, last_group);
+    const auto make_again = [&](std::int32_t unit) {
+      if (unit > 0 && unit >= shape.lowest && again(unit)) make_now(unit, last_group);
     };
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
       // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.
       const bool below = unit < shape.lowest;  // no backward follows
       const bool forward = (kind == OpKind::kForward && !below) || (kind == OpKind::kEmbedding && shape.tied);
+      const std::int32_t made = made_for(shape, unit);
       for (std::int32_t m = begin; m < begin + group; ++m) {
-        const bool drop = shape.sharded && kind != OpKind::kEmbeddingBackward &&
-                          m == (again ? begin + group : all) - 1 && (again || !forward);
+        const bool drop = shape.materializes(made) && kind != OpKind::kEmbeddingBackward &&
+                          m == (again(made) ? begin + group : all) - 1 && (again(made) || !forward);
         // Whether this is the last read of the weight before its update. An early update comes within the
         // step, and the weight that it writes is read by the next step.
         const bool last = kind == OpKind::kForward ? below
@@ -98,21 +106,21 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     };
     for (std::int32_t u = 0; u < ahead; ++u) {
       if (deferred && first_group) update(u);
-      gather(u);
+      make(u);
     }
     if (deferred && first_group) update(ahead);
     for (std::int32_t u = 0; u <= shape.head(); ++u) {
-      // A deferred update is one unit ahead of the gather or forward that needs it, so that both run at the
+      // A deferred update is one unit ahead of what needs it, so that both run at the
       // same time.
       if (deferred && first_group) update(u + ahead + 1);
-      gather(u + ahead);
-      for (std::int32_t v = layers; u == shape.head() && v > layers - ahead; --v) gather_again(v);
+      make(u + ahead);
+      for (std::int32_t v = layers; u == shape.head() && v > layers - ahead; --v) make_again(v);
       pass(forward_of(shape, u, OpKind::kHead), u, u == shape.head());
     }
     finish(shape.head());
     // An early update is one unit behind the backward, so that both run at the same time.
     for (std::int32_t u = layers; u > 0 && u >= shape.lowest; --u) {
-      gather_again(u - ahead);
+      make_again(u - ahead);
       pass(OpKind::kBackward, u, true);
       finish(u);
       if (early && last_group) update(u + 1);
@@ -127,18 +135,18 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
 
 Schedule evaluate_schedule(const ScheduleShape& shape) {
   Schedule s;
-  const auto gather = [&](std::int32_t unit) {
-    if (!shape.sharded || unit > shape.head()) return;
-    s.push_back({OpKind::kGather, unit});
-    if (unit == shape.head() && shape.tied) s.push_back({OpKind::kGather, 0});
+  const auto make = [&](std::int32_t unit) {
+    if (unit > shape.head()) return;
+    if (shape.materializes(unit)) s.push_back({OpKind::kMaterialize, unit});
+    if (unit == shape.head() && shape.tied && shape.materializes(0)) s.push_back({OpKind::kMaterialize, 0});
   };
-  for (std::int32_t u = 0; u < shape.gather_ahead; ++u) gather(u);
+  for (std::int32_t u = 0; u < shape.gather_ahead; ++u) make(u);
   for (std::int32_t u = 0; u <= shape.head(); ++u) {
-    gather(u + shape.gather_ahead);
+    make(u + shape.gather_ahead);
     const OpKind kind = forward_of(shape, u, OpKind::kHeadLoss);
+    const bool made = shape.materializes(made_for(shape, u));
     for (std::int32_t m = 0; m < shape.micro_batches; ++m)
-      s.push_back(
-          {kind, u, m, false, kind == OpKind::kForward, shape.sharded && m + 1 == shape.micro_batches});
+      s.push_back({kind, u, m, false, kind == OpKind::kForward, made && m + 1 == shape.micro_batches});
   }
   return s;
 }

@@ -25,9 +25,9 @@ class SlotOperands {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
   }
 
-  // Of a tile: the weight, the one that its update writes, and the sum of gradients.
+  // Of a tile: the weight, what is stored of it and written by its update, and the sum of gradients.
   SegmentId weight(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).weight); }
-  SegmentId updated(std::int32_t tile) const { return layout_.whole(layout_.updated_weight(tile)); }
+  SegmentId stored(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).stored); }
   SegmentId accumulator(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).accumulator); }
   // Whether the tile's update overwrites the whole weight without reading it.
   bool rebuilt(std::int32_t tile) const { return layout_.update_rebuilds_weight(tile); }
@@ -42,15 +42,14 @@ class SlotOperands {
     const bool adapters_alone = slot.kind == OpKind::kBackwardWeight && layout_.is_frozen(slot.unit);
     return layout_.in_tiles(multiplied(slot)) && !adapters_alone;
   }
-  // Whether the unit's tiles are gathered each before its use, and dropped after it. Kept weights are
-  // gathered as a whole unit's are, and the table of another stage is not gathered.
-  bool gathers_by_use(std::int32_t unit) const {
-    return layout_.in_tiles(unit) && layout_.is_sharded() && !layout_.options.sharding.keep_weights &&
-           layout_.has_unit(unit);
+  // Whether the weight of each of the unit's tiles is made before its use, and dropped after it. Weights that
+  // are made once a step are made as a whole unit's are.
+  bool made_by_use(std::int32_t unit) const {
+    return layout_.in_tiles(unit) && layout_.materialize(unit) == Materialize::kForEachPass;
   }
-  // Whether the last gather of a tile for the slot is that of the step. A tied embedding's is the head's or,
-  // where another stage has that, the one of what is passed last.
-  bool is_last_gather(const Slot& slot) const {
+  // Whether a tile is made for the last time in the step when it is made for the slot for the last time. A
+  // tied embedding's is the head's or, where another stage has that, the one of what is passed last.
+  bool is_last_made(const Slot& slot) const {
     if (slot.kind == OpKind::kForward || slot.kind == OpKind::kHeadLoss) return false;
     return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.options.is_pipeline());
   }
@@ -59,14 +58,14 @@ class SlotOperands {
   bool is_first_sum(const Slot& slot) const {
     return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied());
   }
-  // Whether the slot is the last to read the tile's weight before that is written as a whole: gathered, or
-  // rebuilt by its update.
+  // Whether the slot is the last to read the tile's weight before that is written as a whole: made again,
+  // or rebuilt by its update.
   bool is_dead(const Slot& slot, std::int32_t t) const {
-    return layout_.is_sharded() ? slot.drop : slot.last && rebuilt(t);
+    return layout_.tile(t).is_materialized() ? slot.drop : slot.last && rebuilt(t);
   }
   // The same of a tile of the forward's or backward's own, which is used for the last time in the slot.
   bool tile_is_dead(const Slot& slot, std::int32_t t) const {
-    if (gathers_by_use(layout_.tile(t).unit)) return true;
+    if (made_by_use(layout_.tile(t).unit)) return true;
     if (slot.kind == OpKind::kForward) return slot.drop;
     if (slot.kind == OpKind::kEmbedding) {
       const bool read_by_head = tied() && !layout_.options.is_pipeline();

@@ -25,27 +25,27 @@ class Stage {
   }
 
   // With what prepares weights before they are read first, and early updates.
-  Schedule with_gathers_and_updates(bool updates) const {
+  Schedule with_weights_and_updates(bool updates) const {
     const bool deferred = updates && shape_.step.timing == UpdateTiming::kDeferred;
     const bool early = updates && shape_.step.timing == UpdateTiming::kEarly;
     const std::vector<std::int32_t> units = units_by_first_read();
-    const std::vector<Need> needs = gathers();
+    const std::vector<Need> all_needs = needs();
     const auto ahead = static_cast<std::size_t>(shape_.step.gather_ahead);
     Schedule s;
     const auto update = [&](std::size_t i) {
       if (deferred && i < units.size()) s.push_back({OpKind::kUpdate, units[i]});
     };
-    std::size_t read = 0, needed = 0, gathered = 0;  // units of which a slot has read, needs, and gathers
-    const auto gather_until = [&](std::size_t end) {
-      for (; gathered < std::min(end, needs.size()); ++gathered) s.push_back(needs[gathered].gather);
+    std::size_t read = 0, needed = 0, made = 0;  // units of which a slot has read, needs, and weights made
+    const auto make_until = [&](std::size_t end) {
+      for (; made < std::min(end, all_needs.size()); ++made) s.push_back(all_needs[made].make);
     };
-    for (std::size_t i = 0; i < ahead; ++i) update(i), gather_until(i + 1);
+    for (std::size_t i = 0; i < ahead; ++i) update(i), make_until(i + 1);
     update(ahead);
     std::optional<std::int32_t> finished;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
       if (read < units.size() && reads_weight(slot) && slot.unit == units[read]) update(++read + ahead);
-      if (needed < needs.size() && needs[needed].slot == i) gather_until(++needed + ahead);
+      if (needed < all_needs.size() && all_needs[needed].slot == i) make_until(++needed + ahead);
       s.push_back(slot);
       if (!early || slot.kind != OpKind::kFinishGradient) continue;
       // One unit behind, so that both run at the same time.
@@ -63,8 +63,10 @@ class Stage {
   // The first and last block of a part, as units.
   std::int32_t first_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part)] + 1; }
   std::int32_t last_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part) + 1]; }
-  // Weights are gathered each time that the stage comes to their chunk.
-  bool again() const { return evaluates_ || !shape_.step.keep_weights; }
+  // Whether the unit's weight is made each time that the stage comes to its chunk.
+  bool again(std::int32_t unit) const {
+    return evaluates_ || shape_.step.of(unit) == Materialize::kForEachPass;
+  }
   // Whether what a step reads last is then overwritten. An early update comes within the step, and the weight
   // that it writes is read by the next step.
   bool is_followed_by_update() const { return !evaluates_ && shape_.step.timing != UpdateTiming::kEarly; }
@@ -175,10 +177,12 @@ class Stage {
     }
     for (const auto& [unit, i] : of_step) {
       if (is_followed_by_update()) slots_[i].last = true;
-      if (shape_.step.sharded) slots_[i].drop = true;
+      if (shape_.step.materializes(unit)) slots_[i].drop = true;
     }
-    if (!shape_.step.sharded || !again()) return;
-    for (const auto& [unit_and_run, i] : of_run) slots_[i].drop = true;
+    for (const auto& [unit_and_run, i] : of_run) {
+      const std::int32_t unit = unit_and_run.first;
+      if (shape_.step.materializes(unit) && again(unit)) slots_[i].drop = true;
+    }
   }
   std::vector<std::int32_t> units_by_first_read() const {
     std::vector<std::int32_t> units;
@@ -188,32 +192,31 @@ class Stage {
     }
     return units;
   }
-  // A gather, and the slot that is the first to need it.
+  // A weight that is made, and the slot that is the first to need it.
   struct Need {
     std::size_t slot = 0;
-    Slot gather;
+    Slot make;
   };
-  std::vector<Need> gathers() const {
+  std::vector<Need> needs() const {
     std::vector<Need> all;
-    if (!shape_.step.sharded) return all;
-    std::map<std::int32_t, int> left = gathers_by_unit(), gathered_in;
+    std::map<std::int32_t, int> left = made_by_unit(), made_in;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const std::int32_t unit = slots_[i].unit;
-      if (!reads_weight(slots_[i])) continue;
-      const auto [it, fresh] = gathered_in.try_emplace(unit, run_of_[i]);
-      if (!fresh && (!again() || it->second == run_of_[i])) continue;
+      if (!reads_weight(slots_[i]) || !shape_.step.materializes(unit)) continue;
+      const auto [it, fresh] = made_in.try_emplace(unit, run_of_[i]);
+      if (!fresh && (!again(unit) || it->second == run_of_[i])) continue;
       it->second = run_of_[i];
       const bool last = --left[unit] == 0;
-      all.push_back({i, {OpKind::kGather, unit, 0, false, last && is_followed_by_update()}});
+      all.push_back({i, {OpKind::kMaterialize, unit, 0, false, last && is_followed_by_update()}});
     }
     return all;
   }
-  std::map<std::int32_t, int> gathers_by_unit() const {
-    std::map<std::int32_t, int> gathers;
+  std::map<std::int32_t, int> made_by_unit() const {
+    std::map<std::int32_t, int> made;
     for (const Slot& slot : slots_) {
-      if (reads_weight(slot) && slot.drop) ++gathers[slot.unit];
+      if (reads_weight(slot) && slot.drop) ++made[slot.unit];
     }
-    return gathers;
+    return made;
   }
 
   const StageShape& shape_;
@@ -229,9 +232,9 @@ class Stage {
 
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates) {
   ZG_ASSERT(shape.pipeline.stages > 1, "one stage has a schedule of its own");
-  // In a stage with one unit in each of two chunks, the second next gather is of the same unit again.
+  // In a stage with one unit in each of two chunks, the second next weight is the same unit's again.
   ZG_ASSERT_LE(shape.step.gather_ahead, 1);
-  return Stage(shape, pass).with_gathers_and_updates(updates);
+  return Stage(shape, pass).with_weights_and_updates(updates);
 }
 
 }  // namespace zg

@@ -115,7 +115,7 @@ StepExecutor::StateStream::Part StepExecutor::StateStream::weight_part(const Ste
                  if (begin == end) begin = at;
                  end = at + count;
                });
-  const Tensor& weight = layout_.table.tensor(layout_.updated_weight(op.tile));
+  const Tensor& weight = layout_.table.tensor(layout_.tile(op.tile).stored);
   const auto size = static_cast<std::int64_t>(size_of(weight.spec.dtype));
   return HostLease::Part{begin * size, (end - begin) * size};
 }
@@ -196,7 +196,7 @@ void StepExecutor::StateStream::save(const StepOp& op, const TileVisitor& take) 
   View weight;
   if (has_weight) {
     weight_lease.emplace(leased(op, Operand::kWeight, tier, Access::kRead, weight_part(op)));
-    weight = whole_view(layout_, weight_lease->data(), layout_.updated_weight(op.tile));
+    weight = whole_view(layout_, weight_lease->data(), layout_.tile(op.tile).stored);
   }
   const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   std::vector<float> joined;
@@ -232,7 +232,7 @@ void StepExecutor::StateStream::restore(const StepOp& op, const TileVisitor& fil
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
   const HostLease weight_lease = weight_to_fill(op, tier);
-  const View weight = whole_view(layout_, weight_lease.data(), layout_.updated_weight(op.tile));
+  const View weight = whole_view(layout_, weight_lease.data(), layout_.tile(op.tile).stored);
   const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   std::vector<float> joined;
   if (op.has(Operand::kState)) {
@@ -268,7 +268,7 @@ void StepExecutor::StateStream::restore(const StepOp& op, const TileVisitor& fil
 void StepExecutor::StateStream::adopt(const StepOp& op) {
   const Tier tier = tier_of(op);
   const HostLease weight_lease = weight_to_fill(op, tier);
-  const View weight = whole_view(layout_, weight_lease.data(), layout_.updated_weight(op.tile));
+  const View weight = whole_view(layout_, weight_lease.data(), layout_.tile(op.tile).stored);
   if (!op.has(Operand::kState)) return;  // a shard may be nothing but padding
   const HostLease state_lease = leased(op, Operand::kState, tier, Access::kRead);
   const std::int64_t shard = held_of_tile(layout_, op.tile).first;
@@ -295,14 +295,14 @@ void StepExecutor::StateStream::visit(std::int32_t u, const Param& param, std::i
 
 void StepExecutor::StateStream::visit_tile(std::int32_t t, const Param& param, std::int64_t begin,
                                            std::int64_t end, Weights weights, const Visitor& visitor) {
-  const Layout::UnitTensors& tensors = layout_.tile(t);
+  const Layout::TileTensors& tensors = layout_.tile(t);
   const std::int32_t u = tensors.unit;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
   const auto range = std::find_if(tensors.ranges.begin(), tensors.ranges.end(), [&](const auto& r) {
     return params[static_cast<std::size_t>(r.param)].offset == param.offset;
   });
   const Layout::Elements shard = held_of_tile(layout_, t);
-  const TensorId updated = layout_.updated_weight(t);
+  const TensorId updated = layout_.tile(t).stored;
   const auto with_weight = [&](std::int64_t first, std::int64_t count, const auto& use) {
     const auto size = static_cast<std::int64_t>(size_of(layout_.table.tensor(updated).spec.dtype));
     const HostLease lease = host_lease(layout_.whole(updated), Access::kRead,

@@ -1,6 +1,7 @@
 #include "ziggurat/engine/step_program.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/slot_operands.hpp"
 #include "ziggurat/engine/pinned_weights.hpp"
@@ -44,9 +45,9 @@ class Emitter : private SlotOperands {
         return walks(slot) ? in_tiles(slot) : add(slot, operands(slot, true, true), time_of(slot));
       case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
         return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
-      case OpKind::kGather:
-        if (gathers_by_use(slot.unit)) return;
-        return for_tiles(slot.unit, [&](std::int32_t t) { gather(t, slot.last); });
+      case OpKind::kMaterialize:
+        if (made_by_use(slot.unit)) return;
+        return for_tiles(slot.unit, [&](std::int32_t t) { materialize(t, slot.last); });
       case OpKind::kSend:
         if (slot.passed == PipelineEvent::Kind::kTable || slot.passed == PipelineEvent::Kind::kTableGradient)
           return for_tiles(0, [&](std::int32_t t) { send_table(slot, t); });
@@ -70,8 +71,8 @@ class Emitter : private SlotOperands {
   void send_table(const Slot& slot, std::int32_t t) {
     if (slot.passed == PipelineEvent::Kind::kTableGradient)
       return add(slot, t, {{Operand::kTableAccumulator, read(accumulator(t), true)}});
-    if (gathers_by_use(0)) gather(t, slot.last);
-    add(slot, t, {{Operand::kWeight, read(weight(t), gathers_by_use(0) || is_dead(slot, t))}});
+    if (made_by_use(0)) materialize(t, slot.last);
+    add(slot, t, {{Operand::kWeight, read(weight(t), made_by_use(0) || is_dead(slot, t))}});
   }
 
   // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
@@ -80,10 +81,10 @@ class Emitter : private SlotOperands {
     if (adopts && pins_weight(layout_, t)) return;  // it has its content, too
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
-    if (n == 0) return add(slot, t, {{Operand::kWeight, overwrite(updated(t))}});
+    if (n == 0) return add(slot, t, {{Operand::kWeight, overwrite(stored(t))}});
     for (std::int32_t i = 0; i < n; ++i) {
       add(slot, t,
-          {{Operand::kWeight, {updated(t), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
+          {{Operand::kWeight, {stored(t), tier, i == 0 ? Access::kOverwrite : Access::kWrite}},
            {Operand::kState,
             {layout_.state_segment(t, i), tier, adopts ? Access::kRead : Access::kOverwrite}}},
           1, i);
@@ -95,7 +96,7 @@ class Emitter : private SlotOperands {
   void save(const Slot& slot, std::int32_t t) {
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
-    const AccessStep weight{updated(t), tier, Access::kRead};
+    const AccessStep weight{stored(t), tier, Access::kRead};
     if (n == 0) return add(slot, t, {{Operand::kWeight, weight}});
     const bool split = layout_.state().format().master == MasterFormat::kSplit;
     for (std::int32_t i = 0; i < n; ++i) {
@@ -113,7 +114,7 @@ class Emitter : private SlotOperands {
       const bool overwrites = i == 0 && rebuilt(t);
       add(slot, t,
           {{Operand::kGradient, {layout_.whole(layout_.tile(t).gradient), tier, Access::kRead, i == n - 1}},
-           {Operand::kWeight, {updated(t), tier, overwrites ? Access::kOverwrite : Access::kWrite}},
+           {Operand::kWeight, {stored(t), tier, overwrites ? Access::kOverwrite : Access::kWrite}},
            {Operand::kState, {layout_.state_segment(t, i), tier, Access::kWrite}}},
           update_time_, i);
     }
@@ -128,10 +129,10 @@ class Emitter : private SlotOperands {
     add({OpKind::kFinishGradient, unit}, t, uses);
   }
 
-  // `last`: the shard is not read again before the update.
-  void gather(std::int32_t t, bool last) {
-    add({OpKind::kGather, layout_.tile(t).unit}, t,
-        {{Operand::kShard, read(updated(t), last && rebuilt(t))}, {Operand::kWeight, overwrite(weight(t))}});
+  // `last`: what is stored is not read again before the update.
+  void materialize(std::int32_t t, bool last) {
+    add({OpKind::kMaterialize, layout_.tile(t).unit}, t,
+        {{Operand::kStored, read(stored(t), last && rebuilt(t))}, {Operand::kWeight, overwrite(weight(t))}});
   }
 
   // A forward or backward, with an operation for each use of a tile. In the last backward of a step the
@@ -141,9 +142,9 @@ class Emitter : private SlotOperands {
     const std::vector<TileUse> all = tile_uses(slot);
     const bool reads_weights =
         slot.kind != OpKind::kBackwardWeight && slot.kind != OpKind::kEmbeddingBackward;
-    if (gathers_by_use(unit) && reads_weights) {
-      gather(first, is_last_gather(slot));
-      if (const std::int32_t t = layout_.adapter_tile(unit); t >= 0) gather(t, is_last_gather(slot));
+    if (made_by_use(unit) && reads_weights) {
+      materialize(first, is_last_made(slot));
+      if (const std::int32_t t = layout_.adapter_tile(unit); t >= 0) materialize(t, is_last_made(slot));
     }
     for (std::size_t i = 0; i < all.size(); ++i) {
       const TileUse& use = all[i];
@@ -152,11 +153,11 @@ class Emitter : private SlotOperands {
       const bool last_use =
           std::find(all.begin() + static_cast<std::ptrdiff_t>(i) + 1, all.end(), use) == all.end();
       if (!begins) hold(operands(slot, false, false));
-      if (reads && gathers_by_use(unit)) gather(t, last_use && is_last_gather(slot));
+      if (reads && made_by_use(unit)) materialize(t, last_use && is_last_made(slot));
       held_.clear();
       std::vector<Use> uses = operands(slot, begins, ends);
       if (reads) {
-        const bool dead = gathers_by_use(unit) || (last_use && tile_is_dead(slot, t));
+        const bool dead = made_by_use(unit) || (last_use && tile_is_dead(slot, t));
         uses.push_back({Operand::kTile, read(weight(t), dead)});
       } else {
         uses.push_back({Operand::kTileAccumulator, add_to(accumulator(t), is_first_sum(slot))});
@@ -213,13 +214,14 @@ class Emitter : private SlotOperands {
 };
 
 ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t gather_ahead) {
+  std::vector<Materialize> materialize;
+  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) materialize.push_back(layout.materialize(u));
   return {static_cast<std::int32_t>(layout.layers()),
           static_cast<std::int32_t>(layout.options.micro_batches),
           layout.options.accumulation,
           timing,
           layout.model->config().tied,
-          layout.is_sharded(),
-          layout.options.sharding.keep_weights,
+          std::move(materialize),
           gather_ahead,
           layout.first_trained()};
 }

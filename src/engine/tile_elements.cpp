@@ -5,18 +5,18 @@
 namespace zg {
 
 Layout::Elements shard_elements(const Layout& l, std::int32_t t) {
-  const Sharding& s = l.options.sharding;
+  const Sharding& s = l.tile(t).sharding;
   if (s.shards == 1) return {l.tile(t).first, l.tile(t).count};
   const std::int64_t count = l.tile(t).piece * s.replicas();
   return {l.tile(t).first + s.shard() * count, count};
 }
 
 Layout::Elements piece_elements(const Layout& l, std::int32_t t) {
-  return {l.tile(t).first + l.options.sharding.piece() * l.tile(t).piece, l.tile(t).piece};
+  return {l.tile(t).first + l.tile(t).sharding.piece() * l.tile(t).piece, l.tile(t).piece};
 }
 
 Layout::Elements held_of_tile(const Layout& l, std::int32_t t) {
-  const Layout::UnitTensors& tile = l.tile(t);
+  const Layout::TileTensors& tile = l.tile(t);
   const Layout::Elements shard = shard_elements(l, t);
   return {shard.first, std::clamp<std::int64_t>(tile.first + tile.count - shard.first, 0, shard.count)};
 }

@@ -25,7 +25,7 @@ class StepExecutor::TileWalk final : public TileAccess {
     began_ = true;
     ZG_ASSERT(op().use == use, "{} is for tile {}, not for {}", text_of(op()), op().use.tile, use.tile);
     const bool reads = use.kind == TileUse::Kind::kWeight;
-    const Layout::UnitTensors& tile = engine_.layout_.tile(op().tile);
+    const Layout::TileTensors& tile = engine_.layout_.tile(op().tile);
     return unit_view(engine_.layout_, data(reads ? Operand::kTile : Operand::kTileAccumulator),
                      reads ? tile.weight : tile.accumulator, tile);
   }

@@ -130,7 +130,7 @@ class StepExecutor::Timer {
       case OpKind::kEmbedding:
       case OpKind::kForward:
       case OpKind::kHeadLoss:
-      case OpKind::kGather:
+      case OpKind::kMaterialize:
         return 0;
       // The head's forward and backward are one operation, counted as backward, which is the larger part.
       case OpKind::kHead:

@@ -15,7 +15,7 @@ struct TrainedRun {
 };
 
 // The trained runs among the given elements.
-std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layout::Elements& among) {
+std::vector<TrainedRun> trained_runs(const Layout::TileTensors& unit, const Layout::Elements& among) {
   std::vector<TrainedRun> runs;
   const auto add = [&](std::int64_t first, std::int64_t end, bool counted) {
     if (first >= end) return;
@@ -41,8 +41,8 @@ std::vector<TrainedRun> trained_runs(const Layout::UnitTensors& unit, const Layo
 
 }  // namespace
 
-void StepExecutor::WeightOps::gather() {
-  const View shard = whole_view(layout_, data(Operand::kShard), layout_.tile(op_.tile).shard),
+void StepExecutor::WeightOps::materialize() {
+  const View shard = whole_view(layout_, data(Operand::kStored), layout_.tile(op_.tile).stored),
              weight = whole_view(layout_, data(Operand::kWeight), layout_.tile(op_.tile).weight);
   const Timer::Comm timed(*engine_.timer_, *engine_.comm_, CommAxis::kShards, op_);
   if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
@@ -94,7 +94,7 @@ View StepExecutor::WeightOps::sum_quantized(Communicator& group, const View& sum
 // the norm.
 void StepExecutor::WeightOps::finish_gradient() {
   const Workspace w(layout_, engine_.workspace_.get());
-  const Layout::UnitTensors& unit = layout_.tile(op_.tile);
+  const Layout::TileTensors& unit = layout_.tile(op_.tile);
   const Layout::Elements shard = shard_elements(layout_, op_.tile);
   Stream& stream = engine_.stream_of(op_);
   const Layout::Elements mine = groups_.pieces != nullptr ? piece_elements(layout_, op_.tile) : shard;
@@ -131,10 +131,10 @@ void StepExecutor::WeightOps::finish_gradient() {
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
 // a parameter is updated with it; its gradient is always zero, so it stays zero.
 void StepExecutor::WeightOps::update() {
-  const Layout::UnitTensors& tensors = layout_.tile(op_.tile);
+  const Layout::TileTensors& tensors = layout_.tile(op_.tile);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op_.unit)];
   const View gradient = whole_view(layout_, data(Operand::kGradient), tensors.gradient),
-             weight = whole_view(layout_, data(Operand::kWeight), layout_.updated_weight(op_.tile));
+             weight = whole_view(layout_, data(Operand::kWeight), layout_.tile(op_.tile).stored);
   const std::int64_t shard_first = shard_elements(layout_, op_.tile).first;
   void* const state = data(Operand::kState);
   const Layout::Elements segment = layout_.state_elements(op_.tile, op_.segment);

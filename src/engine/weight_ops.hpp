@@ -13,7 +13,7 @@ class StepExecutor::WeightOps {
   WeightOps(StepExecutor& engine, const StepOp& op)
       : engine_(engine), layout_(engine.layout_), device_(engine.device_), groups_(engine.groups_), op_(op) {}
 
-  void gather();
+  void materialize();
   void finish_gradient();
   void update();
 

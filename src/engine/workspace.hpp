@@ -76,7 +76,7 @@ class Workspace {
   static std::int64_t exchange_bytes(const Layout& l) {
     if (l.options.weight_bits == 0 && l.options.gradient_bits == 0) return 0;
     std::int64_t most = 0;  // values of a rank in one exchange
-    for (const Layout::UnitTensors& unit : l.units)
+    for (const Layout::TileTensors& unit : l.tiles)
       most = std::max(most, unit.piece * l.options.sharding.replicas());
     const std::int64_t values = std::min(most, exchange_values(l)) * l.options.sharding.ranks;
     return round_up(kernels::quantized_bytes(values, 8), 4096);
@@ -103,7 +103,7 @@ class Workspace {
   }
   static std::int64_t partials_bytes(const Layout& l) {
     const std::int64_t doubles = Ops::kSumPartials + (l.options.parts.tensor > 1 ? 1 : 0);
-    const bool apart = l.options.place().ranks() > 1 || l.units.size() > l.model->units().size();
+    const bool apart = l.options.place().ranks() > 1 || l.tiles.size() > l.model->units().size();
     return apart ? round_up(doubles * std::int64_t{sizeof(double)}, 4096) : 0;
   }
   static std::int64_t copies_bytes(const Layout& l) {
@@ -128,7 +128,7 @@ inline View whole_view(const Layout& layout, void* data, TensorId tensor) {
   const TensorSpec& spec = layout.table.tensor(tensor).spec;
   return {data, spec.dtype, 1, spec.count};
 }
-inline View unit_view(const Layout& layout, void* data, TensorId tensor, const Layout::UnitTensors& unit) {
+inline View unit_view(const Layout& layout, void* data, TensorId tensor, const Layout::TileTensors& unit) {
   return whole_view(layout, data, tensor).col_range(0, unit.count);
 }
 

@@ -84,7 +84,7 @@ std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
 }
 
 bool has_shards_of_tiles(const Layout& layout, std::int32_t unit) {
-  return layout.has_unit(unit) && layout.in_tiles(unit) && layout.is_sharded();
+  return layout.has_unit(unit) && layout.in_tiles(unit) && layout.is_sharded(unit);
 }
 
 std::int64_t format_of(const Layout& layout) {
@@ -96,7 +96,7 @@ std::int64_t format_of(const Layout& layout) {
 
 std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Param& param) {
   if (!layout.has_unit(unit)) return {};
-  if (layout.in_tiles(unit) && !layout.is_sharded()) return {{0, param.count()}};
+  if (layout.in_tiles(unit) && !layout.is_sharded(unit)) return {{0, param.count()}};
   const std::vector<Layout::Elements> shards =
       layout.in_tiles(unit) ? held_of_unit(layout, unit)
                             : std::vector{shard_elements(layout, layout.tile_of(unit, param))};

@@ -229,11 +229,11 @@ class Form {
   explicit Form(const Layout& layout) : layout_(layout) {}
 
   PinnedState take() {
-    for (tile_ = 0; tile_ < static_cast<std::int32_t>(layout_.units.size()); ++tile_) {
+    for (tile_ = 0; tile_ < static_cast<std::int32_t>(layout_.tiles.size()); ++tile_) {
       shard_ =
           layout_.tile(tile_).weight != Layout::kNone ? held_of_tile(layout_, tile_) : Layout::Elements{};
       weight_ = -1;
-      if (pins_weight(layout_, tile_)) weight_ = add(layout_.whole(layout_.updated_weight(tile_)));
+      if (pins_weight(layout_, tile_)) weight_ = add(layout_.whole(layout_.tile(tile_).stored));
       for (std::int32_t i = 0; i < layout_.state_segments(tile_); ++i) {
         const std::int64_t index = add(layout_.state_segment(tile_, i));
         visit_ranges(layout_, tile_, i,

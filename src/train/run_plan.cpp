@@ -163,10 +163,10 @@ class Planner {
     const auto reaches_drives = [&](TensorId id) {
       return id == Layout::kNone || layout.table.tensor(id).spec.lowest == Tier::kNvme;
     };
-    for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
+    for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.tiles.size()); ++t) {
       if (!reaches_drives(layout.tile(t).state))
         return "some of the state may not be demoted to the drives (offload_optimizer)";
-      if (pins_weight(layout, t) && !reaches_drives(layout.updated_weight(t)))
+      if (pins_weight(layout, t) && !reaches_drives(layout.tile(t).stored))
         return "some of the weights may not be demoted to the drives (offload_param), and are split or "
                "frozen";
     }
@@ -290,7 +290,7 @@ class Planner {
     if (!fit(ahead) && !fit_with_more_on_the_device(ahead) &&
         (asked || !may_become_tiles() || !fit_in_tiles()))
       throw_no_room();
-    if (asked || !layout().is_sharded() || in_tiles()) return;
+    if (asked || layout().options.sharding.shards == 1 || in_tiles()) return;
     const std::int64_t most = total(plan_.dry_run.per_step);
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }

@@ -135,7 +135,7 @@ TEST(AdaptersInTiles, TheModelIsLeftAlone) {
   const auto weights = [&] {
     run.settle();
     std::vector<std::vector<char>> all;
-    for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
+    for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.tiles.size()); ++t) {
       if (t != layout.adapter_tile(layout.tile(t).unit)) all.push_back(run.content(layout.tile(t).weight));
     }
     return all;
@@ -152,8 +152,8 @@ TEST(AdaptersInTiles, StepsWriteTheAdaptersAlone) {
   TinyRun run(s);
   const Layout& layout = run.layout();
   std::int64_t own = 0, passes = 0;
-  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
-    const Layout::UnitTensors& tile = layout.tile(t);
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.tiles.size()); ++t) {
+    const Layout::TileTensors& tile = layout.tile(t);
     const auto bytes = [&](TensorId id) {
       std::int64_t sum = 0;
       if (id == Layout::kNone) return sum;

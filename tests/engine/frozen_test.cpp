@@ -108,7 +108,7 @@ TEST(Frozen, CostsNoBytes) {
     TinyRun all(s), some(frozen);
     std::int64_t gradients = 0, state = 0;
     for (const std::size_t u : {1, 3}) {
-      const auto& unit = all.layout().units[u];
+      const auto& unit = all.layout().tiles[u];
       gradients += all.model().units()[u].count * 2;
       state += all.model().units()[u].count * 12;
       EXPECT_EQ(some.layout().table.find(all.layout().table.tensor(unit.state).spec.name), -1);
@@ -159,7 +159,7 @@ TEST(Frozen, WholeUnitsHaveNoGradientsAndNoBackwardBelow) {
         }
         for (std::size_t u = 0; u < one.model().units().size(); ++u) {
           const auto t = static_cast<std::size_t>(two.layout().first_tile(static_cast<std::int32_t>(u)));
-          EXPECT_EQ(two.layout().units[t].accumulator == Layout::kNone, frozen(u)) << u;
+          EXPECT_EQ(two.layout().tiles[t].accumulator == Layout::kNone, frozen(u)) << u;
         }
         EXPECT_EQ(one.train(1).losses, two.train(1).losses);
         for (const std::size_t u : {std::size_t{2}, last}) {

@@ -42,9 +42,9 @@ TEST_P(EngineGolden, TenStepsOfAdamW) {
     EXPECT_EQ(r.tokens, static_cast<std::int64_t>(kReferenceValid));
   }
   run.settle();
-  for (std::size_t u = 0; u < run.layout().units.size(); ++u) {
+  for (std::size_t u = 0; u < run.layout().tiles.size(); ++u) {
     // The weights that the next step would use, and the master, which the weights of these types equal.
-    std::vector<char> weight = run.content(run.layout().units[u].weight);
+    std::vector<char> weight = run.content(run.layout().tiles[u].weight);
     EXPECT_TRUE(weight == run.state_part(u, 0)) << run.model().units()[u].name;
     const View flat(weight.data(), c.dtype, 1, run.model().units()[u].count);
     for (const Param& p : run.model().units()[u].params) {

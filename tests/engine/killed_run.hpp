@@ -53,7 +53,7 @@ inline Checkpoint checkpoint_of(TinyRun& run) {
   Checkpoint c;
   run.settle();
   c.steps = run.steps();
-  for (const auto& unit : run.layout().units) {
+  for (const auto& unit : run.layout().tiles) {
     for (const TensorId id : {unit.weight, unit.state}) c.tensors.push_back(run.content(id));
   }
   return c;
@@ -62,7 +62,7 @@ inline Checkpoint checkpoint_of(TinyRun& run) {
 // After initialize(), before the first step.
 inline void resume(TinyRun& run, const Checkpoint& c) {
   std::size_t next = 0;
-  for (const auto& unit : run.layout().units) {
+  for (const auto& unit : run.layout().tiles) {
     for (const TensorId id : {unit.weight, unit.state}) run.set_content(id, c.tensors.at(next++));
   }
   run.go_on_from(c.steps);

@@ -104,7 +104,7 @@ TEST(Lora, TheModelIsLeftAlone) {
   const auto weights = [&] {
     run.settle();
     std::vector<std::vector<char>> all;
-    for (const Layout::UnitTensors& tile : run.layout().units) {
+    for (const Layout::TileTensors& tile : run.layout().tiles) {
       const bool adapters = tile.first > 0;
       if (!adapters) all.push_back(run.content(tile.weight));
     }
@@ -125,8 +125,8 @@ TEST(Lora, StepsWriteTheAdaptersAlone) {
   TinyRun run(s);
   const Layout& layout = run.layout();
   std::int64_t own = 0, passes = 0;
-  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.units.size()); ++t) {
-    const Layout::UnitTensors& tile = layout.tile(t);
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.tiles.size()); ++t) {
+    const Layout::TileTensors& tile = layout.tile(t);
     const auto bytes = [&](TensorId id) {
       if (id == Layout::kNone) return std::int64_t{0};
       const Tensor& tensor = layout.table.tensor(id);
@@ -349,7 +349,7 @@ TEST(Lora, StagesDoNothingForWhatIsFrozen) {
       s.layout.parts = {.stages = 4, .stage = stage};
       const Layout layout(model, s.layout);
       EXPECT_EQ(layout.first_trained(), 2);
-      for (const Layout::UnitTensors& unit : layout.units)
+      for (const Layout::TileTensors& unit : layout.tiles)
         EXPECT_EQ(unit.accumulator != Layout::kNone,
                   layout.has_unit(unit.unit) && layout.is_trained(unit.unit));
       int halves = 0;

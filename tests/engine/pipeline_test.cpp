@@ -343,7 +343,7 @@ TEST(PipelineGathers, ComeOneUnitAheadIfAsked) {
         waits.erase(slot.unit);
         continue;
       }
-      if (slot.kind == OpKind::kGather) {
+      if (slot.kind == OpKind::kMaterialize) {
         EXPECT_EQ(waits.count(slot.unit), 0u) << "unit " << slot.unit << " is gathered before it is updated";
         EXPECT_TRUE(there.insert(slot.unit).second) << "unit " << slot.unit << " is gathered twice";
         p.gathers.push_back(slot), p.place.push_back(p.others.size());
@@ -363,7 +363,9 @@ TEST(PipelineGathers, ComeOneUnitAheadIfAsked) {
     for (const bool keep : {false, true}) {
       for (const bool tied : {false, true}) {
         for (int stage = 0; stage < 2; ++stage) {
-          StageShape shape{{6, 8, Accumulation::kLayerMajor, UpdateTiming::kDeferred, tied, true, keep},
+          const Materialize when = keep ? Materialize::kOnceAStep : Materialize::kForEachPass;
+          const std::vector<Materialize> materialize(8, when);
+          StageShape shape{{6, 8, Accumulation::kLayerMajor, UpdateTiming::kDeferred, tied, materialize},
                            {2, o.chunks, 8, o.schedule},
                            stage,
                            split_layers(std::vector<double>(6, 1), 0, 1, 2 * o.chunks)};

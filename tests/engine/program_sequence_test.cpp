@@ -113,7 +113,7 @@ TEST(Schedule, GroupsOfMicroBatches) {
                                                  "b", "n", "d", "x", "g", "w"};
       all += fmt::format("{}{}", kLetters[static_cast<std::size_t>(s.kind)], s.unit);
       const bool of_unit =
-          s.kind == OpKind::kUpdate || s.kind == OpKind::kFinishGradient || s.kind == OpKind::kGather;
+          s.kind == OpKind::kUpdate || s.kind == OpKind::kFinishGradient || s.kind == OpKind::kMaterialize;
       if (!of_unit) all += fmt::format(".{}", s.micro_batch);
       all += fmt::format("{}{} ", s.first ? "+" : "", s.last ? "!" : "");
     }
@@ -135,17 +135,27 @@ TEST(Schedule, GroupsOfMicroBatches) {
   EXPECT_EQ(train_schedule(shape, true), train_schedule(shape, false));
   EXPECT_EQ(text(flush_schedule(shape)), "u0 u1 u2 u3 ");
   EXPECT_EQ(text(evaluate_schedule(shape)), "e0.0 e0.1 f1.0! f1.1! f2.0! f2.1! l3.0 l3.1 ");
-  // Gathered weights (w), once a step and for each pass.
-  shape = {2, 1, Accumulation::kLayerMajor, UpdateTiming::kDeferred, true, true, true};
+  // Weights that are made (w), once a step and for each pass.
+  shape = {2, 1, Accumulation::kLayerMajor, UpdateTiming::kDeferred, true, {4, Materialize::kOnceAStep}};
   EXPECT_EQ(text(train_schedule(shape, true)),
             "u0 u1 w0! e0.0! u2 w1! f1.0 u3 w2! f2.0 w3! h3.0+! g3 b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
-  shape.keep_weights = false;
+  shape.materialize.assign(4, Materialize::kForEachPass);
   EXPECT_EQ(text(train_schedule(shape, true)),
             "u0 u1 w0 e0.0! u2 w1 f1.0 u3 w2 f2.0 w3! w0! h3.0+! g3 w2! b2.0+! g2 w1! b1.0+! g1 x0.0+ g0 ");
   shape.gather_ahead = 1;
   EXPECT_EQ(text(train_schedule(shape, true)),
             "u0 w0 u1 u2 w1 e0.0! u3 w2 f1.0 w3! w0! f2.0 w2! h3.0+! g3 w1! b2.0+! g2 b1.0+! g1 x0.0+ g0 ");
   EXPECT_EQ(text(evaluate_schedule(shape)), "w0 w1 e0.0 w2 f1.0! w3 w0 f2.0! l3.0 ");
+  // Units of one model may differ: the first block alone is made, and dropped behind each pass.
+  shape.gather_ahead = 0, shape.materialize.assign(4, Materialize::kNo);
+  shape.materialize[1] = Materialize::kForEachPass;
+  const Schedule mixed = train_schedule(shape, true);
+  EXPECT_EQ(text(mixed), "u0 u1 e0.0! u2 w1 f1.0 u3 f2.0 h3.0+! g3 b2.0+! g2 w1! b1.0+! g1 x0.0+ g0 ");
+  for (const Slot& slot : mixed) {
+    const bool pass = slot.kind == OpKind::kForward || slot.kind == OpKind::kBackward;
+    EXPECT_EQ(slot.drop, pass && slot.unit == 1);
+  }
+  EXPECT_EQ(text(evaluate_schedule(shape)), "e0.0 w1 f1.0! f2.0! l3.0 ");
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST_P(Programs, EveryAccessFindsContentAndEveryContentIsUsed) {
       if (role != Role::kActivation) continue;
       EXPECT_FALSE(contents.present(id)) << layout.table.segment_name(id);
     }
-    for (const auto& u : layout.units) {
+    for (const auto& u : layout.tiles) {
       if (u.accumulator != Layout::kNone) {
         EXPECT_FALSE(contents.present(layout.whole(u.accumulator)));
       }
@@ -152,7 +152,7 @@ TEST_P(Programs, EveryAccessFindsContentAndEveryContentIsUsed) {
 }
 
 TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
-  const auto units = layout.units.size();
+  const auto units = layout.tiles.size();
   const auto micro_batches = static_cast<int>(GetParam().micro_batches);
   const bool tied = model.config().tied;
   const auto expected_updates = [&](std::size_t unit) {
@@ -169,7 +169,7 @@ TEST_P(Programs, EachUnitIsUpdatedOnceFromAllMicroBatches) {
         const bool update = op.kind == OpKind::kUpdate;
         EXPECT_EQ(a.tier, update ? tier_of(op.unit) : Tier::kDevice);
         for (std::size_t v = 0; v < units; ++v) {
-          const TensorId sum = layout.units[v].accumulator;
+          const TensorId sum = layout.tiles[v].accumulator;
           if (sum == Layout::kNone || a.segment != layout.whole(sum) || op.kind == OpKind::kFinishGradient)
             continue;
           ++added[v];
@@ -223,7 +223,7 @@ TEST_P(Programs, OperandsAreWhatTheirNamesSay) {
       const StepOp& op = p.ops[i];
       const auto accesses = p.program.op(static_cast<std::int32_t>(i));
       SCOPED_TRACE(fmt::format("{}, operation {}: {}", p.program.name(), i, name_of(op.kind)));
-      const Layout::UnitTensors &unit = layout.unit(op.unit), &embedding = layout.unit(0);
+      const Layout::TileTensors &unit = layout.unit(op.unit), &embedding = layout.unit(0);
       const auto m = static_cast<std::size_t>(op.micro_batch % layout.options.live_micro_batches());
       // The residual stream is numbered by what comes after it: block 0 reads 0 and makes 1.
       const auto reads = static_cast<std::size_t>(op.unit > 0 ? op.unit - 1 : 0);
@@ -255,9 +255,9 @@ TEST_P(Programs, OperandsAreWhatTheirNamesSay) {
 // A unit of which nothing is trained has neither state nor a gradient, and one of which a part is trained has
 // state of that part alone.
 TEST_P(Programs, WhatIsFrozenHasNoState) {
-  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+  for (std::size_t u = 0; u < layout.tiles.size(); ++u) {
     const Unit& unit = model.units()[u];
-    const Layout::UnitTensors& t = layout.units[u];
+    const Layout::TileTensors& t = layout.tiles[u];
     SCOPED_TRACE(unit.name);
     const bool none = GetParam().frozen && u == 2, part = GetParam().frozen && u == 1;
     EXPECT_EQ(layout.table.find(unit.name + ".state") < 0, none);

@@ -110,7 +110,7 @@ inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char
     std::vector<char>& whole = all[p.name];
     whole.resize(static_cast<std::size_t>(p.whole_count() * bytes));
     for_held(run, unit, p, [&](std::int32_t t, std::int64_t first, std::int64_t count) {
-      if (t != last) content = run.content(run.layout().updated_weight(last = t));
+      if (t != last) content = run.content(run.layout().tile(last = t).stored);
       const std::int64_t at = p.offset + first - shard_elements(run.layout(), t).first;
       bring(p, first, content.data() + at * bytes, count, bytes, p.name, whole.data(), brought);
     });

@@ -31,7 +31,7 @@ TEST(Initialize, AsksForEachElementOnceAndKeepsIt) {
     std::size_t parameters = 0;
     for (std::size_t u = 0; u < run.model().units().size(); ++u) {
       const Unit& unit = run.model().units()[u];
-      const auto& tensors = run.layout().units[u];
+      const auto& tensors = run.layout().tiles[u];
       const std::vector<char> master = run.state_part(u, 0), weight = run.content(tensors.weight);
       std::vector<float> expected(static_cast<std::size_t>(unit.count), 0.0f);  // gaps stay zero
       for (const Param& p : unit.params) {

@@ -285,11 +285,11 @@ class TinyRun {
   void add_state(TinyResult& result) {
     static constexpr const char* kParts[] = {"master", "moment 0", "moment 1", "scales 0", "scales 1"};
     settle();
-    for (std::size_t t = 0; t < layout_.units.size(); ++t) {
-      const std::string weight = layout_.table.tensor(layout_.units[t].weight).spec.name;
+    for (std::size_t t = 0; t < layout_.tiles.size(); ++t) {
+      const std::string weight = layout_.table.tensor(layout_.tiles[t].weight).spec.name;
       result.names.push_back(weight);
-      result.tensors.push_back(content(layout_.units[t].weight));
-      if (layout_.units[t].state == Layout::kNone) continue;
+      result.tensors.push_back(content(layout_.tiles[t].weight));
+      if (layout_.tiles[t].state == Layout::kNone) continue;
       for (int part = 0; part < 5; ++part) {
         result.names.push_back(weight + "'s " + kParts[part]);
         result.tensors.push_back(state_part(t, part));
@@ -343,7 +343,7 @@ class TinyRun {
   // elements, as they are kept. Empty: there is no such part. Call it when the store has settled.
   std::vector<char> state_part(std::size_t unit, int which) {
     std::vector<char> part;
-    std::vector<char> all = content(layout_.units[unit].state);
+    std::vector<char> all = content(layout_.tiles[unit].state);
     const auto u = static_cast<std::int32_t>(unit);
     char* segment = all.data();
     for (std::int32_t i = 0; i < layout_.state_segments(u); ++i) {

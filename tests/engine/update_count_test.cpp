@@ -98,7 +98,7 @@ class HalvingRun {
   void expect_weights() {
     run_.settle();
     for (std::size_t u = 0; u < run_.model().units().size(); ++u) {
-      std::vector<char> content = run_.content(run_.layout().units[u].weight);
+      std::vector<char> content = run_.content(run_.layout().tiles[u].weight);
       const View weights(content.data(), run_.setup().dtype, 1, run_.model().units()[u].count);
       for (const Param& p : run_.model().units()[u].params) {
         const std::vector<float> masters = run_.masters(u, p);

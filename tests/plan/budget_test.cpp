@@ -136,7 +136,7 @@ TEST(SmallestBudgetsOf, FewerBytesThanARunThatMayNotSinkNeedsAreTheWholeOfIt) {
   const auto least = smallest_budgets(run.layout(), run.programs(), 0);
   ASSERT_TRUE(least.has_value());
   std::int64_t state = 0;
-  for (const auto& u : run.layout().units) {
+  for (const auto& u : run.layout().tiles) {
     for (const TensorId id : {u.weight, u.state}) {
       const Tensor& t = run.layout().table.tensor(id);
       for (std::int32_t i = 0; i < t.segments; ++i)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/engine/schedule.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/optim/state.hpp"
 #include "ziggurat/store/table.hpp"
@@ -75,20 +76,27 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // element of the parameter; not 0 where its shard begins within it
   };
-  // The tensors of a unit, or of one of its tiles.
-  struct UnitTensors {
+  // The tensors of a tile: of a unit that is whole, of all of it. TensorSpec has the type and the number of
+  // elements of each, and `sharding` says which elements of the tile this rank has of those that are sharded.
+  struct TileTensors {
     std::int32_t unit = 0;
     std::int64_t first = 0, count = 0;  // elements of the unit
-    // Flat, padded to a whole number of pieces (Sharding). kNone: the unit is another stage's, or, of an
-    // accumulator, frozen.
+    Sharding sharding = {};
+    // As products read it and sum gradients: flat, padded to a whole number of pieces (Sharding). kNone: the
+    // unit is another stage's, or, of an accumulator, frozen.
     TensorId weight = kNone, accumulator = kNone;
-    TensorId shard = kNone;  // of the weight, which is gathered from all shards; kNone: there is one shard
-    std::int64_t piece = 0;  // elements
+    // The weight as it is kept between its uses, and written by the update: this rank's shard of it, from
+    // which OpKind::kMaterialize makes the weight, or the weight itself.
+    TensorId stored = kNone;
+    std::int64_t piece = 0;                    // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
     std::vector<StateRange> ranges;  // of this rank's shard; ascending, in the unit and in the state
     // Elements [first, second) that another part of the model counts for the norm; ascending.
     std::vector<std::pair<std::int64_t, std::int64_t>> uncounted;
     std::int64_t state_elements = 0;
+
+    bool is_sharded() const { return sharding.shards > 1; }
+    bool is_materialized() const { return stored != weight; }
   };
 
   const Model* model;
@@ -96,7 +104,7 @@ struct Layout {
   TensorTable table;
   // The tensors of all tiles (Unit::tiles): those of unit u are [first_tile(u), first_tile(u + 1)). Where no
   // unit is in tiles, a tile's number is the unit's.
-  std::vector<UnitTensors> units;
+  std::vector<TileTensors> tiles;
   // [layer][micro-batch]: the input of block `layer` (the last entry: of the head), and what the block's
   // backward needs besides. Empty where another stage has the block, unless this one makes its input. With
   // recomputation `saved` is only for those that are between the halves of a backward.
@@ -126,9 +134,9 @@ struct Layout {
   std::int32_t tile_of(std::int32_t unit, const Param& param) const {
     return param.adapter ? adapter_tile(unit) : first_tile(unit);
   }
-  const UnitTensors& tile(std::int32_t t) const { return units[static_cast<std::size_t>(t)]; }
+  const TileTensors& tile(std::int32_t t) const { return tiles[static_cast<std::size_t>(t)]; }
   // The tensors of a unit that is not in tiles.
-  const UnitTensors& unit(std::int32_t u) const { return tile(first_tile(u)); }
+  const TileTensors& unit(std::int32_t u) const { return tile(first_tile(u)); }
   const StateLayout& state() const { return state_; }
   std::int32_t state_segments(std::int32_t tile) const;
   std::int64_t unit_state_elements(std::int32_t unit) const;  // of all its tiles
@@ -138,10 +146,10 @@ struct Layout {
   // The elements of the tile's state that its segment `i` holds.
   Elements state_elements(std::int32_t tile, std::int32_t i) const;
   SegmentId state_segment(std::int32_t tile, std::int32_t i) const;
-  bool is_sharded() const { return options.sharding.shards > 1; }
+  // When the weights of a unit are made from what is stored; the same for all of its tiles.
+  Materialize materialize(std::int32_t unit) const;
+  bool is_sharded(std::int32_t unit) const { return tile(first_tile(unit)).is_sharded(); }
   std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest CopySum with bands
-  // The tensor that the update writes: the shard, or the weight.
-  TensorId updated_weight(std::int32_t t) const { return is_sharded() ? tile(t).shard : tile(t).weight; }
   Tier update_at(std::int32_t unit) const {
     return unit < options.device_updates ? Tier::kDevice : Tier::kHost;
   }

@@ -24,14 +24,14 @@ enum class OpKind : std::uint8_t {
   kBackwardWeight,  // and those of its parameters
   kEmbeddingBackward,
   kFinishGradient,  // a unit's gradient is summed over the ranks, and cast from its accumulator
-  kGather,          // a unit's weight from the shards of all ranks
+  kMaterialize,     // a unit's weight is made from its stored form: gathered from the shards of all ranks
   kSend,            // to another stage of the pipeline, or from it: see Slot::passed
   kReceive,
 };
 const char* name_of(OpKind kind);
 // Whether several ranks do it together.
 constexpr bool joins_ranks(OpKind kind) {
-  return kind == OpKind::kGather || kind == OpKind::kFinishGradient;
+  return kind == OpKind::kMaterialize || kind == OpKind::kFinishGradient;
 }
 // Whether a stage of a pipeline passes something on by it.
 constexpr bool joins_stages(OpKind kind) {
@@ -45,16 +45,27 @@ constexpr bool joins_stages(OpKind kind) {
 //   separate  after backward, before the step ends; for comparison
 enum class UpdateTiming { kDeferred, kEarly, kSeparate };
 
+// When the weight that products read is made from what is stored of a unit.
+enum class Materialize : std::uint8_t {
+  kNo,           // what is stored is that weight
+  kOnceAStep,    // it lives from the forward to the end of the backward
+  kForEachPass,  // it lives for a forward, or for a backward
+};
+
 struct ScheduleShape {
   std::int32_t layers = 0, micro_batches = 1;
   Accumulation accumulation{};
   UpdateTiming timing = UpdateTiming::kDeferred;
-  bool tied = false;  // the head uses the embedding's weight
-  // Weights are gathered from shards before they are used: once a step, or before each pass.
-  bool sharded = false, keep_weights = false;
-  std::int32_t gather_ahead = 0;  // by how many units a gather comes before the first use of its weight
-  std::int32_t lowest = 0;        // the first unit that backward passes
+  bool tied = false;                          // the head uses the embedding's weight
+  std::vector<Materialize> materialize = {};  // by unit; empty: never
+  std::int32_t gather_ahead = 0;              // by how many units a weight is made before its first use
+  std::int32_t lowest = 0;                    // the first unit that backward passes
   std::int32_t head() const { return layers + 1; }
+  std::int32_t units() const { return layers + 2; }
+  Materialize of(std::int32_t unit) const {
+    return materialize.empty() ? Materialize::kNo : materialize[static_cast<std::size_t>(unit)];
+  }
+  bool materializes(std::int32_t unit) const { return of(unit) != Materialize::kNo; }
 };
 
 struct Slot {
@@ -63,10 +74,12 @@ struct Slot {
   std::int32_t micro_batch = 0;
   bool first = false;  // the first slot that adds to the unit's gradient: it overwrites the old one
   // The slot is the last reader of an operand, whose content is dead afterwards. Embedding, head, backward:
-  // of the unit's weight, which the update overwrites before the next read; gather: of its shard, likewise.
+  // of the unit's weight, which the update overwrites before the next read; materialize: of what is stored,
+  // likewise.
   // Forward: of the slot's input, where no backward follows (evaluations, units below `lowest`).
   bool last = false;
-  // The slot is the last user of its unit's gathered weight; of the head also of the embedding's, if tied.
+  // The slot is the last user of the weight that was made for its unit; of the head also of the embedding's,
+  // if tied.
   bool drop = false;
   // What a send or receive passes: of the unit's output (kActivation) or input (kGradient) if it is sent, the
   // other way round if it is received; or of the embedding.
@@ -85,9 +98,9 @@ Schedule flush_schedule(const ScheduleShape& shape);  // the updates alone
 Schedule evaluate_schedule(const ScheduleShape& shape);
 
 // The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes
-// all layers of a chunk before the next one does. Weights are gathered for as long as the stage stays with a
-// chunk; kept weights once a step. ScheduleShape::gather_ahead is 1 at most: each gather then comes where the
-// one before it would.
+// all layers of a chunk before the next one does. A weight that is made for each pass lives as long as the
+// stage stays with a chunk. ScheduleShape::gather_ahead is 1 at most: each weight is then made where the one
+// before it would be.
 struct StageShape {
   ScheduleShape step;  // of the whole model
   PipelineShape pipeline;

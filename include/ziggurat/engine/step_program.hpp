@@ -25,7 +25,7 @@ enum class Operand : std::uint8_t {
   kTableAccumulator,    // the same for a tied head's output matrix
   kGradient,            // the unit's gradient that the optimizer reads
   kState,               // one segment of the unit's optimizer state
-  kShard,               // this rank's shard of the unit's weight
+  kStored,              // what the unit's weight is made from (Layout::TileTensors::stored)
   kTile,                // the weight of a further tile
   kTileAccumulator,     // the same for its accumulator
   kAdapters,            // the weights of the unit's adapters, flat

@@ -15,7 +15,7 @@
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/step/step_program.hpp"
 #include "ziggurat/store/placement.hpp"
 #include "ziggurat/store/replay.hpp"
 

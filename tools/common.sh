@@ -14,10 +14,10 @@ die() {
 
 # Packages by their names in Debian 12 and Ubuntu 24.04.
 build_packages="g++ cmake ninja-build ccache pkg-config git
-  libdnnl-dev libtbb-dev libhwloc-dev liburing-dev libaio-dev libhwy-dev libxxhash-dev
+  libdnnl-dev libtbb-dev libhwloc-dev liburing-dev libaio-dev libhwy-dev libxxhash-dev libboost-context-dev
   nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev libgtest-dev libbenchmark-dev"
-# ... and for the tests: fibers for the emulation of CUDA, ranks in several processes, and SentencePiece's models.
-test_packages="libboost-context-dev libopenmpi-dev openmpi-bin libsentencepiece-dev"
+# ... and for the tests: ranks in several processes, and SentencePiece's models.
+test_packages="libopenmpi-dev openmpi-bin libsentencepiece-dev"
 
 # need PACKAGE...: installs those that are missing.
 need() {

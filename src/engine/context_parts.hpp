@@ -10,10 +10,10 @@
 
 namespace zg {
 
-class StepExecutor::ContextParts final : public ContextExchange {
+class ContextParts final : public ContextExchange {
  public:
   // The timer must outlive it.
-  ContextParts(Device& device, std::unique_ptr<Communicator> group, Timer& timer)
+  ContextParts(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
       : group_(std::move(group)), timer_(timer), stream_(device.make_stream("context")) {}
 
   Stream& stream() { return *stream_; }
@@ -23,7 +23,7 @@ class StepExecutor::ContextParts final : public ContextExchange {
 
   void begin_pass(Stream& s, const View& mine, const View& from_before) override {
     stream_->wait(s.record());
-    const Timer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
+    const OpTimer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
     const int rank = group_->rank(), size = group_->size();
     const auto send = [&] { group_->send(*stream_, mine.data, mine.count(), mine.dtype, (rank + 1) % size); };
     // A send ends when it is received, so of two neighbours one must receive first; of a ring with an odd
@@ -38,7 +38,7 @@ class StepExecutor::ContextParts final : public ContextExchange {
   void all_to_all(Stream& s, const View& in, const View& out) override {
     stream_->wait(s.record());
     {
-      const Timer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
+      const OpTimer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
       group_->all_to_all(*stream_, in.data, out.data, in.count() / group_->size(), in.dtype);
     }
     timer_.wait(s, stream_->record());
@@ -46,7 +46,7 @@ class StepExecutor::ContextParts final : public ContextExchange {
 
  private:
   std::unique_ptr<Communicator> group_;
-  Timer& timer_;
+  OpTimer& timer_;
   std::unique_ptr<Stream> stream_;
   const StepOp* op_ = nullptr;
 };

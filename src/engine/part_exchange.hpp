@@ -10,10 +10,10 @@
 
 namespace zg {
 
-class StepExecutor::Exchange final : public PartExchange {
+class GroupExchange final : public PartExchange {
  public:
   // The timer must outlive it.
-  Exchange(Device& device, std::unique_ptr<Communicator> group, Timer& timer)
+  GroupExchange(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
       : group_(std::move(group)), timer_(timer), stream_(device.make_stream("parts")) {}
 
   Stream& stream() { return *stream_; }
@@ -51,14 +51,14 @@ class StepExecutor::Exchange final : public PartExchange {
   void run(Stream& s, const Work& work) {
     stream_->wait(s.record());
     {
-      const Timer::Comm timed(timer_, *stream_, CommAxis::kTensor, *op_);
+      const OpTimer::Comm timed(timer_, *stream_, CommAxis::kTensor, *op_);
       work();
     }
     begun_.push_back(stream_->record());
   }
 
   std::unique_ptr<Communicator> group_;
-  Timer& timer_;
+  OpTimer& timer_;
   std::unique_ptr<Stream> stream_;
   std::vector<Event> begun_;  // the ends of exchanges that are not ended, in order
   const StepOp* op_ = nullptr;

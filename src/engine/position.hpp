@@ -24,7 +24,7 @@ inline std::string text_of(const StepOp& op) {
                      by_segment ? op.segment : op.micro_batch, tile);
 }
 
-class StepExecutor::Position {
+class Position {
  public:
   enum class Waits : std::uint8_t { kNo, kForLease, kForMoves, kForStream, kForRanks };
 
@@ -72,7 +72,7 @@ class StepExecutor::Position {
   std::string text() const;
   std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
   std::string whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const;
-  Meeting meeting(CommAxis axis, std::int64_t layers) const;
+  StepExecutor::Meeting meeting(CommAxis axis, std::int64_t layers) const;
   // The operation of the latest call; null: none, or it was for no operation.
   const StepOp* met(CommAxis axis) const { return meetings_[axis].op.load(); }
 
@@ -136,8 +136,7 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
 
 // The operation on the compute stream; if it is idle, the update that runs at the end of a step, or the
 // operation that is issued next and what it waits for.
-inline std::string StepExecutor::Position::work(std::int64_t layers,
-                                                std::optional<StallCause> awaited) const {
+inline std::string Position::work(std::int64_t layers, std::optional<StallCause> awaited) const {
   for (const int which : {0, 2, 4}) {
     if (const StepOp* op = working_[which].load()) return work_of(*op, layers);
   }
@@ -151,8 +150,7 @@ inline std::string StepExecutor::Position::work(std::int64_t layers,
   return work_of(program->ops[op], layers) + (waiting ? std::string(" waits for ") + name_of(*awaited) : "");
 }
 
-inline std::string StepExecutor::Position::whereabouts(std::int64_t layers,
-                                                       std::optional<StallCause> awaited) const {
+inline std::string Position::whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const {
   const bool idle = std::none_of(std::begin(working_), std::end(working_),
                                  [](const auto& op) { return op.load() != nullptr; });
   if (inside_.load() || !idle || waiting()) return work(layers, awaited);
@@ -161,9 +159,9 @@ inline std::string StepExecutor::Position::whereabouts(std::int64_t layers,
                   : fmt::format("in no operation; step {} was the last to begin", step + 1);
 }
 
-inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std::int64_t layers) const {
+inline StepExecutor::Meeting Position::meeting(CommAxis axis, std::int64_t layers) const {
   const Calls& calls = meetings_[axis];
-  Meeting m;
+  StepExecutor::Meeting m;
   const std::uint64_t left = calls.left.load();
   m.calls = calls.entered.load();
   m.inside = m.calls > left;
@@ -196,7 +194,7 @@ inline StepExecutor::Meeting StepExecutor::Position::meeting(CommAxis axis, std:
   return m;
 }
 
-inline std::string StepExecutor::Position::text() const {
+inline std::string Position::text() const {
   static constexpr const char* kWaits[] = {"", "; waits for a lease", "; waits for all moves",
                                            "; waits for a stream", "; waits for other ranks"};
   static constexpr const char* kStreams[] = {"compute", "optimizer", "comm", "send", "receive"};

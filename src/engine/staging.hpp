@@ -6,10 +6,10 @@
 #include <cstring>
 #include <memory>
 
-#include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/memory.hpp"
 #include "ziggurat/engine/step_executor.hpp"
+#include "ziggurat/step/workspace.hpp"
 
 namespace zg {
 
@@ -42,10 +42,10 @@ class Staging {
                   static_cast<std::size_t>(Workspace::document_bytes(layout_)));
   }
   // Copies the staged micro-batches to the device, and zeroes its scalars. Returns the bytes copied.
-  std::int64_t load(Stream& stream, void* workspace, std::int64_t micro_batches) {
+  std::int64_t load(Stream& stream, const Workspace& workspace, std::int64_t micro_batches) {
     std::memset(data_, 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
     const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);
-    device_.copy_to_device(stream, Workspace(layout_, workspace).inputs(), data_, bytes);
+    device_.copy_to_device(stream, workspace.inputs(), data_, bytes);
     return bytes;
   }
 

@@ -1,18 +1,11 @@
-// Weights and optimizer state between two steps: on their way into a checkpoint and back, with all that a
-// later run needs to go on bit by bit, whatever the layout that it keeps them in; and read parameter by
-// parameter, for a model that is saved.
+#include "engine/state_stream.hpp"
+
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
-#include "engine/host_lease.hpp"
-#include "engine/position.hpp"
-#include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
-#include "ziggurat/engine/step_executor.hpp"
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 
 namespace zg {
 namespace {
@@ -47,64 +40,14 @@ void weights_of(const View& weight, const View& master) {
 
 }  // namespace
 
-// Goes through the state of an engine: along a program that has an operation for each segment of it, or,
-// without a program, through the elements of one parameter.
-class StepExecutor::StateStream {
- public:
-  explicit StateStream(StepExecutor& engine)
-      : engine_(engine), layout_(engine.layout_), device_(engine.device_), store_(engine.store_) {}
-
-  using EachOp = std::function<void(const StepOp& op)>;
-  void for_each_op(const ProgramStart& start, const EachOp& each);
-  // The same for a program that gives the tensors their first contents, and what follows such a program.
-  void initialize(Activity activity, const EachOp& each);
-  void restore(const StepOp& op, const TileVisitor& fill);
-  void adopt(const StepOp& op);
-  void save(const StepOp& op, const TileVisitor& take);
-
-  // Visits elements [begin, end) of a parameter in its state and weight, one state segment after the other.
-  using Visitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
-                                     std::int64_t skip, std::int64_t count)>;
-  enum class Weights { kNeeded, kNotNeeded };  // whether the visitor reads the weight; of frozen ones always
-  void visit(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, Weights weights,
-             const Visitor& visitor);
-
- private:
-  void visit_tile(std::int32_t tile, const Param& param, std::int64_t begin, std::int64_t end,
-                  Weights weights, const Visitor& visitor);
-  using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
-  void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
-  using Part = std::optional<HostLease::Part>;  // none: the whole segment
-  HostLease on_host(Lease lease, Tier tier, Access access, const Part& part = std::nullopt);
-  // What the operation has leased of an operand, at the host.
-  HostLease leased(const StepOp& op, Operand operand, Tier tier, Access access,
-                   const Part& part = std::nullopt) {
-    return on_host(std::move(engine_.lease(op, operand)), tier, access, part);
-  }
-  // The weight that the operation fills. Its first operation clears all of it, gaps too.
-  HostLease weight_to_fill(const StepOp& op, Tier tier);
-  // The part of the weight that belongs to the operation's segment of state. Each operation of a unit copies
-  // that part alone to the host and back, since a large unit has hundreds of them.
-  Part weight_part(const StepOp& op) const;
-  HostLease host_lease(SegmentId segment, Access access, const Part& part = std::nullopt);
-  Tier tier_of(const StepOp& op) const {
-    return op.has(Operand::kState) ? layout_.update_at(op.unit) : Tier::kDevice;
-  }
-
-  StepExecutor& engine_;
-  const Layout& layout_;
-  Device& device_;
-  TensorStore& store_;
-};
-
 // `lease` is at `tier`.
-HostLease StepExecutor::StateStream::on_host(Lease lease, Tier tier, Access access, const Part& part) {
+HostLease StateStream::on_host(Lease lease, Tier tier, Access access, const Part& part) {
   if (tier == Tier::kHost || device_.is_host()) return HostLease(std::move(lease));
   const HostLease::Part copied = part.value_or(HostLease::Part{0, lease.bytes()});
-  return HostLease(std::move(lease), access, device_, *engine_.compute_, copied);
+  return HostLease(std::move(lease), access, device_, *context_.compute, copied);
 }
 
-StepExecutor::StateStream::Part StepExecutor::StateStream::weight_part(const StepOp& op) const {
+StateStream::Part StateStream::weight_part(const StepOp& op) const {
   // Frozen parameters, which the last operation of a unit visits, may lie anywhere.
   if (layout_.has_frozen(op.unit) && op.segment + 1 >= layout_.state_segments(op.tile)) return std::nullopt;
   const std::int64_t shard = held_of_tile(layout_, op.tile).first;
@@ -120,7 +63,7 @@ StepExecutor::StateStream::Part StepExecutor::StateStream::weight_part(const Ste
   return HostLease::Part{begin * size, (end - begin) * size};
 }
 
-HostLease StepExecutor::StateStream::weight_to_fill(const StepOp& op, Tier tier) {
+HostLease StateStream::weight_to_fill(const StepOp& op, Tier tier) {
   HostLease weight = op.first ? leased(op, Operand::kWeight, tier, Access::kOverwrite)
                               : leased(op, Operand::kWeight, tier, Access::kWrite, weight_part(op));
   if (op.first) std::memset(weight.data(), 0, static_cast<std::size_t>(weight.bytes()));
@@ -129,8 +72,8 @@ HostLease StepExecutor::StateStream::weight_to_fill(const StepOp& op, Tier tier)
 
 // A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
 // there.
-HostLease StepExecutor::StateStream::host_lease(SegmentId segment, Access access, const Part& part) {
-  const Position::Waiting waiting(*engine_.position_, Position::Waits::kForLease);
+HostLease StateStream::host_lease(SegmentId segment, Access access, const Part& part) {
+  const Position::Waiting waiting(context_.position, Position::Waits::kForLease);
   const auto at = [&](Tier tier) {
     return on_host(store_.acquire(segment, tier, access), tier, access, part);
   };
@@ -143,39 +86,35 @@ HostLease StepExecutor::StateStream::host_lease(SegmentId segment, Access access
   }
 }
 
-void StepExecutor::StateStream::for_each_op(const ProgramStart& start, const EachOp& each) {
+void StateStream::for_each_op(const ProgramStart& start, const EachOp& each) {
   const StepProgram& program = *start.program;
   store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
-  engine_.position_->begin_program(program);
+  context_.position.begin_program(program);
   for (std::int32_t i = 0; i < program.program.op_count(); ++i) {
-    engine_.position_->next_op(i);
+    context_.position.next_op(i);
     {
-      const Position::Waiting waiting(*engine_.position_, Position::Waits::kForLease);
-      store_.acquire_op(nullptr, engine_.leases_);
+      const Position::Waiting waiting(context_.position, Position::Waits::kForLease);
+      store_.acquire_op(nullptr, context_.leases);
     }
     each(program.ops[static_cast<std::size_t>(i)]);
-    engine_.leases_.clear();
-    engine_.position_->issued();
+    context_.leases.clear();
+    context_.position.issued();
   }
-  engine_.position_->end_program();
+  context_.position.end_program();
 }
 
 // Once it has ended, the programs alone cause moves, so that the forecast is exact.
-void StepExecutor::StateStream::initialize(Activity activity, const EachOp& each) {
-  store_.run(nullptr, nullptr);
-  const ProgramStart start = engine_.begin_activity(activity);
+Traffic StateStream::initialize(const ProgramStart& start, const EachOp& each) {
   if (start.program->program.op_count() > 0) for_each_op({start.program, nullptr}, each);
   store_.run(nullptr, nullptr);
   store_.demote_all();
-  {
-    const Position::Waiting waiting(*engine_.position_, Position::Waits::kForMoves);
-    store_.drain();
-  }
-  engine_.initial_ = store_.traffic();
+  const Position::Waiting waiting(context_.position, Position::Waits::kForMoves);
+  store_.drain();
+  return store_.traffic();
 }
 
 // Visits what this rank holds of the unit's frozen parameters, with the last operation of the unit.
-void StepExecutor::StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
+void StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
   if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.tile)) return;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
   const Layout::Elements shard = held_of_tile(layout_, op.tile);
@@ -188,7 +127,7 @@ void StepExecutor::StateStream::visit_frozen(const StepOp& op, const FrozenVisit
   }
 }
 
-void StepExecutor::StateStream::save(const StepOp& op, const TileVisitor& take) {
+void StateStream::save(const StepOp& op, const TileVisitor& take) {
   const bool has_state = op.has(Operand::kState), has_weight = op.has(Operand::kWeight);
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
@@ -228,7 +167,7 @@ void StepExecutor::StateStream::save(const StepOp& op, const TileVisitor& take) 
   });
 }
 
-void StepExecutor::StateStream::restore(const StepOp& op, const TileVisitor& fill) {
+void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
   const HostLease weight_lease = weight_to_fill(op, tier);
@@ -265,7 +204,7 @@ void StepExecutor::StateStream::restore(const StepOp& op, const TileVisitor& fil
 }
 
 // The weights of a segment of state, rounded from its masters.
-void StepExecutor::StateStream::adopt(const StepOp& op) {
+void StateStream::adopt(const StepOp& op) {
   const Tier tier = tier_of(op);
   const HostLease weight_lease = weight_to_fill(op, tier);
   const View weight = whole_view(layout_, weight_lease.data(), layout_.tile(op.tile).stored);
@@ -284,17 +223,16 @@ void StepExecutor::StateStream::adopt(const StepOp& op) {
 }
 
 // Takes one lease at a time, since without a program the tiers may not have room for two.
-void StepExecutor::StateStream::visit(std::int32_t u, const Param& param, std::int64_t begin,
-                                      std::int64_t end, Weights weights, const Visitor& visitor) {
-  engine_.flush();
+void StateStream::visit(std::int32_t u, const Param& param, std::int64_t begin, std::int64_t end,
+                        Weights weights, const Visitor& visitor) {
   store_.run(nullptr, nullptr);
   if (!layout_.has_unit(u)) return;
   for (std::int32_t t = layout_.first_tile(u); t < layout_.first_tile(u + 1); ++t)
     visit_tile(t, param, begin, end, weights, visitor);
 }
 
-void StepExecutor::StateStream::visit_tile(std::int32_t t, const Param& param, std::int64_t begin,
-                                           std::int64_t end, Weights weights, const Visitor& visitor) {
+void StateStream::visit_tile(std::int32_t t, const Param& param, std::int64_t begin, std::int64_t end,
+                             Weights weights, const Visitor& visitor) {
   const Layout::TileTensors& tensors = layout_.tile(t);
   const std::int32_t u = tensors.unit;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(u)].params;
@@ -342,77 +280,6 @@ void StepExecutor::StateStream::visit_tile(std::int32_t t, const Param& param, s
         layout_.state().part(lease.data(), segment.count, block, to - segment.first - block);
     visitor(state, weight, element - begin, skip, to - from);
   }
-}
-
-void StepExecutor::initialize(const ParamSource& source) {
-  constexpr std::int64_t kPart = 1 << 20;  // elements at a time
-  std::vector<float> values;
-  restore_state([&](const StateTile& tile) {
-    for (std::int64_t at = 0; at < tile.count; at += kPart) {
-      const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
-      values.assign(static_cast<std::size_t>(n), 0);
-      source(*tile.param, first, first + n, values.data());
-      write_weights(tile.master.col_range(at, n), values.data());
-    }
-  });
-}
-
-void StepExecutor::restore_state(const TileVisitor& fill) {
-  StateStream state(*this);
-  state.initialize(Activity::kInitialize, [&](const StepOp& op) { state.restore(op, fill); });
-}
-
-void StepExecutor::adopt_state() {
-  StateStream state(*this);
-  state.initialize(Activity::kAdopt, [&](const StepOp& op) { state.adopt(op); });
-}
-
-void StepExecutor::save_state(const TileVisitor& take) {
-  ZG_ASSERT(layout_.options.saves, "the programs of this run have none that saves");
-  flush();
-  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
-  StateStream state(*this);
-  state.for_each_op(begin_activity(Activity::kSave), [&](const StepOp& op) { state.save(op, take); });
-}
-
-std::int64_t StepExecutor::write_state() {
-  ZG_ASSERT(layout_.options.pins, "the programs of this run know of no pins");
-  flush();
-  for (Stream* stream : {optimizer_.get(), compute_.get()}) stream->synchronize();
-  (void)begin_activity(Activity::kPin);
-  const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-  return store_.write_back(pinned_segments(layout_));
-}
-
-void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
-                               float* out) {
-  std::vector<float> values;
-  const bool split = layout_.state().format().master == MasterFormat::kSplit;
-  using Weights = StateStream::Weights;
-  StateStream(*this).visit(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
-                           [&](const OptimizerState& state, View weight, std::int64_t first,
-                               std::int64_t skip, std::int64_t count) {
-                             values.resize(static_cast<std::size_t>(skip + count));
-                             if (state.master) {
-                               read_masters(layout_.state().format(), state, weight, values.data());
-                             } else {
-                               read_weights(weight, values.data());
-                             }
-                             std::copy_n(values.begin() + skip, count, out + first);
-                           });
-}
-
-void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
-                               std::int64_t end, float* out) {
-  std::vector<float> values;
-  StateStream(*this).visit(
-      unit, param, begin, end, StateStream::Weights::kNotNeeded,
-      [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
-        ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
-        values.resize(static_cast<std::size_t>(skip + count));
-        read_moments(layout_.state().format(), state, which, skip + count, values.data());
-        std::copy_n(values.begin() + skip, count, out + first);
-      });
 }
 
 }  // namespace zg

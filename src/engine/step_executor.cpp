@@ -3,18 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
-#include "engine/context_parts.hpp"
-#include "engine/part_exchange.hpp"
+#include "engine/model_ops.hpp"
+#include "engine/op_context.hpp"
 #include "engine/staging.hpp"
-#include "engine/stall_meter.hpp"
-#include "engine/timer.hpp"
-#include "engine/workspace.hpp"
+#include "engine/state_stream.hpp"
+#include "engine/weight_ops.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/philox.hpp"
+#include "ziggurat/base/units.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 
 namespace zg {
 
@@ -58,84 +58,26 @@ const char* name_of(StallCause cause) {
 }
 
 StepExecutor::StepExecutor(const Options& o)
-    : layout_(*o.layout),
-      programs_(*o.programs),
-      device_(*o.device),
-      store_(*o.store),
-      trace_(o.trace),
-      compute_(device_.make_stream("compute")),
-      optimizer_(device_.is_host()
-                     ? device_.make_stream("optimizer")
-                     : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, trace_)),
-      position_(std::make_unique<Position>()),
-      timer_(std::make_unique<Timer>(o.trace, *position_, layout_.options.place(), *compute_)),
-      stall_(
-          std::make_unique<StallMeter>(*compute_, *optimizer_, [this] { return timer_->waited_seconds(); })),
+    : programs_(*o.programs),
+      context_(std::make_unique<OpContext>(o)),
+      weights_(std::make_unique<WeightOps>(*context_, o.seed)),
+      model_(std::make_unique<ModelOps>(*context_, o)),
+      staging_(std::make_unique<Staging>(*o.device, *o.layout)),
       identity_(next_identity()),
       sequence_(programs_) {
-  const std::int64_t bytes = layout_.workspace_bytes();
-  workspace_ = {device_.arena().allocate(bytes),
-                [this, bytes](void* memory) { device_.arena().release(memory, bytes); }};
-  if (workspace_ == nullptr) {
-    throw Error(Errc::kMemory, "device tier", "no room for the workspace of " + format_bytes(bytes),
-                "raise tiers.device");
-  }
-  staging_ = std::make_unique<Staging>(device_, layout_);
-  for (const Unit& unit : layout_.model->units()) {
-    random_.emplace_back();
-    // The suffix makes these numbers independent of those that initialise the parameter.
-    for (const Param& p : unit.params) {
-      const std::array<std::uint32_t, 2> key = NamedRandom(o.seed, p.name + ".update").key();
-      random_.back().push_back({{key[0], key[1]}});
-    }
-  }
-  if (const ModelConfig& c = layout_.model->config(); c.dropout != DropoutRates{} || c.lora.dropout > 0) {
-    for (std::size_t u = 0; u < layout_.model->units().size(); ++u) {
-      dropout_keys_.push_back(layout_.model->dropout_keys(o.seed, u));
-      adapter_keys_.push_back(layout_.model->adapter_dropout_key(o.seed, u));
-    }
-  }
-  store_.observe_waits(stall_.get());
-  const RankPlace place = layout_.options.place();
-  if (o.comm == nullptr) {
-    ZG_ASSERT_EQ(place.ranks(), 1);
-    return;
-  }
-  ZG_ASSERT_EQ(o.comm->size(), place.ranks());
-  ZG_ASSERT_EQ(o.comm->rank(), place.rank());
-  comm_ = device_.make_stream("comm");
-  const auto group = [&](CommAxis axis) {
-    const std::vector<int> members = members_of(place, axis);
-    return members.size() > 1 ? o.comm->group(members, name_of(axis)) : nullptr;
-  };
-  // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
-  groups_.numbers = group(CommAxis::kNumbers);
-  groups_.shards = group(CommAxis::kShards);
-  groups_.replicas = group(CommAxis::kReplicas);
-  groups_.pieces = group(CommAxis::kPieces);
-  groups_.copies = group(CommAxis::kCopies);
-  if (auto parts = group(CommAxis::kTensor)) {
-    exchange_ = std::make_unique<Exchange>(device_, std::move(parts), *timer_);
-    model_ = &part_.emplace(layout_.model->with(*exchange_));
-  }
-  if (place.parts.context > 1)
-    context_ = std::make_unique<ContextParts>(device_, group(CommAxis::kContext), *timer_);
-  groups_.stages = group(CommAxis::kStages);
-  if (groups_.stages == nullptr) return;
-  send_ = device_.make_stream("send");
-  receive_ = device_.make_stream("receive");
-  stall_->set_stages(*send_, *receive_);
+  context_->store.observe_waits(&context_->stall);
 }
 
 StepExecutor::~StepExecutor() {
-  store_.observe_waits(nullptr);
-  leases_.clear();
+  OpContext& c = *context_;
+  c.store.observe_waits(nullptr);
+  c.leases.clear();
   // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
   // reported.
-  Stream* const context = context_ != nullptr ? &context_->stream() : nullptr;
-  Stream* const exchange = exchange_ != nullptr ? &exchange_->stream() : nullptr;
-  for (Stream* stream :
-       {comm_.get(), context, exchange, send_.get(), receive_.get(), compute_.get(), optimizer_.get()}) {
+  std::vector<Stream*> streams{c.comm.get(), c.send.get(), c.receive.get(), c.compute.get(),
+                               c.optimizer.get()};
+  for (Stream* const stream : model_->streams()) streams.push_back(stream);
+  for (Stream* const stream : streams) {
     try {
       if (stream != nullptr) stream->synchronize();
     } catch (...) {
@@ -143,11 +85,18 @@ StepExecutor::~StepExecutor() {
   }
 }
 
+TensorStore& StepExecutor::store() const {
+  return context_->store;
+}
+RankPlace StepExecutor::place() const {
+  return context_->place();
+}
+
 Traffic StepExecutor::settled_traffic() {
-  store_.run(nullptr, nullptr);
-  const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-  store_.drain();
-  return store_.traffic() - initial_;
+  context_->store.run(nullptr, nullptr);
+  const Position::Waiting waiting(context_->position, Position::Waits::kForMoves);
+  context_->store.drain();
+  return context_->store.traffic() - initial_;
 }
 
 CommTraffics StepExecutor::comm() const {
@@ -155,30 +104,31 @@ CommTraffics StepExecutor::comm() const {
   const auto add = [&](CommAxis axis, const std::unique_ptr<Communicator>& group) {
     if (group != nullptr) all[axis] = group->traffic();
   };
-  add(CommAxis::kShards, groups_.shards);
-  add(CommAxis::kPieces, groups_.pieces);
-  add(CommAxis::kReplicas, groups_.replicas);
-  add(CommAxis::kNumbers, groups_.numbers);
-  add(CommAxis::kCopies, groups_.copies);
-  if (exchange_ != nullptr) all[CommAxis::kTensor] = exchange_->traffic();
-  add(CommAxis::kStages, groups_.stages);
-  if (context_ != nullptr) all[CommAxis::kContext] = context_->traffic();
+  const OpContext& c = *context_;
+  add(CommAxis::kShards, c.shards);
+  add(CommAxis::kPieces, c.pieces);
+  add(CommAxis::kReplicas, c.replicas);
+  add(CommAxis::kNumbers, c.numbers);
+  add(CommAxis::kCopies, c.copies);
+  add(CommAxis::kStages, c.stages);
+  model_->add_traffic(all);
   all[CommAxis::kNumbers] = all[CommAxis::kNumbers] - asked_;
   return all;
 }
 
 std::vector<std::vector<double>> StepExecutor::exchange(std::span<const double> mine) {
   const auto n = mine.size();
-  std::vector<double> all(n * static_cast<std::size_t>(layout_.options.place().ranks()));
-  if (groups_.numbers == nullptr) {
+  std::vector<double> all(n * static_cast<std::size_t>(context_->layout.options.place().ranks()));
+  if (context_->numbers == nullptr) {
     all.assign(mine.begin(), mine.end());
   } else {
-    const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
-    stall_->mark(StallCause::kRanks);
-    timer_->begin_comm(CommAxis::kNumbers);
-    groups_.numbers->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(n), DType::kF64);
-    timer_->end_comm(CommAxis::kNumbers);
-    stall_->mark(StallCause::kOther);
+    const Position::Waiting waiting(context_->position, Position::Waits::kForRanks);
+    context_->stall.mark(StallCause::kRanks);
+    context_->timer.begin_comm(CommAxis::kNumbers);
+    context_->numbers->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(n),
+                                  DType::kF64);
+    context_->timer.end_comm(CommAxis::kNumbers);
+    context_->stall.mark(StallCause::kOther);
   }
   std::vector<std::vector<double>> by_rank;
   for (auto at = all.begin(); at != all.end(); at += static_cast<std::ptrdiff_t>(n))
@@ -187,34 +137,36 @@ std::vector<std::vector<double>> StepExecutor::exchange(std::span<const double> 
 }
 
 std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const double> mine) {
-  if (groups_.numbers == nullptr) return exchange(mine);
-  const CommTraffic before = groups_.numbers->traffic();
+  if (context_->numbers == nullptr) return exchange(mine);
+  const CommTraffic before = context_->numbers->traffic();
   auto all = exchange(mine);
-  asked_ += groups_.numbers->traffic() - before;
+  asked_ += context_->numbers->traffic() - before;
   return all;
 }
 
 // The scalars are valid until inputs are loaded again.
 std::span<const double> StepExecutor::read_scalars() {
-  const std::int64_t bytes = Workspace::scalar_bytes(layout_);
-  if (comm_ != nullptr) {  // it sums the squares of the gradients; throws the error of a rank that has failed
-    const Position::Waiting waiting(*position_, Position::Waits::kForRanks);
-    stall_->mark(StallCause::kRanks);
-    comm_->synchronize();
-    if (context_ != nullptr) context_->stream().synchronize();
-    if (exchange_ != nullptr) exchange_->stream().synchronize();
-    for (Stream* stream : {receive_.get(), send_.get()}) {
+  const std::int64_t bytes = Workspace::scalar_bytes(context_->layout);
+  if (context_->comm !=
+      nullptr) {  // it sums the squares of the gradients; throws the error of a rank that has failed
+    const Position::Waiting waiting(context_->position, Position::Waits::kForRanks);
+    context_->stall.mark(StallCause::kRanks);
+    context_->comm->synchronize();
+    for (Stream* stream : model_->streams()) {
+      if (stream != nullptr) stream->synchronize();
+    }
+    for (Stream* stream : {context_->receive.get(), context_->send.get()}) {
       if (stream == nullptr) continue;
-      stall_->mark(StallCause::kStages);
+      context_->stall.mark(StallCause::kStages);
       stream->synchronize();
     }
-    stall_->mark(StallCause::kOther);
+    context_->stall.mark(StallCause::kOther);
   }
-  device_.copy_to_host(*compute_, staging_->data(), Workspace(layout_, workspace_.get()).inputs(), bytes);
+  context_->device.copy_to_host(*context_->compute, staging_->data(), context_->workspace().inputs(), bytes);
   own_.device_to_host += bytes;
-  const Position::Waiting waiting(*position_, Position::Waits::kForStream);
-  compute_->synchronize();
-  return {static_cast<const double*>(staging_->data()), layout_.model->units().size() + 1};
+  const Position::Waiting waiting(context_->position, Position::Waits::kForStream);
+  context_->compute->synchronize();
+  return {static_cast<const double*>(staging_->data()), context_->layout.model->units().size() + 1};
 }
 
 Traffic engine_traffic_per_step(const Layout& layout) {
@@ -225,32 +177,32 @@ Traffic engine_traffic_per_step(const Layout& layout) {
 }
 
 Traffic StepExecutor::traffic() const {
-  Traffic t = store_.traffic();
+  Traffic t = context_->store.traffic();
   return t += own_;
 }
 
 std::string StepExecutor::state() const {
-  return position_->text();
+  return context_->position.text();
 }
 std::uint64_t StepExecutor::progress() const {
-  return position_->progress();
+  return context_->position.progress();
 }
 std::string StepExecutor::work() const {
-  return position_->work(layout_.layers(), stall_->awaited());
+  return context_->position.work(context_->layout.layers(), context_->stall.awaited());
 }
 std::string StepExecutor::whereabouts() const {
-  return position_->whereabouts(layout_.layers(), stall_->awaited());
+  return context_->position.whereabouts(context_->layout.layers(), context_->stall.awaited());
 }
 StepExecutor::Meeting StepExecutor::meeting(CommAxis axis) const {
-  Meeting meeting = position_->meeting(axis, layout_.layers());
-  const StepOp* const op = position_->met(axis);
+  Meeting meeting = context_->position.meeting(axis, context_->layout.layers());
+  const StepOp* const op = context_->position.met(axis);
   if (axis == CommAxis::kStages && op != nullptr)
-    meeting.from = members_of(layout_.options.place(),
-                              axis)[static_cast<std::size_t>(calls_of(layout_, *op).front().from)];
+    meeting.from = members_of(context_->layout.options.place(),
+                              axis)[static_cast<std::size_t>(calls_of(context_->layout, *op).front().from)];
   return meeting;
 }
 bool StepExecutor::waiting() const {
-  return position_->waiting();
+  return context_->position.waiting();
 }
 
 // Returns the activity's first program; ProgramStart::program is null if it has none.
@@ -262,69 +214,100 @@ ProgramStart StepExecutor::begin_activity(Activity activity) {
 
 void StepExecutor::run_program(const ProgramStart& start) {
   const StepProgram& program = *start.program;
-  store_.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
-  position_->begin_program(program);
-  running_ = &program;
-  for (at_ = 0; at_ < program.program.op_count(); ++at_) {
-    if (before_update_ && current_op().kind == OpKind::kUpdate) {
-      const Position::Waiting waiting(*position_, Position::Waits::kForMoves);
-      stall_->mark(StallCause::kWriteBacks);
+  OpContext& c = *context_;
+  c.store.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
+  c.position.begin_program(program);
+  for (std::int32_t at = 0; at < program.program.op_count(); ++at) {
+    const StepOp& op = program.ops[static_cast<std::size_t>(at)];
+    if (before_update_ && op.kind == OpKind::kUpdate) {
+      const Position::Waiting waiting(c.position, Position::Waits::kForMoves);
+      c.stall.mark(StallCause::kWriteBacks);
       std::exchange(before_update_, nullptr)();
-      stall_->mark(StallCause::kOther);
+      c.stall.mark(StallCause::kOther);
     }
-    begin_op();
-    issue_again(current_op());
-    end_op();
+    Stream& stream = c.stream_of(op);
+    c.position.next_op(at);
+    {
+      const Position::Waiting waiting(c.position, Position::Waits::kForLease);
+      c.store.acquire_op(&stream, c.leases);
+    }
+    c.timer.begin(stream, op);
+    issue_again(op);
+    c.timer.end(stream, op);
+    const Event event = stream.record();
+    for (Lease& lease : c.leases) lease.release_after(stream, event);
+    c.position.issued();
   }
-  position_->end_program();
+  ZG_ASSERT(!model_->within_call(), "program {} ends within a call on a unit in tiles",
+            program.program.name());
+  c.position.end_program();
 }
 
-void StepExecutor::begin_op() {
-  const StepOp& op = current_op();
-  Stream& stream = stream_of(op);
-  position_->next_op(at_);
-  {
-    const Position::Waiting waiting(*position_, Position::Waits::kForLease);
-    store_.acquire_op(&stream, leases_);
+// Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
+// key has everything that issue() depends on. Some operations are never repeated: updates, which differ in
+// every step; the operations of a unit in tiles, and those between them; and what ranks do together, since
+// each call must meet the others' calls (in a part of a model, all operations).
+void StepExecutor::issue_again(const StepOp& op) {
+  OpContext& c = *context_;
+  const bool repeats = &c.stream_of(op) == c.compute.get() && op.kind != OpKind::kUpdate &&
+                       !model_->within_call() && model_->repeats(op);
+  if (!repeats) return issue(op);
+  const auto number = [](std::int32_t n) {
+    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(n));
+  };
+  const double scale = op.kind == OpKind::kHead ? model_->head_scale() : 0;
+  key_.assign({identity_, static_cast<std::uint64_t>(op.kind) | (op.first ? 0x100u : 0), number(op.unit),
+               number(op.tile), number(op.micro_batch), std::bit_cast<std::uint64_t>(scale)});
+  for (const Lease& lease : c.leases) key_.push_back(reinterpret_cast<std::uint64_t>(lease.data()));
+  c.device.repeat(*c.compute, key_, [this, &op] { issue(op); });
+}
+
+void StepExecutor::issue(const StepOp& op) {
+  model_->begin(op);
+  switch (op.kind) {
+    case OpKind::kUpdate:
+      return weights_->update(op);
+    case OpKind::kMaterialize:
+      return weights_->materialize(op);
+    case OpKind::kFinishGradient:
+      return weights_->finish_gradient(op);
+    case OpKind::kSend:
+    case OpKind::kReceive:
+      return pass_on(op);
+    default:
+      return model_->issue(op);
   }
-  timer_->begin(stream, op);
 }
 
-void StepExecutor::end_op() {
-  const StepOp& op = current_op();
-  Stream& stream = stream_of(op);
-  timer_->end(stream, op);
-  const Event event = stream.record();
-  for (Lease& lease : leases_) lease.release_after(stream, event);
-  position_->issued();
-}
-
-// Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
-// limited by the bandwidth of its memory, which compute shares, so nothing is gained by running both at once;
-// and in one stream no thread has to wait between an update and the forward that reads its result.
-Stream& StepExecutor::stream_of(const StepOp& op) {
-  if (op.kind == OpKind::kUpdate)
-    return !device_.is_host() && layout_.update_at(op.unit) == Tier::kDevice ? *compute_ : *optimizer_;
-  if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? *send_ : *receive_;
-  return comm_ != nullptr && joins_ranks(op.kind) ? *comm_ : *compute_;
+// To or from another stage. The operation's only operand is what is passed.
+void StepExecutor::pass_on(const StepOp& op) {
+  OpContext& c = *context_;
+  void* const data = c.leases.front().data();
+  const CommCall call = calls_of(c.layout, op).front();
+  if (op.kind == OpKind::kSend) {
+    c.stages->send(*c.send, data, call.count, call.dtype, call.to);
+  } else {
+    const OpTimer::Comm timed(c.timer, *c.receive, CommAxis::kStages, op);
+    c.stages->receive(*c.receive, data, call.count, call.dtype, call.from);
+  }
 }
 
 StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBatch>& micro_batches,
                                     const UpdateRule& rule, Then then) {
-  ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), layout_.options.micro_batches);
+  ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), context_->layout.options.micro_batches);
   const auto begin = Clock::now();
-  stall_->begin();
+  context_->stall.begin();
   const Traffic before = traffic();
   const CommTraffics comm_before = comm();
-  const std::int64_t first_written = store_.first_written_bytes();
-  timer_->reset();
-  position_->begin_step(step);
-  dropout_step_ = step;
+  const std::int64_t first_written = context_->store.first_written_bytes();
+  context_->timer.reset();
+  context_->position.begin_step(step);
+  model_->set_step(step);
   StepResult result;
-  const RankPlace place = layout_.options.place();
+  const RankPlace place = context_->layout.options.place();
   for (const MicroBatch& b : micro_batches) {
     if (!place.tells_tokens()) break;
-    result.tokens += std::count_if(b.targets, b.targets + layout_.options.micro_batch.rows(),
+    result.tokens += std::count_if(b.targets, b.targets + context_->layout.options.micro_batch.rows(),
                                    [](auto t) { return t >= 0; });
   }
   result.tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(result.tokens)})));
@@ -339,16 +322,17 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   ZG_ASSERT(!early || (rule.clip == 0 && !scaled),
             "the verdict on all gradients comes after the first update");
   if (early) {
-    update_ = rule;
-    update_.params.grad_scale = per_token;
+    weights_->rule = rule;
+    weights_->rule.params.grad_scale = per_token;
   }
   // With loss scaling, the gradients are those of the mean loss, whose range the scale is made for. Without
   // it they are those of the summed loss.
-  head_scale_ = scaled ? rule.loss_scale * per_token : 1;
+  model_->set_head_scale(scaled ? rule.loss_scale * per_token : 1);
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m)
     staging_->put(static_cast<std::int64_t>(m), micro_batches[m]);
-  own_.host_to_device += staging_->load(*compute_, workspace_.get(), layout_.options.micro_batches);
+  own_.host_to_device +=
+      staging_->load(*context_->compute, context_->workspace(), context_->layout.options.micro_batches);
   run_program(gradients);
   const auto scalars = exchange(read_scalars());
   for (std::size_t r = 0; r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))
@@ -358,10 +342,10 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
   if (!early) {
-    update_ = rule;
-    update_.params.skip = result.skipped;
+    weights_->rule = rule;
+    weights_->rule.params.skip = result.skipped;
     const double clip = rule.clip > 0 ? std::min(1.0, rule.clip / (result.grad_norm + 1e-6)) : 1.0;
-    update_.params.grad_scale = result.skipped ? 0 : unscale * clip;
+    weights_->rule.params.grad_scale = result.skipped ? 0 : unscale * clip;
   }
   if (!finite && !scaled) {
     throw Error(
@@ -371,23 +355,23 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   }
   if (const auto updates = sequence_.next()) run_updates(*updates);
   result.seconds = seconds_between(begin, Clock::now());
-  result.stall_for = stall_->end();
+  result.stall_for = context_->stall.end();
   result.stall = result.stall_for.total();
-  result.phases = timer_->phases();
+  result.phases = context_->timer.phases();
   result.traffic = traffic() - before;
-  result.first_written = store_.first_written_bytes() - first_written;
+  result.first_written = context_->store.first_written_bytes() - first_written;
   result.comm = comm() - comm_before;
-  result.comm_seconds = timer_->comm_seconds();
+  result.comm_seconds = context_->timer.comm_seconds();
   return result;
 }
 
 void StepExecutor::run_updates(const ProgramStart& start) {
   run_program(start);
-  const Position::Waiting waiting(*position_, Position::Waits::kForStream);
-  stall_->mark(StallCause::kOptimizer);
-  optimizer_->synchronize();
-  stall_->mark(StallCause::kOther);
-  compute_->synchronize();
+  const Position::Waiting waiting(context_->position, Position::Waits::kForStream);
+  context_->stall.mark(StallCause::kOptimizer);
+  context_->optimizer->synchronize();
+  context_->stall.mark(StallCause::kOther);
+  context_->compute->synchronize();
 }
 
 void StepExecutor::flush() {
@@ -397,16 +381,16 @@ void StepExecutor::flush() {
 double StepExecutor::evaluate(std::int64_t micro_batches,
                               const std::function<MicroBatch(std::int64_t)>& batch) {
   flush();
-  dropout_step_.reset();
-  const std::int64_t group = layout_.options.live_micro_batches();
-  const auto rows = static_cast<std::size_t>(layout_.options.micro_batch.rows());
-  const auto numbers = static_cast<std::size_t>(layout_.options.micro_batch.document_numbers());
+  model_->set_step({});
+  const std::int64_t group = context_->layout.options.live_micro_batches();
+  const auto rows = static_cast<std::size_t>(context_->layout.options.micro_batch.rows());
+  const auto numbers = static_cast<std::size_t>(context_->layout.options.micro_batch.document_numbers());
   const std::vector<std::int32_t> nothing(std::max(rows, numbers), 0), ignored(rows, -1);
   const MicroBatch empty{nothing.data(), ignored.data(),
-                         layout_.options.micro_batch.documents ? nothing.data() : nullptr};
+                         context_->layout.options.micro_batch.documents ? nothing.data() : nullptr};
   double loss = 0;
   std::int64_t tokens = 0;
-  const RankPlace place = layout_.options.place();
+  const RankPlace place = context_->layout.options.place();
   const std::int64_t step = group * place.data_ranks();
   for (std::int64_t first = 0; first < micro_batches; first += step) {
     for (std::int64_t m = 0; m < group; ++m) {
@@ -416,7 +400,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
         tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
       staging_->put(m, b);
     }
-    own_.host_to_device += staging_->load(*compute_, workspace_.get(), group);
+    own_.host_to_device += staging_->load(*context_->compute, context_->workspace(), group);
     const bool more = first + step < micro_batches;
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     const double sum = read_scalars()[0];
@@ -427,6 +411,89 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   loss = sum_of(exchange(std::array{loss}));
   tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(tokens)})));
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
+}
+
+void StepExecutor::initialize(const ParamSource& source) {
+  constexpr std::int64_t kPart = 1 << 20;  // elements at a time
+  std::vector<float> values;
+  restore_state([&](const StateTile& tile) {
+    for (std::int64_t at = 0; at < tile.count; at += kPart) {
+      const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
+      values.assign(static_cast<std::size_t>(n), 0);
+      source(*tile.param, first, first + n, values.data());
+      write_weights(tile.master.col_range(at, n), values.data());
+    }
+  });
+}
+
+void StepExecutor::restore_state(const TileVisitor& fill) {
+  context_->store.run(nullptr, nullptr);
+  StateStream state(*context_);
+  initial_ = state.initialize(begin_activity(Activity::kInitialize),
+                              [&](const StepOp& op) { state.restore(op, fill); });
+}
+
+void StepExecutor::adopt_state() {
+  context_->store.run(nullptr, nullptr);
+  StateStream state(*context_);
+  initial_ = state.initialize(begin_activity(Activity::kAdopt), [&](const StepOp& op) { state.adopt(op); });
+}
+
+void StepExecutor::save_state(const TileVisitor& take) {
+  ZG_ASSERT(context_->layout.options.saves, "the programs of this run have none that saves");
+  flush();
+  finish_streams();
+  StateStream state(*context_);
+  state.for_each_op(begin_activity(Activity::kSave), [&](const StepOp& op) { state.save(op, take); });
+}
+
+std::int64_t StepExecutor::write_state() {
+  ZG_ASSERT(context_->layout.options.pins, "the programs of this run know of no pins");
+  flush();
+  finish_streams();
+  (void)begin_activity(Activity::kPin);
+  const Position::Waiting waiting(context_->position, Position::Waits::kForMoves);
+  return context_->store.write_back(pinned_segments(context_->layout));
+}
+
+void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
+                               float* out) {
+  std::vector<float> values;
+  const bool split = context_->layout.state().format().master == MasterFormat::kSplit;
+  using Weights = StateStream::Weights;
+  flush();
+  StateStream(*context_).visit(unit, param, begin, end, split ? Weights::kNeeded : Weights::kNotNeeded,
+                               [&](const OptimizerState& state, View weight, std::int64_t first,
+                                   std::int64_t skip, std::int64_t count) {
+                                 values.resize(static_cast<std::size_t>(skip + count));
+                                 if (state.master) {
+                                   read_masters(context_->layout.state().format(), state, weight,
+                                                values.data());
+                                 } else {
+                                   read_weights(weight, values.data());
+                                 }
+                                 std::copy_n(values.begin() + skip, count, out + first);
+                               });
+}
+
+void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin,
+                               std::int64_t end, float* out) {
+  std::vector<float> values;
+  flush();
+  StateStream(*context_).visit(
+      unit, param, begin, end, StateStream::Weights::kNotNeeded,
+      [&](const OptimizerState& state, View, std::int64_t first, std::int64_t skip, std::int64_t count) {
+        ZG_ASSERT(static_cast<bool>(state.master), "{} is not trained", param.name);
+        values.resize(static_cast<std::size_t>(skip + count));
+        read_moments(context_->layout.state().format(), state, which, skip + count, values.data());
+        std::copy_n(values.begin() + skip, count, out + first);
+      });
+}
+
+// Once the streams of updates and of computation have nothing to do.
+void StepExecutor::finish_streams() {
+  context_->optimizer->synchronize();
+  context_->compute->synchronize();
 }
 
 }  // namespace zg

@@ -13,9 +13,9 @@ namespace zg {
 
 // The rank thread calls begin() before and end() after it enqueues an operation; the clock is read when the
 // stream gets there. Operations outlive the timer.
-class StepExecutor::Timer {
+class OpTimer {
  public:
-  Timer(Trace* trace, Position& position, const RankPlace& place, const Stream& compute)
+  OpTimer(Trace* trace, Position& position, const RankPlace& place, const Stream& compute)
       : trace_(trace), position_(position), compute_(compute), several_ranks_(place.ranks() > 1) {
     if (trace_ == nullptr) return;
     lane_[0] = trace_->lane("operations"), lane_[1] = trace_->lane("updates");
@@ -43,7 +43,7 @@ class StepExecutor::Timer {
   // The calls that are enqueued while it exists are of this axis, for `op`. An axis is on one stream.
   class Comm {
    public:
-    Comm(Timer& timer, Stream& stream, CommAxis axis, const StepOp& op)
+    Comm(OpTimer& timer, Stream& stream, CommAxis axis, const StepOp& op)
         : timer_(timer), stream_(stream), axis_(axis) {
       stream_.callback([t = &timer_, axis, &op] { t->begin_comm(axis, &op); });
     }
@@ -53,7 +53,7 @@ class StepExecutor::Timer {
     Comm(const Comm&) = delete;
 
    private:
-    Timer& timer_;
+    OpTimer& timer_;
     Stream& stream_;
     CommAxis axis_;
   };

@@ -1,9 +1,11 @@
 #include "engine/weight_ops.hpp"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/base/philox.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 
 namespace zg {
 namespace {
@@ -41,35 +43,46 @@ std::vector<TrainedRun> trained_runs(const Layout::TileTensors& unit, const Layo
 
 }  // namespace
 
-void StepExecutor::WeightOps::materialize() {
-  const View shard = whole_view(layout_, data(Operand::kStored), layout_.tile(op_.tile).stored),
-             weight = whole_view(layout_, data(Operand::kWeight), layout_.tile(op_.tile).weight);
-  const Timer::Comm timed(*engine_.timer_, *engine_.comm_, CommAxis::kShards, op_);
+WeightOps::WeightOps(OpContext& context, std::uint64_t seed) : context_(context), layout_(context.layout) {
+  for (const Unit& unit : layout_.model->units()) {
+    random_.emplace_back();
+    // The suffix makes these numbers independent of those that initialise the parameter.
+    for (const Param& p : unit.params) {
+      const std::array<std::uint32_t, 2> key = NamedRandom(seed, p.name + ".update").key();
+      random_.back().push_back({{key[0], key[1]}});
+    }
+  }
+}
+
+void WeightOps::materialize(const StepOp& op) {
+  const View shard = whole_view(layout_, context_.data(op, Operand::kStored), layout_.tile(op.tile).stored),
+             weight = whole_view(layout_, context_.data(op, Operand::kWeight), layout_.tile(op.tile).weight);
+  const OpTimer::Comm timed(context_.timer, *context_.comm, CommAxis::kShards, op);
   if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
-  groups_.shards->all_gather(*engine_.comm_, shard.data, weight.data, shard.count(), shard.dtype);
+  context_.shards->all_gather(*context_.comm, shard.data, weight.data, shard.count(), shard.dtype);
 }
 
 // The whole weight is made from the codes, this rank's own part too: so all ranks have the same.
-void StepExecutor::WeightOps::gather_quantized(const View& shard, const View& weight) {
-  const Workspace w(layout_, engine_.workspace_.get());
-  const int bits = layout_.options.weight_bits, members = groups_.shards->size();
+void WeightOps::gather_quantized(const View& shard, const View& weight) {
+  const Workspace w = context_.workspace();
+  const int bits = layout_.options.weight_bits, members = context_.shards->size();
   const std::int64_t count = shard.count(), part = Workspace::exchange_values(layout_);
   for (std::int64_t at = 0; at < count; at += part) {
     const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
     const View sent = w.sent(bytes), received = w.received(members * bytes);
-    device_.ops().quantize(*engine_.comm_, shard.col_range(at, n), bits, sent);
-    groups_.shards->all_gather(*engine_.comm_, sent.data, received.data, bytes, DType::kU8);
+    context_.device.ops().quantize(*context_.comm, shard.col_range(at, n), bits, sent);
+    context_.shards->all_gather(*context_.comm, sent.data, received.data, bytes, DType::kU8);
     for (int i = 0; i < members; ++i) {
-      device_.ops().dequantize(*engine_.comm_, received.col_range(i * bytes, bytes), bits, false,
-                               weight.col_range(i * count + at, n));
+      context_.device.ops().dequantize(*context_.comm, received.col_range(i * bytes, bytes), bits, false,
+                                       weight.col_range(i * count + at, n));
     }
   }
 }
 
 // `sum` has a row for each member of the group. Returns this member's, which becomes the sum of all members'
 // in the order of their ranks: every member sends its row of codes to the one that sums it.
-View StepExecutor::WeightOps::sum_quantized(Communicator& group, const View& sum) {
-  const Workspace w(layout_, engine_.workspace_.get());
+View WeightOps::sum_quantized(Communicator& group, const View& sum) {
+  const Workspace w = context_.workspace();
   const int bits = layout_.options.gradient_bits, members = group.size();
   const std::int64_t count = sum.count() / members, part = Workspace::exchange_values(layout_);
   const View mine = sum.col_range(group.rank() * count, count);
@@ -77,13 +90,13 @@ View StepExecutor::WeightOps::sum_quantized(Communicator& group, const View& sum
     const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
     const View sent = w.sent(members * bytes), received = w.received(members * bytes);
     for (int i = 0; i < members; ++i) {
-      device_.ops().quantize(*engine_.comm_, sum.col_range(i * count + at, n), bits,
-                             sent.col_range(i * bytes, bytes));
+      context_.device.ops().quantize(*context_.comm, sum.col_range(i * count + at, n), bits,
+                                     sent.col_range(i * bytes, bytes));
     }
-    group.all_to_all(*engine_.comm_, sent.data, received.data, bytes, DType::kU8);
+    group.all_to_all(*context_.comm, sent.data, received.data, bytes, DType::kU8);
     for (int i = 0; i < members; ++i) {
-      device_.ops().dequantize(*engine_.comm_, received.col_range(i * bytes, bytes), bits, i > 0,
-                               mine.col_range(at, n));
+      context_.device.ops().dequantize(*context_.comm, received.col_range(i * bytes, bytes), bits, i > 0,
+                                       mine.col_range(at, n));
     }
   }
   return mine;
@@ -92,68 +105,60 @@ View StepExecutor::WeightOps::sum_quantized(Communicator& group, const View& sum
 // Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
 // the other ranks that hold it. Frozen parameters have no gradient for the optimizer, and do not count for
 // the norm.
-void StepExecutor::WeightOps::finish_gradient() {
-  const Workspace w(layout_, engine_.workspace_.get());
-  const Layout::TileTensors& unit = layout_.tile(op_.tile);
-  const Layout::Elements shard = shard_elements(layout_, op_.tile);
-  Stream& stream = engine_.stream_of(op_);
-  const Layout::Elements mine = groups_.pieces != nullptr ? piece_elements(layout_, op_.tile) : shard;
-  const View sum = whole_view(layout_, data(Operand::kAccumulator), unit.accumulator);
-  sum_copies();
+void WeightOps::finish_gradient(const StepOp& op) {
+  const Workspace w = context_.workspace();
+  const Layout::TileTensors& unit = layout_.tile(op.tile);
+  const Layout::Elements shard = shard_elements(layout_, op.tile);
+  Stream& stream = context_.stream_of(op);
+  const Layout::Elements mine = context_.pieces != nullptr ? piece_elements(layout_, op.tile) : shard;
+  const View sum = whole_view(layout_, context_.data(op, Operand::kAccumulator), unit.accumulator);
+  sum_copies(op);
   if (layout_.options.gradient_bits > 0) {
     View part = sum;  // first among those who share everything, then among those who have the same shard
-    if (groups_.shards != nullptr) {
-      const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kShards, op_);
-      part = sum_quantized(*groups_.shards, part);
+    if (context_.shards != nullptr) {
+      const OpTimer::Comm timed(context_.timer, stream, CommAxis::kShards, op);
+      part = sum_quantized(*context_.shards, part);
     }
-    if (groups_.replicas != nullptr) {
-      const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kReplicas, op_);
-      sum_quantized(*groups_.replicas, part);
+    if (context_.replicas != nullptr) {
+      const OpTimer::Comm timed(context_.timer, stream, CommAxis::kReplicas, op);
+      sum_quantized(*context_.replicas, part);
     }
-  } else if (groups_.pieces != nullptr) {
-    const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kPieces, op_);
-    groups_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - unit.first, mine.count).data,
-                                   mine.count, sum.dtype, Reduction::kSum);
+  } else if (context_.pieces != nullptr) {
+    const OpTimer::Comm timed(context_.timer, stream, CommAxis::kPieces, op);
+    context_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - unit.first, mine.count).data,
+                                    mine.count, sum.dtype, Reduction::kSum);
   }
-  if (!op_.has(Operand::kGradient)) return;
-  const View gradient = whole_view(layout_, data(Operand::kGradient), unit.gradient);
+  if (!op.has(Operand::kGradient)) return;
+  const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), unit.gradient);
   for (const auto& [first, count, counted] : trained_runs(unit, mine)) {
-    device_.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),
-                                  gradient.col_range(first - shard.first, count),
-                                  counted ? w.scalar(1 + op_.unit) : w.discarded(), w.sum_partials());
+    context_.device.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),
+                                          gradient.col_range(first - shard.first, count),
+                                          counted ? w.scalar(1 + op.unit) : w.discarded(), w.sum_partials());
   }
-  if (groups_.replicas == nullptr) return;
-  const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kReplicas, op_);
-  groups_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
-                               gradient.data, mine.count, gradient.dtype);
+  if (context_.replicas == nullptr) return;
+  const OpTimer::Comm timed(context_.timer, stream, CommAxis::kReplicas, op);
+  context_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
+                                gradient.data, mine.count, gradient.dtype);
 }
 
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
 // a parameter is updated with it; its gradient is always zero, so it stays zero.
-void StepExecutor::WeightOps::update() {
-  const Layout::TileTensors& tensors = layout_.tile(op_.tile);
-  const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op_.unit)];
-  const View gradient = whole_view(layout_, data(Operand::kGradient), tensors.gradient),
-             weight = whole_view(layout_, data(Operand::kWeight), layout_.tile(op_.tile).stored);
-  const std::int64_t shard_first = shard_elements(layout_, op_.tile).first;
-  void* const state = data(Operand::kState);
-  const Layout::Elements segment = layout_.state_elements(op_.tile, op_.segment);
-  Ops& ops = layout_.update_at(op_.unit) == Tier::kDevice ? device_.ops() : host_ops();
-  Stream& stream = engine_.stream_of(op_);
+void WeightOps::update(const StepOp& op) {
+  const Layout::TileTensors& tensors = layout_.tile(op.tile);
+  const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
+  const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), tensors.gradient),
+             weight = whole_view(layout_, context_.data(op, Operand::kWeight), layout_.tile(op.tile).stored);
+  const std::int64_t shard_first = shard_elements(layout_, op.tile).first;
+  void* const state = context_.data(op, Operand::kState);
+  const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
+  Ops& ops = layout_.update_at(op.unit) == Tier::kDevice ? context_.device.ops() : host_ops();
+  Stream& stream = context_.stream_of(op);
   for (const Layout::StateRange& range : tensors.ranges) {
     const std::int64_t begin = std::max(range.state_first, segment.first);
     const std::int64_t end = std::min(range.state_first + range.count, segment.first + segment.count);
     if (begin >= end) continue;
     const auto p = static_cast<std::size_t>(range.param);
-    const GroupRule& group = engine_.update_.groups[static_cast<std::size_t>(range.group)];
-    UpdateParams params = engine_.update_.params;
-    params.lr *= group.lr_factor;
-    if (group.weight_decay) {
-      params.weight_decay = *group.weight_decay;
-    } else if (unit.params[p].vector && !engine_.update_.decay_all) {
-      params.weight_decay = 0;
-    }
-    params.random = engine_.random_[static_cast<std::size_t>(op_.unit)][p];
+    UpdateParams params = params_of(op, range);
     const std::int64_t first = range.param_first + begin - range.state_first;  // of the parameter
     const auto update = [&](std::int64_t from, std::int64_t number, std::int64_t n) {
       const std::int64_t skip = from - first;
@@ -172,18 +177,33 @@ void StepExecutor::WeightOps::update() {
   }
 }
 
+UpdateParams WeightOps::params_of(const StepOp& op, const Layout::StateRange& range) const {
+  const auto u = static_cast<std::size_t>(op.unit), p = static_cast<std::size_t>(range.param);
+  const GroupRule& group = rule.groups[static_cast<std::size_t>(range.group)];
+  UpdateParams params = rule.params;
+  params.lr *= group.lr_factor;
+  if (group.weight_decay) {
+    params.weight_decay = *group.weight_decay;
+  } else if (layout_.model->units()[u].params[p].vector && !rule.decay_all) {
+    params.weight_decay = 0;
+  }
+  params.random = random_[u][p];
+  return params;
+}
+
 // Before the ranks that have the same part sum their gradients, so that these are alike on all parts.
-void StepExecutor::WeightOps::sum_copies() {
-  if (groups_.copies == nullptr) return;
-  const std::vector<CopySum> sums = copy_sums(layout_, op_.tile);
+void WeightOps::sum_copies(const StepOp& op) {
+  if (context_.copies == nullptr) return;
+  const std::vector<CopySum> sums = copy_sums(layout_, op.tile);
   if (sums.empty()) return;
-  Stream& stream = engine_.stream_of(op_);
-  Ops& ops = device_.ops();
-  const View all = whole_view(layout_, data(Operand::kAccumulator), layout_.tile(op_.tile).accumulator);
-  const std::int64_t begin = layout_.tile(op_.tile).first;
-  const Timer::Comm timed(*engine_.timer_, stream, CommAxis::kCopies, op_);
+  Stream& stream = context_.stream_of(op);
+  Ops& ops = context_.device.ops();
+  const View all =
+      whole_view(layout_, context_.data(op, Operand::kAccumulator), layout_.tile(op.tile).accumulator);
+  const std::int64_t begin = layout_.tile(op.tile).first;
+  const OpTimer::Comm timed(context_.timer, stream, CommAxis::kCopies, op);
   const auto all_reduce = [&](const View& v) {
-    groups_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);
+    context_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);
   };
   for (const CopySum& sum : sums) {
     if (sum.bands == nullptr) {
@@ -192,7 +212,7 @@ void StepExecutor::WeightOps::sum_copies() {
     }
     // Makes the whole parameter from what this part's copies have of it, and sums it over all parts.
     const Param& p = *sum.bands;
-    const View whole = Workspace(layout_, engine_.workspace_.get()).copies(p.whole_count());
+    const View whole = context_.workspace().copies(p.whole_count());
     const auto band_of = [&](const Band& band) {
       const std::int64_t count = band.lines * p.line();
       return std::pair{whole.col_range(band.whole_line * p.line(), count),

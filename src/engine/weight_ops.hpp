@@ -1,33 +1,33 @@
-// What is done with a unit's weight and gradient (or a tile's) between its passes: the weight is gathered
-// from its shards, the gradient is summed over the ranks and cast for the optimizer, and the optimizer
-// updates the weight.
+// Operations on a tile's weight and gradient between its passes: the weight is made from its stored form, the
+// gradient is summed over the ranks and cast for the optimizer, and the optimizer updates what is stored.
 #pragma once
-#include "engine/timer.hpp"
-#include "engine/workspace.hpp"
-#include "ziggurat/engine/step_executor.hpp"
+#include <cstdint>
+#include <vector>
+
+#include "engine/op_context.hpp"
 
 namespace zg {
 
-class StepExecutor::WeightOps {
+class WeightOps {
  public:
-  WeightOps(StepExecutor& engine, const StepOp& op)
-      : engine_(engine), layout_(engine.layout_), device_(engine.device_), groups_(engine.groups_), op_(op) {}
+  // The context must outlive it. seed: of stochastic rounding, with the names of parameters.
+  WeightOps(OpContext& context, std::uint64_t seed);
 
-  void materialize();
-  void finish_gradient();
-  void update();
+  UpdateRule rule;  // of the updates that are being issued
+
+  void materialize(const StepOp& op);
+  void finish_gradient(const StepOp& op);
+  void update(const StepOp& op);
 
  private:
   void gather_quantized(const View& shard, const View& weight);
   View sum_quantized(Communicator& group, const View& sum);
-  void sum_copies();
-  void* data(Operand operand) const { return engine_.lease(op_, operand).data(); }
+  void sum_copies(const StepOp& op);
+  UpdateParams params_of(const StepOp& op, const Layout::StateRange& range) const;
 
-  StepExecutor& engine_;
+  OpContext& context_;
   const Layout& layout_;
-  Device& device_;
-  const Groups& groups_;
-  const StepOp& op_;
+  std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
 };
 
 }  // namespace zg

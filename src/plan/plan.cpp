@@ -9,7 +9,7 @@
 
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/store/dry_run.hpp"
 
 namespace zg {

@@ -5,7 +5,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/system.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/train/node.hpp"
 
 namespace zg {

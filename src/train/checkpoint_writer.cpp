@@ -11,7 +11,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 
 namespace zg {
 namespace {

@@ -16,7 +16,7 @@
 #include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {

@@ -9,8 +9,8 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/json.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {

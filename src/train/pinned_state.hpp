@@ -19,7 +19,7 @@
 
 #include "train/drives.hpp"
 #include "train/files.hpp"
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/step/layout.hpp"
 #include "ziggurat/io/volume.hpp"
 #include "ziggurat/train/checkpoint.hpp"
 

@@ -7,7 +7,7 @@
 
 #include "ziggurat/config/composition.hpp"
 #include "ziggurat/device/ops.hpp"
-#include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/step/pipeline.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"

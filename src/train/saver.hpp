@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/train/trainer.hpp"

@@ -1,6 +1,6 @@
 // What ranks exchange: the counters of a run are what was forecast for each rank, and both are the closed
 // forms of the sizes of the units.
-#include "ziggurat/engine/communication.hpp"
+#include "ziggurat/step/communication.hpp"
 
 #include <array>
 #include <atomic>

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "support/errors.hpp"
-#include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/step/pipeline.hpp"
 
 namespace zg::test {
 namespace {

@@ -1,5 +1,5 @@
 // Which program follows which, for each timing of the updates. Names alone: nothing runs.
-#include "ziggurat/engine/program_sequence.hpp"
+#include "ziggurat/step/program_sequence.hpp"
 
 #include <string>
 

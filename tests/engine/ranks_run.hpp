@@ -10,7 +10,7 @@
 
 #include "engine/tiny_run.hpp"
 #include "ziggurat/comm/comm.hpp"
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 
 namespace zg::test {
 

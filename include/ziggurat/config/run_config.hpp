@@ -14,7 +14,7 @@
 #include "ziggurat/config/checkpoint.hpp"
 #include "ziggurat/data/options.hpp"
 #include "ziggurat/device/options.hpp"
-#include "ziggurat/engine/options.hpp"
+#include "ziggurat/step/options.hpp"
 #include "ziggurat/io/options.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/config.hpp"

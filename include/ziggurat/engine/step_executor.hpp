@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/communication.hpp"
 #include "ziggurat/engine/stall.hpp"
 #include "ziggurat/optim/group_rule.hpp"
+#include "ziggurat/step/communication.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
@@ -88,8 +88,10 @@ struct StepResult {
 // What the engine itself copies in each training step, besides the store's moves: tokens and sums.
 Traffic engine_traffic_per_step(const Layout& layout);
 
+class ModelOps;
+class OpContext;
 class Staging;
-class StallMeter;
+class WeightOps;
 
 class StepExecutor {
  public:
@@ -186,71 +188,30 @@ class StepExecutor {
     int from = -1;  // -1: it is a call of all members
   };
   Meeting meeting(CommAxis axis) const;
-  TensorStore& store() const { return store_; }  // that of Options
-  RankPlace place() const { return layout_.options.place(); }
+  TensorStore& store() const;  // of Options
+  RankPlace place() const;
 
  private:
-  class Timer;
-  class Position;
-  class ContextParts;
-  class Exchange;
-  class TileWalk;
-  class OpCalls;
-  class WeightOps;
-  class StateStream;
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
-  const StepOp& current_op() const { return running_->ops[static_cast<std::size_t>(at_)]; }
-  void begin_op();  // takes the current operation's leases
-  void end_op();    // releases them when its work is done
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
-  std::optional<DropoutPlace> dropout_of(const StepOp& op) const;
-  void run_updates(const ProgramStart& start);
-  std::span<const double> read_scalars();
-  Lease& lease(const StepOp& op, Operand operand);
   void pass_on(const StepOp& op);
-  Stream& stream_of(const StepOp& op);
+  void run_updates(const ProgramStart& start);
+  void finish_streams();
+  std::span<const double> read_scalars();
   std::vector<std::vector<double>> exchange(std::span<const double> mine);
 
-  // What ranks do together (CommAxis); null where this rank does it alone.
-  struct Groups {
-    std::unique_ptr<Communicator> shards, pieces, replicas, numbers, stages, copies;
-  };
-
-  const Layout& layout_;
   const StepPrograms& programs_;
-  Device& device_;
-  TensorStore& store_;
-  Trace* trace_;
-  std::unique_ptr<Stream> compute_, optimizer_;
-  std::unique_ptr<Stream> comm_;            // null: there is one rank
-  std::unique_ptr<Stream> send_, receive_;  // null: there is one stage
-  Groups groups_;
+  const std::unique_ptr<OpContext> context_;
+  const std::unique_ptr<WeightOps> weights_;
+  const std::unique_ptr<ModelOps> model_;
+  const std::unique_ptr<Staging> staging_;
   HostStream numbers_{"numbers", HostStream::Mode::kInline};
-  std::unique_ptr<void, std::function<void(void*)>> workspace_;  // in the device's arena
-  std::unique_ptr<Position> position_;
-  std::unique_ptr<Timer> timer_;
-  std::unique_ptr<ContextParts> context_;  // null: sequences are whole
-  std::unique_ptr<Exchange> exchange_;     // null: the model is whole
-  std::optional<Model> part_;              // the layout's model, with the exchange; none: the model is whole
-  const Model* model_ = &*layout_.model;   // that one, or the layout's
-  std::unique_ptr<StallMeter> stall_;
-  std::unique_ptr<Staging> staging_;
-  const StepProgram* running_ = nullptr;
-  std::int32_t at_ = 0;        // the operation of it that is being issued
-  std::vector<Lease> leases_;  // its
   std::function<void()> before_update_;
-  std::uint64_t identity_;          // unique among the engines of this process
+  const std::uint64_t identity_;    // unique among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation being issued
   ProgramSequence sequence_;
-  UpdateRule update_;                           // of the updates that are being issued
-  double head_scale_ = 1;                       // factor of the gradient that the head starts backward with
-  std::vector<std::vector<RandomKey>> random_;  // by unit and parameter
-  // By unit; empty: nothing is ever dropped.
-  std::vector<std::array<RandomKey, 2>> dropout_keys_;
-  std::vector<RandomKey> adapter_keys_;       // likewise
-  std::optional<std::int64_t> dropout_step_;  // the step of training that runs; none: an evaluation
   Traffic own_;
   CommTraffic asked_;  // by of_all_ranks()
   Traffic initial_;    // the store's traffic at the end of initialize()

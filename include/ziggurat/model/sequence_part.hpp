@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ziggurat/engine/options.hpp"
+#include "ziggurat/step/options.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/communication.hpp"
+#include "ziggurat/step/communication.hpp"
 #include "ziggurat/store/residency.hpp"
 
 namespace zg {

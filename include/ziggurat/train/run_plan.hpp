@@ -12,7 +12,7 @@
 #include "ziggurat/base/memory_limits.hpp"
 #include "ziggurat/config/run_config.hpp"
 #include "ziggurat/device/ops.hpp"
-#include "ziggurat/engine/program_sequence.hpp"
+#include "ziggurat/step/program_sequence.hpp"
 #include "ziggurat/plan/plan.hpp"
 
 namespace zg {

@@ -1,10 +1,8 @@
-// The scheduler of an emulated block: fibers by Boost.Context that switch at barriers and collectives.
+// The scheduler of an emulated block: its threads are fibers that switch at barriers and collectives.
 #include "kernels/cuda/emulation/emulation.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <boost/context/fiber.hpp>
-#include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdlib>
 #include <memory>
 #include <numeric>
@@ -12,16 +10,10 @@
 #include <vector>
 
 #include "ziggurat/base/error.hpp"
-
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "ziggurat/base/fiber.hpp"
 
 namespace zg::emulation {
 namespace {
-
-namespace context = boost::context;
 
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr int kWarp = 32;
@@ -39,52 +31,11 @@ struct Copy {
   std::size_t bytes, group;
 };
 
-// A stack. AddressSanitizer must be told of every switch between stacks, or it takes the frames of a fiber
-// for accesses outside of the thread's stack.
-struct Stack {
-  const void* bottom = nullptr;
-  std::size_t bytes = 0;
-  void* kept = nullptr;  // the sanitizer's own data, while another stack is in use
-};
-
-// Announces a switch. returns: whether the fiber comes back to the stack `from`.
-void begin_switch([[maybe_unused]] Stack& from, [[maybe_unused]] const Stack& to,
-                  [[maybe_unused]] bool returns = true) {
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(returns ? &from.kept : nullptr, to.bottom, to.bytes);
-#endif
-}
-// Completes a switch, on the new stack. `from` gets the place of the stack before.
-void end_switch([[maybe_unused]] const Stack& here, [[maybe_unused]] Stack& from) {
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_finish_switch_fiber(here.kept, &from.bottom, &from.bytes);
-#endif
-}
-
-// The outermost frame of a fiber never returns, so that the sanitizer would keep its red zones there in
-// whatever gets the memory next.
-struct Stacks : context::protected_fixedsize_stack {
-  using context::protected_fixedsize_stack::protected_fixedsize_stack;
-  void deallocate(context::stack_context& memory) noexcept {
-#ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(static_cast<char*>(memory.sp) - memory.size, memory.size);
-#endif
-    context::protected_fixedsize_stack::deallocate(memory);
-  }
-};
-
-struct Fiber {
-  Fiber() = default;
-  Fiber(const Fiber&) = delete;
-  Fiber& operator=(const Fiber&) = delete;
-  ~Fiber();
-
-  context::fiber self;    // where the fiber continues
-  context::fiber caller;  // the scheduler
-  Stack stack, callers;
-  bool ends = false;
+// A thread of a block.
+struct Thread {
+  std::unique_ptr<Fiber> fiber;
   Place place;
-  int index = 0;  // of the thread in its block
+  int index = 0;  // in its block
   State state = State::kDone;
   unsigned mask = 0;         // of the collective that it waits in
   std::size_t bytes = 0;     // that it contributed there
@@ -105,7 +56,7 @@ struct Free {
 struct Block {
   const char* name = "";
   const std::function<void()>* kernel = nullptr;
-  std::vector<Fiber*> fibers;
+  std::vector<Thread*> threads;
   std::vector<Warp> warps;
   std::unique_ptr<void, Free>
       shared;  // of exactly the size asked for, so that a sanitizer finds accesses beyond
@@ -125,54 +76,28 @@ struct Block {
 };
 
 thread_local Block* t_block = nullptr;
-thread_local Fiber* t_fiber = nullptr;
+thread_local Thread* t_thread = nullptr;
 // Stacks are the expensive part of a fiber: each thread of the machine keeps its fibers from block to block.
-thread_local std::vector<std::unique_ptr<Fiber>> t_kept;
+thread_local std::vector<std::unique_ptr<Thread>> t_kept;
 
 void stop(State state) {
-  Fiber& f = *t_fiber;
-  f.state = state;
-  begin_switch(f.stack, f.callers);
-  f.caller = std::move(f.caller).resume();
-  end_switch(f.stack, f.callers);
+  t_thread->state = state;
+  t_thread->fiber->suspend();
 }
 
-// Lets a fiber go on until it stops.
-void go_on(Fiber& f) {
-  Stack here;
-  begin_switch(here, f.stack);
-  f.self = std::move(f.self).resume();
-  end_switch(here, f.stack);
-}
-
-std::unique_ptr<Fiber> make_fiber() {
-  auto made = std::make_unique<Fiber>();
-  Fiber* const f = made.get();
-  Stacks stacks(kStackBytes);
-  const context::stack_context memory = stacks.allocate();
-  f->stack.bottom = static_cast<char*>(memory.sp) - memory.size;
-  f->stack.bytes = memory.size;
-  f->self = context::fiber(std::allocator_arg, context::preallocated(memory.sp, memory.size, memory), stacks,
-                           [f](context::fiber&& caller) {
-                             f->caller = std::move(caller);
-                             end_switch(f->stack, f->callers);
-                             while (!f->ends) {  // a fiber is reused for a thread of the next block
-                               (*t_block->kernel)();
-                               stop(State::kDone);
-                             }
-                             begin_switch(f->stack, f->callers, false);
-                             return std::move(f->caller);
-                           });
+// A thread is used again for one of the next block.
+std::unique_ptr<Thread> make_thread() {
+  auto made = std::make_unique<Thread>();
+  made->fiber = std::make_unique<Fiber>(kStackBytes, [] {
+    while (true) {
+      (*t_block->kernel)();
+      stop(State::kDone);
+    }
+  });
   return made;
 }
 
-// The fiber's function returns, so that its frames leave the stack in order.
-Fiber::~Fiber() {
-  ends = true;
-  if (self) go_on(*this);
-}
-
-[[noreturn]] void broken(const Fiber& f, const std::string& what) {
+[[noreturn]] void broken(const Thread& f, const std::string& what) {
   const Place& p = f.place;
   assertion_failed(t_block->name, 0, "the kernel keeps CUDA's rules",
                    fmt::format("{}: block ({}, {}, {}), thread ({}, {}, {})", what, p.block.x, p.block.y,
@@ -200,15 +125,15 @@ void carry_out(const Copy& copy) {
 // Makes the fibers ready whose collective is complete; false if there are none.
 bool complete_collectives(Block& b) {
   bool any = false;
-  for (Fiber* f : b.fibers) {
+  for (Thread* f : b.threads) {
     if (f->state != State::kAtCollective) continue;
     const std::size_t first = static_cast<std::size_t>(f->index) / kWarp * kWarp;
     bool all = true;
     for (std::size_t l = 0; l < kWarp && all; ++l) {
       if ((f->mask >> l & 1) == 0) continue;
-      if (first + l >= b.fibers.size())
+      if (first + l >= b.threads.size())
         broken(*f, fmt::format("a collective names lane {}, which the block lacks", l));
-      const Fiber& other = *b.fibers[first + l];
+      const Thread& other = *b.threads[first + l];
       if (other.state == State::kDone)
         broken(*f, fmt::format("a collective waits for lane {}, which has ended", l));
       all = other.state == State::kAtCollective;
@@ -223,16 +148,16 @@ bool complete_collectives(Block& b) {
     for (std::size_t l = 0; l < kWarp; ++l) {
       if ((mask >> l & 1) == 0) continue;
       std::memcpy(w.seen[l], w.given[l], f->bytes);
-      b.fibers[first + l]->state = State::kReady;
+      b.threads[first + l]->state = State::kReady;
     }
   }
   return any;
 }
 
 bool complete_barrier(Block& b) {
-  const auto waits = [](const Fiber* f) { return f->state == State::kAtBarrier; };
-  if (!std::all_of(b.fibers.begin(), b.fibers.end(), waits)) return false;
-  for (Fiber* f : b.fibers) f->state = State::kReady;
+  const auto waits = [](const Thread* f) { return f->state == State::kAtBarrier; };
+  if (!std::all_of(b.threads.begin(), b.threads.end(), waits)) return false;
+  for (Thread* f : b.threads) f->state = State::kReady;
   return true;
 }
 
@@ -245,48 +170,48 @@ void draw_late(Block& b) {
 }
 
 // Runs every ready fiber once, of the late warps or of the others; false if there are none.
-bool run_ready(Block& b, const std::vector<Fiber*>& order, bool late) {
+bool run_ready(Block& b, const std::vector<Thread*>& order, bool late) {
   bool any = false;
-  for (Fiber* f : order) {
+  for (Thread* f : order) {
     if (f->state != State::kReady || b.late[static_cast<std::size_t>(f->index / kWarp)] != late) continue;
     any = true;
-    t_fiber = f;
+    t_thread = f;
     ++b.switches;
-    go_on(*f);
+    f->fiber->resume();
   }
   return any;
 }
 
 void run_block(Block& b) {
-  std::vector<Fiber*> order = b.fibers;
+  std::vector<Thread*> order = b.threads;
   draw_late(b);
   while (true) {
     b.shuffle(order);
     if (run_ready(b, order, false) || complete_collectives(b) || run_ready(b, order, true)) continue;
-    const auto waits = [](const Fiber* f) { return f->state != State::kDone; };
-    const auto stuck_at = std::find_if(b.fibers.begin(), b.fibers.end(), waits);
-    if (stuck_at == b.fibers.end()) return;
+    const auto waits = [](const Thread* f) { return f->state != State::kDone; };
+    const auto stuck_at = std::find_if(b.threads.begin(), b.threads.end(), waits);
+    if (stuck_at == b.threads.end()) return;
     if (complete_barrier(b)) {
       draw_late(b);
       continue;
     }
-    const Fiber& stuck = **stuck_at;
-    const auto other = std::find_if(b.fibers.begin(), b.fibers.end(),
-                                    [&](const Fiber* f) { return f->state != stuck.state; });
+    const Thread& stuck = **stuck_at;
+    const auto other = std::find_if(b.threads.begin(), b.threads.end(),
+                                    [&](const Thread* f) { return f->state != stuck.state; });
     broken(stuck, fmt::format("{} for ever, for thread {} of the block {}", text_of(stuck.state),
-                              other == b.fibers.end() ? 0 : (*other)->index,
-                              other == b.fibers.end() ? "waits too" : text_of((*other)->state)));
+                              other == b.threads.end() ? 0 : (*other)->index,
+                              other == b.threads.end() ? "waits too" : text_of((*other)->state)));
   }
 }
 
 }  // namespace
 
 const Place& place() {
-  return t_fiber->place;
+  return t_thread->place;
 }
 
 int lane() {
-  return t_fiber->index % kWarp;
+  return t_thread->index % kWarp;
 }
 
 void* dynamic_shared() {
@@ -294,12 +219,12 @@ void* dynamic_shared() {
 }
 
 void trap() {
-  broken(*t_fiber, "the kernel trapped");
+  broken(*t_thread, "the kernel trapped");
 }
 
 void check_access(const void* address, std::size_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0)
-    broken(*t_fiber, fmt::format("an access of {} bytes at an address that is no multiple of it", bytes));
+    broken(*t_thread, fmt::format("an access of {} bytes at an address that is no multiple of it", bytes));
 }
 
 void barrier() {
@@ -307,20 +232,20 @@ void barrier() {
 }
 
 void require(bool kept, const char* rule) {
-  if (!kept) broken(*t_fiber, fmt::format("it must be that {}", rule));
+  if (!kept) broken(*t_thread, fmt::format("it must be that {}", rule));
 }
 
 void start_copy(void* to, const void* from, std::size_t bytes) {
-  const Copy copy{to, from, bytes, t_fiber->groups};
-  t_block->draw() % 2 == 0 ? carry_out(copy) : t_fiber->copies.push_back(copy);
+  const Copy copy{to, from, bytes, t_thread->groups};
+  t_block->draw() % 2 == 0 ? carry_out(copy) : t_thread->copies.push_back(copy);
 }
 
 void commit_copies() {
-  ++t_fiber->groups;
+  ++t_thread->groups;
 }
 
 void wait_copies(std::size_t left) {
-  Fiber& f = *t_fiber;
+  Thread& f = *t_thread;
   std::size_t done = 0;
   while (done < f.copies.size() && f.copies[done].group + left < f.groups) carry_out(f.copies[done++]);
   f.copies.erase(f.copies.begin(), f.copies.begin() + static_cast<std::ptrdiff_t>(done));
@@ -328,7 +253,7 @@ void wait_copies(std::size_t left) {
 
 const void* gather(unsigned mask, const void* value, std::size_t bytes) {
   ZG_ASSERT_LE(bytes, kMaxGiven);
-  Fiber& f = *t_fiber;
+  Thread& f = *t_thread;
   if ((mask >> lane() & 1) == 0)
     broken(f, fmt::format("a collective of mask {:#x} without the lane that calls it", mask));
   Warp& w = t_block->warps[static_cast<std::size_t>(f.index / kWarp)];
@@ -342,7 +267,7 @@ const void* gather(unsigned mask, const void* value, std::size_t bytes) {
 std::uint64_t exchange(unsigned mask, std::uint64_t value, int from) {
   const void* all = gather(mask, &value, sizeof(value));
   if ((mask >> from & 1) == 0)
-    broken(*t_fiber, fmt::format("a shuffle from lane {}, which is not in its mask {:#x}", from, mask));
+    broken(*t_thread, fmt::format("a shuffle from lane {}, which is not in its mask {:#x}", from, mask));
   std::memcpy(&value, static_cast<const unsigned char*>(all) + static_cast<std::size_t>(from) * kMaxGiven,
               sizeof(value));
   return value;
@@ -376,15 +301,15 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
     ZG_ASSERT_EQ(posix_memalign(&memory, 128, shared_bytes), 0);
     b.shared.reset(memory);
   }
-  while (t_kept.size() < threads) t_kept.push_back(make_fiber());
+  while (t_kept.size() < threads) t_kept.push_back(make_thread());
   std::vector<std::uint64_t> blocks(std::size_t{grid.x} * grid.y * grid.z);
   std::iota(blocks.begin(), blocks.end(), std::uint64_t{0});
   b.shuffle(blocks);
   t_block = &b;
   for (const std::uint64_t at : blocks) {
-    b.fibers.clear();
+    b.threads.clear();
     for (std::size_t i = 0; i < threads; ++i) {
-      Fiber& f = *t_kept[i];
+      Thread& f = *t_kept[i];
       const auto t = static_cast<unsigned>(i);
       f.index = static_cast<int>(i);
       f.place.thread = {t % block.x, t / block.x % block.y, t / block.x / block.y};
@@ -395,7 +320,7 @@ void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
       f.state = State::kReady;
       f.copies.clear();
       f.groups = 0;
-      b.fibers.push_back(&f);
+      b.threads.push_back(&f);
     }
     if (shared_bytes > 0) std::memset(b.shared.get(), 0xff, shared_bytes);
     run_block(b);

@@ -1,8 +1,8 @@
-#include "ziggurat/engine/schedule.hpp"
+#include "ziggurat/step/schedule.hpp"
 
 #include <algorithm>
 
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/step/layout.hpp"
 
 namespace zg {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/engine/schedule.hpp"
+#include "ziggurat/step/schedule.hpp"
 
 namespace zg {
 namespace {

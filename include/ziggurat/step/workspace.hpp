@@ -5,7 +5,7 @@
 
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/base/view.hpp"
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/step/layout.hpp"
 
 namespace zg {
 

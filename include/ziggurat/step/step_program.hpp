@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/layout.hpp"
-#include "ziggurat/engine/schedule.hpp"
+#include "ziggurat/step/layout.hpp"
+#include "ziggurat/step/schedule.hpp"
 #include "ziggurat/store/program.hpp"
 
 namespace zg {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/step/step_program.hpp"
 
 namespace zg {
 

@@ -1,4 +1,4 @@
-#include "ziggurat/engine/program_sequence.hpp"
+#include "ziggurat/step/program_sequence.hpp"
 
 #include "ziggurat/base/error.hpp"
 

@@ -1,13 +1,13 @@
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/step/layout.hpp"
 
 #include <fmt/core.h>
 
 #include <algorithm>
 
-#include "engine/workspace.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
+#include "ziggurat/step/tile_elements.hpp"
+#include "ziggurat/step/workspace.hpp"
 
 namespace zg {
 namespace {

@@ -1,4 +1,4 @@
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 
 #include <algorithm>
 

@@ -1,10 +1,10 @@
-#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/step/step_program.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "engine/slot_operands.hpp"
-#include "ziggurat/engine/pinned_weights.hpp"
+#include "step/slot_operands.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 
 namespace zg {
 namespace {

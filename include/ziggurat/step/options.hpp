@@ -51,7 +51,7 @@ struct ModelParts {
   ContextMethod context_method = ContextMethod::kRing;
 };
 
-// The order in which the stages of a pipeline take up micro-batches (engine/pipeline.hpp).
+// The order in which the stages of a pipeline take up micro-batches (step/pipeline.hpp).
 //   breadth-first  all micro-batches through a chunk of layers, then the next chunk: fewest weight fetches
 //   depth-first    as few micro-batches at a time as keep all stages busy: few activations
 //   1F1B           one forward, one backward, with one chunk: fewest activations

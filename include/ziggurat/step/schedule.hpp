@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/step/pipeline.hpp"
 
 namespace zg {
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/engine/options.hpp"
+#include "ziggurat/step/options.hpp"
 
 namespace zg {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ziggurat/comm/comm.hpp"
-#include "ziggurat/engine/program_sequence.hpp"
+#include "ziggurat/step/program_sequence.hpp"
 
 namespace zg {
 

@@ -1,6 +1,6 @@
 // What a checkpoint pins (LayoutOptions::pins): the state, and which weights beside it.
 #pragma once
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/step/layout.hpp"
 
 namespace zg {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ziggurat/engine/step_program.hpp"
+#include "ziggurat/step/step_program.hpp"
 
 namespace zg {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "ziggurat/engine/layout.hpp"
+#include "ziggurat/step/layout.hpp"
 
 namespace zg {
 

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "ziggurat/engine/pipeline.hpp"
-#include "ziggurat/engine/schedule.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/optim/state.hpp"
+#include "ziggurat/step/pipeline.hpp"
+#include "ziggurat/step/schedule.hpp"
 #include "ziggurat/store/table.hpp"
 
 namespace zg {

@@ -1,4 +1,4 @@
-#include "ziggurat/engine/communication.hpp"
+#include "ziggurat/step/communication.hpp"
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <map>
 
-#include "engine/workspace.hpp"
-#include "ziggurat/engine/tile_elements.hpp"
+#include "ziggurat/step/tile_elements.hpp"
+#include "ziggurat/step/workspace.hpp"
 
 namespace zg {
 namespace {

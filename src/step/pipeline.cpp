@@ -1,4 +1,4 @@
-#include "ziggurat/engine/pipeline.hpp"
+#include "ziggurat/step/pipeline.hpp"
 
 #include <fmt/core.h>
 

@@ -1,0 +1,67 @@
+#include "engine/op_context.hpp"
+
+#include <string>
+
+#include "ziggurat/base/error.hpp"
+#include "ziggurat/base/units.hpp"
+
+namespace zg {
+namespace {
+
+std::unique_ptr<Stream> stream_if(bool wanted, Device& device, const char* name) {
+  return wanted ? device.make_stream(name) : nullptr;
+}
+
+}  // namespace
+
+OpContext::OpContext(const StepExecutor::Options& o)
+    : layout(*o.layout),
+      device(*o.device),
+      store(*o.store),
+      compute(device.make_stream("compute")),
+      optimizer(device.is_host()
+                    ? device.make_stream("optimizer")
+                    : std::make_unique<HostStream>("optimizer", HostStream::Mode::kThread, o.trace)),
+      comm(stream_if(o.comm != nullptr, device, "comm")),
+      send(stream_if(place().parts.stages > 1, device, "send")),
+      receive(stream_if(place().parts.stages > 1, device, "receive")),
+      timer(o.trace, position, place(), *compute),
+      stall(*compute, *optimizer, [this] { return timer.waited_seconds(); }) {
+  const std::int64_t bytes = layout.workspace_bytes();
+  memory_ = {device.arena().allocate(bytes),
+             [this, bytes](void* memory) { device.arena().release(memory, bytes); }};
+  if (memory_ == nullptr) {
+    throw Error(Errc::kMemory, "device tier", "no room for the workspace of " + format_bytes(bytes),
+                "raise tiers.device");
+  }
+  if (send != nullptr) stall.set_stages(*send, *receive);
+  if (o.comm == nullptr) {
+    ZG_ASSERT_EQ(place().ranks(), 1);
+    return;
+  }
+  ZG_ASSERT_EQ(o.comm->size(), place().ranks());
+  ZG_ASSERT_EQ(o.comm->rank(), place().rank());
+  const auto group = [&](CommAxis axis) {
+    const std::vector<int> members = members_of(place(), axis);
+    return members.size() > 1 ? o.comm->group(members, name_of(axis)) : nullptr;
+  };
+  // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
+  numbers = group(CommAxis::kNumbers);
+  shards = group(CommAxis::kShards);
+  replicas = group(CommAxis::kReplicas);
+  pieces = group(CommAxis::kPieces);
+  copies = group(CommAxis::kCopies);
+  stages = group(CommAxis::kStages);
+}
+
+// Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
+// limited by the bandwidth of its memory, which compute shares, so nothing is gained by running both at once;
+// and in one stream no thread has to wait between an update and the forward that reads its result.
+Stream& OpContext::stream_of(const StepOp& op) const {
+  if (op.kind == OpKind::kUpdate)
+    return !device.is_host() && layout.update_at(op.unit) == Tier::kDevice ? *compute : *optimizer;
+  if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? *send : *receive;
+  return comm != nullptr && joins_ranks(op.kind) ? *comm : *compute;
+}
+
+}  // namespace zg

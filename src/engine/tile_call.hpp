@@ -1,0 +1,51 @@
+// A call of the model on a unit in tiles, which consists of several operations of a step program: it runs on
+// a stack of its own, and is suspended where it asks for the tile of the next one.
+#pragma once
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "ziggurat/base/fiber.hpp"
+#include "ziggurat/model/model.hpp"
+
+namespace zg {
+
+class TileCall final : private TileAccess {
+ public:
+  // `run` makes the calls of the model, with the operands that it is given.
+  TileCall(UnitCall operands, std::optional<DropoutPlace> dropout, std::function<void(const UnitCall&)> run)
+      : operands_(std::move(operands)),
+        dropout_(std::move(dropout)),
+        fiber_(kStackBytes, [this, run = std::move(run)] { run(operands_); }) {
+    operands_.tiles = this;
+    operands_.dropout = dropout_ ? &*dropout_ : nullptr;
+  }
+
+  // Begins the call, or goes on with it: until it has used this tile and asks for another one, or ends.
+  void go_on(const TileUse& use, const View& tile) {
+    use_ = use, tile_ = tile, is_new_ = true;
+    fiber_.resume();
+    ZG_ASSERT(!is_new_, "the call has ended, and the program has tile {} for it", use.tile);
+  }
+  bool ended() const { return fiber_.ended(); }
+
+ private:
+  // For the frames of the model's functions, and of what they enqueue where that runs at once.
+  static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
+
+  View next(const TileUse& use) override {
+    if (!is_new_) fiber_.suspend();
+    ZG_ASSERT(use_ == use, "the program has tile {}, the call asks for tile {}", use_.tile, use.tile);
+    is_new_ = false;
+    return tile_;
+  }
+
+  UnitCall operands_;
+  const std::optional<DropoutPlace> dropout_;
+  TileUse use_;
+  View tile_;
+  bool is_new_ = false;  // the call has not been given the tile yet
+  Fiber fiber_;          // last, so that it ends before what it uses
+};
+
+}  // namespace zg

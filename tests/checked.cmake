@@ -6,14 +6,14 @@ set(checked_options -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=u
 # GCC reports false positives of these under a sanitizer's instrumentation.
 list(APPEND checked_options -Wno-maybe-uninitialized -Wno-stringop-overflow)
 
-set(patterns src/base/*.cpp src/data/*.cpp src/model/hf_*.cpp src/train/checkpoint_*.cpp
-  src/train/pinned_*.cpp src/train/*files.cpp src/store/replay*.cpp)
+set(patterns src/base/*.cpp src/data/*.cpp src/model/hf_*.cpp src/checkpoint/*.cpp
+  src/store/replay*.cpp)
 foreach(pattern IN LISTS patterns)
   file(GLOB found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${pattern})
   list(APPEND checked_sources ${found})
 endforeach()
 foreach(name io/hash src/model/safetensors src/model/adapter_files src/model/adapters src/model/config src/model/units
-    src/store/access_trace src/store/program src/store/table src/train/run_checkpoints src/train/sequential_io
+    src/store/access_trace src/store/program src/store/table src/train/run_checkpoints src/train/checkpoint_bits src/train/checkpointer
     src/cli/chat_template src/cli/io_tune_state)
   list(APPEND checked_sources ${PROJECT_SOURCE_DIR}/${name}.cpp)
 endforeach()

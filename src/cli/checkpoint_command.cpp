@@ -15,7 +15,7 @@
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/printable.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/train/checkpoint.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
 
 namespace zg::cli {
 namespace {

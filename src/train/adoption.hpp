@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 #include "ziggurat/comm/processes.hpp"
 #include "ziggurat/store/store.hpp"
 #include "ziggurat/train/run_plan.hpp"

@@ -25,22 +25,15 @@ constexpr const char* kAccumulation = "accumulation";
 // After a change of these, sums are made in another order. Results agree to rounding.
 const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "layers",
                                       "devices",    "processor",       kAccumulation};
-constexpr const char* kForeign = "no version of this program has written this checkpoint";
 // With another number of ranks the same batch is divided in another way.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
-constexpr const char* kBlock = "model.block";
-constexpr const char* kPlain = "plain";  // of GPT-2, and of Llamas without options
-constexpr const char* kEmbeddingDropout = "model.dropout.embedding";
-constexpr const char* kResidualDropout = "model.dropout.residual";
 constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
-constexpr const char* kLora = "lora";
-constexpr const char* kLoraArithmetic = "lora.arithmetic";
 constexpr const char* kOrder = "data.order";
 // The tensors of the checkpoint would not be those of the run.
 bool is_fixed(const std::string& key) {
-  if (key == kEmbeddingDropout || key == kResidualDropout) return false;
-  return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLora;
+  if (key == kEmbeddingDropoutKey || key == kResidualDropoutKey) return false;
+  return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLoraKey;
 }
 
 // A hash of windows from all over the data: a text that was changed, or other tokens for it, are found as
@@ -83,25 +76,10 @@ std::string instructions(DType dtype) {
 #endif
 }
 
-BlockDescription plain_block(const ModelConfig& m) {
-  BlockDescription plain;
-  plain.rope.theta = m.block.rope.theta;
-  return plain;
-}
-
-// All that decides how blocks compute, and of it nothing else.
-std::string block_text(const ModelConfig& m) {
-  ModelConfig block = m;
-  block.init_std = 0, block.dropout = {};
-  std::string line = write_hf_config(block);
-  std::erase(line, '\n');
-  return line;
-}
-
 // Whether two texts of block_text() mean the same, whichever versions of the program wrote them.
 bool same_block(const std::string& a, const std::string& b) {
-  if (a == kPlain || b == kPlain) return false;
-  return parse_hf_config(a, kBlock) == parse_hf_config(b, kBlock);
+  if (a == kPlainBlock || b == kPlainBlock) return false;
+  return parse_hf_config(a, kBlockKey) == parse_hf_config(b, kBlockKey);
 }
 
 class Writer {
@@ -109,31 +87,6 @@ class Writer {
   template <class T>
   void add(const std::string& key, const T& value) {
     keys_.emplace_back(key, fmt::format("{}", value));
-  }
-
-  void model(const ModelConfig& m) {
-    add("model.arch", name_of(m.arch));
-    for (const auto& [key, value] :
-         std::initializer_list<std::pair<const char*, std::int64_t>>{{"layers", m.layers},
-                                                                     {"width", m.width},
-                                                                     {"inner", m.inner},
-                                                                     {"heads", m.heads},
-                                                                     {"kv_heads", m.kv_heads},
-                                                                     {"head_size", m.head_size},
-                                                                     {"vocab_size", m.vocab_size},
-                                                                     {"context", m.context}})
-      add(std::string("model.") + key, value);
-    add("model.norm_eps", m.norm_eps);
-    add("model.rope_theta", m.block.rope.theta);
-    add("model.tied", m.tied);
-    // A checkpoint that does not say it is of GPT-2 or of a plain Llama.
-    if ((m.arch != Arch::kGpt2 && m.arch != Arch::kLlama) || m.block != plain_block(m))
-      add(kBlock, block_text(m));
-    // A checkpoint that does not say them is of a run without dropout.
-    if (m.dropout.embedding > 0) add(kEmbeddingDropout, m.dropout.embedding);
-    if (m.dropout.residual > 0) add(kResidualDropout, m.dropout.residual);
-    // A checkpoint that does not say it is of a run that trains the model itself.
-    if (m.lora.on()) add(kLora, shape_of(m.lora)), add(kLoraArithmetic, arithmetic_of(m.lora));
   }
 
   void batch(const RunConfig& c, const DataSet& data) {
@@ -230,6 +183,7 @@ class Writer {
                     s.decay_mom_rate));
   }
 
+  explicit Writer(BitKeys keys) : keys_(std::move(keys)) {}
   BitKeys take() { return std::move(keys_); }
 
  private:
@@ -238,15 +192,8 @@ class Writer {
 
 }  // namespace
 
-BitKeys model_bits(const ModelConfig& model) {
-  Writer writer;
-  writer.model(model);
-  return writer.take();
-}
-
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
-  Writer writer;
-  writer.model(plan.model_config);
+  Writer writer(model_bits(plan.model_config));
   writer.batch(plan.config, data);
   writer.add("layers", plan.tile_bytes() > 0 ? "in tiles with the tables" : "whole");
   // Head and embedding add to the gradient of a tied table by turns, or one after the other.
@@ -260,61 +207,24 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   return writer.take();
 }
 
-ModelConfig model_of(const BitKeys& bits, const std::string& where) {
-  const std::map<std::string, std::string> keys(bits.begin(), bits.end());
-  const auto text = [&](const char* key) {
-    const auto it = keys.find(std::string("model.") + key);
-    if (it == keys.end())
-      throw Error(Errc::kUsage, where, fmt::format("does not say model.{}", key), kForeign);
-    return it->second;
-  };
-  const auto read = [&](const char* key, auto& out) {
-    const std::string value = text(key);
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
-    if (error != std::errc() || end != value.data() + value.size())
-      throw Error(Errc::kUsage, where, fmt::format("has \"{}\" as model.{}", value, key), kForeign);
-  };
-  ModelConfig m;
-  if (keys.count(kBlock) > 0) {
-    m = parse_hf_config(keys.at(kBlock), where + ": " + kBlock);
-    m.init_std = ModelConfig{}.init_std;
-  } else {
-    m.arch = text("arch") == "gpt2" ? Arch::kGpt2 : Arch::kLlama;
-  }
-  read("layers", m.layers), read("width", m.width), read("inner", m.inner), read("heads", m.heads);
-  read("kv_heads", m.kv_heads), read("head_size", m.head_size), read("vocab_size", m.vocab_size);
-  read("context", m.context), read("norm_eps", m.norm_eps), read("rope_theta", m.block.rope.theta);
-  m.tied = text("tied") == "true";
-  if (keys.count(kEmbeddingDropout) > 0) read("dropout.embedding", m.dropout.embedding);
-  if (keys.count(kResidualDropout) > 0) read("dropout.residual", m.dropout.residual);
-  if (keys.count(kLora) > 0) {
-    const auto it = keys.find(kLoraArithmetic);
-    const auto lora = parse_lora(keys.at(kLora), it == keys.end() ? "" : it->second);
-    if (!lora)
-      throw Error(Errc::kUsage, where, fmt::format("has \"{}\" as {}", keys.at(kLora), kLora), kForeign);
-    m.lora = *lora;
-  }
-  validate(m);
-  return m;
-}
-
 std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& run,
                                       const std::vector<std::string>& allow, const std::string& where) {
   // A key that one side alone has belongs to a device or a precision, which are compared themselves, or the
   // program that wrote the checkpoint was older and had no choice there.
   std::map<std::string, std::string> now(run.begin(), run.end()),
       before(checkpoint.begin(), checkpoint.end());
-  for (const char* rate : {kEmbeddingDropout, kResidualDropout})
+  for (const char* rate : {kEmbeddingDropoutKey, kResidualDropoutKey})
     now.emplace(rate, "0"), before.emplace(rate, "0");
-  now.emplace(kBlock, kPlain), before.emplace(kBlock, kPlain);
+  now.emplace(kBlockKey, kPlainBlock), before.emplace(kBlockKey, kPlainBlock);
   now.emplace(kBlend, "one source"), before.emplace(kBlend, "one source");
   now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
-  now.emplace(kLora, shape_of(Lora{})), before.emplace(kLora, shape_of(Lora{}));
+  now.emplace(kLoraKey, shape_of(Lora{})), before.emplace(kLoraKey, shape_of(Lora{}));
   now.emplace(kOrder, "random"), before.emplace(kOrder, "random");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);
-    if (it == now.end() || it->second == value || (key == kBlock && same_block(value, it->second))) continue;
+    if (it == now.end() || it->second == value || (key == kBlockKey && same_block(value, it->second)))
+      continue;
     changed[key] = {value, it->second};
   }
   const bool other_ranks = changed.count("data_ranks") > 0;

@@ -2,25 +2,17 @@
 // Private to src/train.
 #pragma once
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "ziggurat/checkpoint/model_bits.hpp"
 #include "ziggurat/data/dataset.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 
-// Keys of the configuration, resolved, and the like: data, processor. What changes no bit is not among them:
-// budgets, tiers, drives, threads, ZeRO stages, outputs, evaluations.
-using BitKeys = std::vector<std::pair<std::string, std::string>>;
+// Keys of the configuration, resolved, and the like: data, processor. Keys that change no bit are not among
+// them: budgets, tiers, drives, threads, ZeRO stages, outputs, evaluations.
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data);
-// The keys that the model contributes.
-BitKeys model_bits(const ModelConfig& model);
-
-// The sizes of the model that they are of. Throws Error(kUsage) at `where` for a key that is missing or
-// wrong.
-ModelConfig model_of(const BitKeys& bits, const std::string& where);
-
 // Compares those of a checkpoint with those of the run that resumes from it. Returns what the user should
 // know: changes that are allowed, and those after which results agree with an uninterrupted run's to rounding
 // only. Throws Error(kUsage) with all others.

@@ -6,18 +6,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 #include <filesystem>
 #include <iterator>
 #include <numeric>
 #include <utility>
 
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/step/pinned_weights.hpp"
+#include "ziggurat/checkpoint/commit.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/format.hpp"
+#include "ziggurat/checkpoint/rank_file.hpp"
 #include "ziggurat/io/hash.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 
 namespace zg {
 namespace {
@@ -41,19 +42,6 @@ void warn(const std::string& what, const Error& error) {
 }
 
 }  // namespace
-
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
-
-std::string program_version() {
-  return ZG_VERSION;
-}
 
 bool Checkpointer::due() const {
   const double every = o_.plan->config.checkpoint.every_seconds;

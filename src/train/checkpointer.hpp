@@ -23,13 +23,14 @@
 #include "train/checkpoint_bits.hpp"
 #include "train/drives.hpp"
 #include "train/exporter.hpp"
-#include "train/files.hpp"
-#include "train/pinned_state.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/trace.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/files.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
+#include "ziggurat/checkpoint/restore.hpp"
 #include "ziggurat/comm/comm.hpp"
 #include "ziggurat/engine/step_executor.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg {
 
@@ -127,10 +128,6 @@ class Checkpointer {
   std::exception_ptr failure_;
   NamedThread thread_;  // last, so that it ends before what it uses
 };
-
-// What a checkpoint fills: the restored state goes through this. What the checkpoint keeps in another format
-// is converted: exactly where the new one has all its values, else to the nearest one.
-TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout);
 
 // Where checkpoints will lie, at most so many, of so many bytes each, and one more that is being written.
 struct CheckpointPlace {

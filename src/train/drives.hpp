@@ -3,13 +3,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "ziggurat/io/drive_rates.hpp"
 #include "ziggurat/io/engine.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
 
-// In a drive's directory, those of a machine's other processes: this, and a number from 1.
-inline constexpr const char* kProcessDirectory = "ziggurat-process-";
 inline constexpr std::int64_t kUnlimited = std::int64_t{1} << 60;
 // The current space of each drive's file system. Throws Error(kIo).
 std::vector<DriveSpace> space_of(const std::vector<io::DriveOptions>& drives);
@@ -26,12 +25,6 @@ std::vector<io::DriveOptions> drives_for(std::vector<io::DriveOptions> drives,
                                          const std::vector<DriveSpace>& space, std::int64_t bytes);
 inline constexpr double kTaken = 0.9;
 
-// Bytes per second while all drives work at once.
-struct DriveRates {
-  double read = 0, write = 0;  // one way at a time, of blocks that were written before
-  double mixed = 0;            // both ways together; extents are spread by this rate
-  double first_write = 0;      // of blocks that were never written
-};
 // Measures the drives for some three seconds, by writing and reading the first bytes of every file through
 // the engine as a run does: with its queue depth, transfers of a block or more, registered memory in huge
 // pages, and a mixture in which `read_share` of the bytes are read. Its buffers take 64 MiB, or `most_memory`

@@ -7,10 +7,11 @@
 #include <thread>
 #include <utility>
 
-#include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/commit.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
 
 namespace zg {
 namespace {

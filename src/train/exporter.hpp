@@ -11,12 +11,12 @@
 #include <optional>
 #include <string>
 
-#include "train/files.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/trace.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 #include "ziggurat/config/checkpoint.hpp"
 #include "ziggurat/io/engine.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "train/files.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 

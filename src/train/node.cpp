@@ -8,11 +8,11 @@
 #include <set>
 
 #include "train/drives.hpp"
-#include "train/pinned_state.hpp"
 #include "train/watch.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/parallel.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 #include "ziggurat/comm/gpu.hpp"
 #include "ziggurat/device/cuda.hpp"
 #include "ziggurat/store/store.hpp"

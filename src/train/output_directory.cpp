@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "train/directory_lock.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/checkpoint/directory_lock.hpp"
 
 namespace zg {
 namespace {

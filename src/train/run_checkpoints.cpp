@@ -6,11 +6,12 @@
 #include <filesystem>
 #include <random>
 
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/commit.hpp"
+#include "ziggurat/checkpoint/format.hpp"
+#include "ziggurat/checkpoint/rank_file.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {

@@ -10,8 +10,8 @@
 
 #include "train/adoption.hpp"
 #include "train/checkpointer.hpp"
-#include "train/directory_lock.hpp"
 #include "train/exporter.hpp"
+#include "ziggurat/checkpoint/directory_lock.hpp"
 #include "ziggurat/comm/processes.hpp"
 
 namespace zg {

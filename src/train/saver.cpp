@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "train/checkpointer.hpp"
-#include "train/files.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 
 namespace zg {
 

@@ -12,7 +12,6 @@
 
 #include "train/drives.hpp"
 #include "train/failures.hpp"
-#include "train/files.hpp"
 #include "train/optimizer_setup.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
@@ -25,6 +24,7 @@
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/thread.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 
 namespace zg {
 namespace {

@@ -10,9 +10,9 @@
 #include "support/files.hpp"
 #include "support/places.hpp"
 #include "train/checkpoint_bits.hpp"
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 #include "ziggurat/io/hash.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg::fuzz {
 namespace {

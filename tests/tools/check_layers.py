@@ -28,8 +28,9 @@ LAYERS = [
     ("step", ["base", "model", "optim", "store", "comm", "device"]),
     ("engine", ["base", "model", "optim", "store", "comm", "device", "step"]),
     ("plan", ["base", "device", "store", "model", "step"]),
-    ("train", ["base", "kernels", "io", "device", "comm", "store", "optim", "model", "data", "config", "step", "engine", "plan"]),
-    ("cli", ["base", "io", "device", "comm", "store", "data", "config", "plan", "train"]),
+    ("checkpoint", ["base", "kernels", "io", "device", "store", "optim", "model", "step", "engine"]),
+    ("train", ["base", "kernels", "io", "device", "comm", "store", "optim", "model", "data", "config", "step", "engine", "plan", "checkpoint"]),
+    ("cli", ["base", "io", "device", "comm", "store", "data", "config", "plan", "checkpoint", "train"]),
     ("python", ["base", "kernels", "io", "device", "store", "optim", "config", "train"]),
 ]
 RANK = {area: rank for rank, (area, _) in enumerate(LAYERS)}

@@ -28,12 +28,12 @@ GRID = ("zg_test_engine", "Grid*:Models/GridMatrixOf.*")
 TILES = ("zg_test_engine", "Tiles.*")
 OVERLAP = ("zg_test_model", "PartsOverlap.*")
 EXCHANGE = "src/engine/part_exchange.hpp"
-SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/train/kept_files.cpp"
+SAVER, VOLUME, KEPT = "src/train/checkpointer.cpp", "io/volume.cpp", "src/checkpoint/kept_files.cpp"
 PINNED, BESIDE = ("zg_test_train", "Pinned*"), ("zg_test_train", "Beside.*")
 BUFFER, BUFFERS = "src/base/buffer.cpp", ("zg_test_base", "BufferTest.*")
-DIRECTORY_LOCK = "src/train/directory_lock.cpp"
-EXPORTER, CHECKPOINT_WRITER = "src/train/exporter.cpp", "src/train/checkpoint_writer.cpp"
-COPY = "src/train/checkpoint_copy.cpp"
+DIRECTORY_LOCK = "src/checkpoint/directory_lock.cpp"
+EXPORTER, COMMIT = "src/train/exporter.cpp", "src/checkpoint/commit.cpp"
+COPY = "src/checkpoint/copy.cpp"
 BEHIND = ("zg_test_train", "Behind.*:PaceTest.*")
 FILES = ("zg_test_train", "CheckpointFiles.*:CheckpointImport.*")
 HEAD_NORMS, CUDA_HEAD_NORMS = ("zg_test_kernels", "*HeadNorm*"), ("zg_test_cuda", "*HeadNorm*")
@@ -570,16 +570,16 @@ BUGS = (
         (("src/store/nvme_copies.cpp", "  transfer.version = ++c.writes;\n", "  transfer.version = ++c.writes;\n  written(segment, transfer.slot);\n"),),
         ("zg_test_store", "StoreVersions.*")),
     Bug("a rank saves its shard of a layer's first tiles alone",
-        (("src/train/checkpoint_writer.cpp", "    if (first < end) held.push_back({first, end - first});\n",
+        (("src/checkpoint/rank_file.cpp", "    if (first < end) held.push_back({first, end - first});\n",
           "    if (first < end && held.empty()) held.push_back({first, end - first});\n"),), ("zg_test_train", "TileRuns.Shards*")),
     Bug("codes in several pieces have scales of the whole tensor",
-        (("src/train/checkpoint_writer.cpp", "codes && (!param.is_whole() || in_pieces);", "codes && !param.is_whole() && in_pieces;"),),
+        (("src/checkpoint/rank_file.cpp", "codes && (!param.is_whole() || in_pieces);", "codes && !param.is_whole() && in_pieces;"),),
         ("zg_test_train", "TileRuns.Shards*")),
     Bug("a log whose step is no number ends the run that goes on",
         (("src/train/step_log.cpp", "!number->is_number_integer() || *number != records + 1",
           "number->get<std::int64_t>() != records + 1"),), ("zg_test_train", "CheckpointInputs.Logs*")),
     Bug("a piece of pins may end behind its segment",
-        (("src/train/pinned_state.cpp", "offset + bytes <= segments[static_cast<std::size_t>(segment)].bytes;", "offset <= kMost - bytes;"),),
+        (("src/checkpoint/pins.cpp", "offset + bytes <= segments[static_cast<std::size_t>(segment)].bytes;", "offset <= kMost - bytes;"),),
         ("zg_test_train", "PinnedInputs.*")),
     Bug("a kept file that a checkpoint names is removed where its note is another one's",
         ((KEPT, "    if (std::any_of(needed.begin(), needed.end(), [&](const auto& one) { return one.name == file.name; }))\n"
@@ -595,7 +595,7 @@ BUGS = (
         (("src/train/adoption.cpp", "    if (theirs[0] > 0 || !found) continue;\n", "    if (theirs[0] >= 0) continue;\n"),),
         ("zg_test_cli", "ProcessesTest.StateThatProcessesPinGoesOn")),
     Bug("an import takes tensors of any shape",
-        (("src/train/checkpoint_import.cpp", "entry->shape != shape) {", "entry->count() != tensor.count) {"),),
+        (("src/checkpoint/import.cpp", "entry->shape != shape) {", "entry->count() != tensor.count) {"),),
         ("zg_test_train", "*Import*")),
     Bug("pins of the checkpoint before go when a commit fails",
         ((SAVER, "    if (pins_.count(o_.number) > 0) (void)unpin(pins_.find(o_.number));\n", "    while (!pins_.empty()) unpin(pins_.begin());\n"),), PINNED),
@@ -758,7 +758,7 @@ BUGS = (
     Bug("family: files have k before q",
         ((UNITS, "      p.file_row = rows;\n", "      p.file_row = rows == 0 ? p.whole_rows : 0;\n"),), FAMILIES),
     Bug("family: checkpoints do not record the block",
-        (("src/train/checkpoint_bits.cpp", "      add(kBlock, block_text(m));\n", "      (void)block_text(m);\n"),),
+        (("src/checkpoint/model_bits.cpp", "    add(kBlockKey, block_text(m));\n", "    (void)block_text(m);\n"),),
         ("zg_test_train", "CheckpointFamilies*")),
     Bug("family: norms of heads are not summed over parts",
         ((UNITS, "b.vector(fmt::format(\"self_attn.{}_norm.weight\", name), n, b.all(n), b.norm_init(has), part.parts > 1);",
@@ -797,7 +797,7 @@ BUGS = (
     Bug("copies: the version that is being copied is unpinned",
         ((SAVER, "it = it->first == held_ ? std::next(it) : unpin(it);", "it = unpin(it);"),), BEHIND),
     Bug("copies: the checkpoint that is being copied is removed",
-        ((CHECKPOINT_WRITER, "++kept <= keep || entry.number == held)", "++kept <= keep || entry.number == -held - 1)"),), BEHIND),
+        ((COMMIT, "++kept <= keep || entry.number == held)", "++kept <= keep || entry.number == -held - 1)"),), BEHIND),
     Bug("copies: the run has no version for what is being copied",
         (("include/ziggurat/config/checkpoint.hpp", "(exports.path.empty() ? 0 : 1)", "(exports.path.empty() ? 0 : 0)"),), BEHIND),
     Bug("copies: one that failed counts as made",
@@ -807,13 +807,13 @@ BUGS = (
     Bug("copies: they do not give way to the training",
         ((EXPORTER, "return waits && moved - moved_ < io::kFairShare * part_ &&", "return waits && moved - moved_ < part_ &&"),), BEHIND),
     Bug("checkpoints: one that cannot be read ends the search",
-        (("src/train/checkpoint_reader.cpp", "error.code() != Errc::kUsage && error.code() != Errc::kIo", "error.code() != Errc::kUsage"),),
+        (("src/checkpoint/reader.cpp", "error.code() != Errc::kUsage && error.code() != Errc::kIo", "error.code() != Errc::kUsage"),),
         FILES),
     Bug("checkpoints: the names of directories may be lost",
         ((SAVER, "if (!lasts_ || !fs::exists(all, error)) make_directories(*o_.files, all);",
           "if (!lasts_ || !fs::exists(all, error)) fs::create_directories(all, error);"),), FILES),
     Bug("copies: the names of directories may be lost",
-        (("src/train/files.cpp", "  while (at.has_relative_path()) {", "  if (at.has_relative_path()) {"),), FILES),
+        (("src/checkpoint/files.cpp", "  while (at.has_relative_path()) {", "  if (at.has_relative_path()) {"),), FILES),
     Bug("copies: codes and their scales are in two files",
         ((COPY, "(i > open && shards_.back().bytes", "(i > 0 * open && shards_.back().bytes"),), ("zg_test_train", "Pinned.StateOfEightBits*")),
     Bug("copies: all is in one file",
@@ -824,10 +824,10 @@ BUGS = (
     Bug("copies: tensors lose their shapes",
         ((COPY, '{"shape", e.shape}', '{"shape", {e.from->count()}}'),), ("zg_test_train", "CheckpointImport.*")),
     Bug("copies: the index is not verified",
-        (("src/train/checkpoint_reader.cpp", "if (manifest_.index) verify_index();", "if (manifest_.index && progress) verify_index();"),),
+        (("src/checkpoint/reader.cpp", "if (manifest_.index) verify_index();", "if (manifest_.index && progress) verify_index();"),),
         FILES),
     Bug("import: the index of another checkpoint counts",
-        (("src/train/checkpoint_import.cpp", "  m.index.reset(), ", "  "),), ("zg_test_train", "CheckpointImport.*")),
+        (("src/checkpoint/import.cpp", "  m.index.reset(), ", "  "),), ("zg_test_train", "CheckpointImport.*")),
     Bug("checkpoints: the evaluation of the run before is forgotten",
         ((TRAINER, "if (t_.resumed_from() != nullptr) validation_", "if (t_.resumed_from() == nullptr) validation_ = {}; else if (step_seconds_.size() > 1) validation_"),),
         ("zg_test_cli", "CheckpointTest.Have*")),
@@ -836,7 +836,7 @@ BUGS = (
     Bug("copies: the index lacks scales",
         ((COPY, "if (piece.scales != nullptr) json", "if (piece.scales == piece.entry) json"),), ("zg_test_train", "Pinned.StateOfEightBits*")),
     Bug("import: what another checkpoint pins counts",
-        (("src/train/checkpoint_import.cpp", "  m.pinned = 0;", "  m.pinned += 0;"),), FILES),
+        (("src/checkpoint/import.cpp", "  m.pinned = 0;", "  m.pinned += 0;"),), FILES),
     Bug("pinned state: a commit that failed counts",
         ((SAVER, "    good_ = commit(state);", "    commit(state), good_ = true;"),), FILES),
     Bug("io-bench: a copy goes to the drive that it comes from",

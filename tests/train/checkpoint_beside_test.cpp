@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "train/checkpoint_fixture.hpp"
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 
 namespace zg {
 namespace {

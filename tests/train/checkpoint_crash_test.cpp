@@ -13,9 +13,9 @@
 
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_writer.hpp"
 #include "train/crash_recorder.hpp"
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {

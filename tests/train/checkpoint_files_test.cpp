@@ -7,7 +7,7 @@
 
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_writer.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "train/files.hpp"
 #include "train/run_fixture.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 #include "ziggurat/model/hf.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {

@@ -4,8 +4,7 @@
 
 #include "support/seed.hpp"
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/train/observers.hpp"
 

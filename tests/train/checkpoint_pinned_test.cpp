@@ -5,10 +5,10 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/sequential_io.hpp"
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/pinned_state.hpp"
-#include "train/sequential_io.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 
 namespace zg {
 namespace {

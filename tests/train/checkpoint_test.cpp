@@ -1,7 +1,7 @@
 // Runs that go on from a checkpoint: as if they had not stopped, to the bit, wherever they go on; and what a
 // resumed run may not change.
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_writer.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
 #include "ziggurat/optim/state.hpp"
 
 namespace zg {

@@ -1,7 +1,8 @@
 // Checkpoints of runs whose ranks have parts of layers, stages or parts of sequences: the tensors in them are
 // whole, so that any topology goes on from any other's.
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_writer.hpp"
+#include "ziggurat/checkpoint/commit.hpp"
+#include "ziggurat/checkpoint/rank_file.hpp"
 
 namespace zg {
 namespace {

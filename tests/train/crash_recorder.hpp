@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "support/files.hpp"
-#include "train/files.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 
 namespace zg {
 

@@ -8,11 +8,10 @@
 #include <chrono>
 
 #include "train/checkpoint_fixture.hpp"
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/directory_lock.hpp"
-#include "train/pinned_state.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/checkpoint/directory_lock.hpp"
+#include "ziggurat/checkpoint/format.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 #include "ziggurat/io/hash.hpp"
 
 namespace zg {

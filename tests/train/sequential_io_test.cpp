@@ -1,5 +1,5 @@
 // Files that threads read and write beside the caller: all bytes, in order, and the errors of either side.
-#include "train/sequential_io.hpp"
+#include "checkpoint/sequential_io.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

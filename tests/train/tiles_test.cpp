@@ -4,7 +4,7 @@
 
 #include "train/checkpoint_fixture.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/train/checkpoint.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {

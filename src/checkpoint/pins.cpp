@@ -1,17 +1,17 @@
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "train/checkpoint_writer.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/json.hpp"
+#include "ziggurat/checkpoint/rank_file.hpp"
+#include "ziggurat/io/hash.hpp"
 #include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/step/tile_elements.hpp"
-#include "ziggurat/io/hash.hpp"
 
 namespace zg {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/files.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "train/checkpoint_header.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
+#include "ziggurat/checkpoint/format.hpp"
 
 namespace zg {
 namespace {

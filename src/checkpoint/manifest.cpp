@@ -1,13 +1,14 @@
 #include <cmath>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
-#include "train/checkpoint_header.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/json.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/format.hpp"
 #include "ziggurat/io/hash.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg {
 namespace {
@@ -242,6 +243,19 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
   if (json.contains("index")) m.index = read_file(r.json("index"), where, kHash);
   if (json.contains("pinned_bytes")) m.pinned = r.count("pinned_bytes", kMostBytes);
   return m;
+}
+
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::string program_version() {
+  return ZG_VERSION;
 }
 
 }  // namespace zg

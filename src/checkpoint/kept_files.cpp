@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <map>
 
-#include "train/pinned_state.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 
 namespace zg {
 namespace {

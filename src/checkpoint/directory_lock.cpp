@@ -1,4 +1,4 @@
-#include "train/directory_lock.hpp"
+#include "ziggurat/checkpoint/directory_lock.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

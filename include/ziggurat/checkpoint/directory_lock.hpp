@@ -1,4 +1,4 @@
-// A directory that one run has for itself while it lives. Private to src/train.
+// A directory that one run has for itself while it lives.
 //
 // Two runs that go on from one checkpoint are of one name (CheckpointManifest::run), so that each would take
 // the other's unfinished files for what a killed run has left. The kernel releases the lock when the process

@@ -1,4 +1,4 @@
-#include "train/sequential_io.hpp"
+#include "checkpoint/sequential_io.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

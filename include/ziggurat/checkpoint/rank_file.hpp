@@ -1,4 +1,5 @@
-// The part of a checkpoint that one rank writes, and the commit of all parts. Private to src/train.
+// The part of a checkpoint that one rank writes: which elements of which tensors it holds, and the file of
+// them.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "train/files.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 #include "ziggurat/engine/step_executor.hpp"
 #include "ziggurat/io/hash.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg {
 
@@ -115,45 +116,5 @@ inline bool writes_file(const Layout& layout) {
 }
 // CheckpointManifest::format of the files of such a run: 2 where a file may have several boxes of a tensor.
 std::int64_t format_of(const Layout& layout);
-
-// A box of a master, or of moment number `moment`, in fp32, in whatever format the checkpoint has it.
-void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,
-                 const CheckpointBox& box, float* out);
-
-// The shapes of a checkpoint's tensors, whole, as its model has them: vectors [n], matrices [out, in].
-class TensorShapes {
- public:
-  using Shape = std::vector<std::int64_t>;
-  explicit TensorShapes(const Checkpoint& checkpoint);
-  // Of a parameter, or of a moment of one. Throws Error(kUsage) where the model has no such tensor.
-  const Shape& of(const std::string& tensor) const;
-
- private:
-  const std::string path_;
-  std::map<std::string, Shape> shapes_;  // by parameter
-};
-
-// The header of a safetensors file: length and text, filled up to a multiple of 8 bytes.
-std::string safetensors_header(const nlohmann::ordered_json& json);
-// UTC, "2026-11-23T05:54:24Z".
-std::string now_text();
-std::string program_version();
-
-// Puts a checkpoint in place whose files are on the drive: writes the manifest, and gives the directory its
-// name. Throws Error(kIo).
-void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
-                       const std::string& manifest);
-// The most that a copy of pinned state puts into a file, about what Hugging Face's models have: every file
-// system and network takes it, and one that was damaged on the way is soon sent again.
-inline constexpr std::int64_t kCopyFileBytes = std::int64_t{4} << 30;
-std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
-                              const std::function<void(std::int64_t)>& progress,
-                              std::int64_t file_bytes = kCopyFileBytes);
-// The same as the public function; returns what failed. Empty: nothing.
-std::string discard_checkpoint(Files& files, const std::string& path);
-// Of the checkpoints in the directory up to number `newest` the last `keep` stay, and the one of number
-// `held`.
-void remove_old_checkpoints(Files& files, const std::string& directory, std::int64_t newest,
-                            std::int64_t keep, std::int64_t held = 0);
 
 }  // namespace zg

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "train/files.hpp"
 #include "ziggurat/base/buffer.hpp"
 #include "ziggurat/base/thread.hpp"
+#include "ziggurat/checkpoint/files.hpp"
 
 namespace zg {
 

@@ -1,4 +1,4 @@
-#include "train/pinned_reader.hpp"
+#include "checkpoint/pins_reader.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "train/sequential_io.hpp"
+#include "checkpoint/sequential_io.hpp"
 #include "ziggurat/base/dtype.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/io/hash.hpp"

@@ -1,4 +1,4 @@
-// Reads pinned state from the drives' files. Private to src/train.
+// Reads pinned state from the drives' files.
 //
 // Nobody writes to what is pinned. A run may unpin it while it is read, after it has taken the checkpoint's
 // name away: Checkpoint::check_still_there() finds that out. Any thread may read.
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "train/pinned_state.hpp"
+#include "ziggurat/checkpoint/pins.hpp"
 
 namespace zg {
 

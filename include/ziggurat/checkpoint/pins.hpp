@@ -1,6 +1,6 @@
 // What a checkpoint says of state that it pins in the drives' files: where each segment lies, with the
 // checksums of its pieces, and which elements of which tensors are in it. One file a rank, JSON, in the
-// checkpoint's directory. Private to src/train.
+// checkpoint's directory.
 //
 //   DRIVE/ziggurat-<16 hex digits>.kept       the drive's file, which outlives its run
 //   DRIVE/ziggurat-<16 hex digits>.kept-for   the directory of the checkpoints that it is kept for
@@ -17,15 +17,18 @@
 #include <string>
 #include <vector>
 
-#include "train/drives.hpp"
-#include "train/files.hpp"
-#include "ziggurat/step/layout.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/files.hpp"
+#include "ziggurat/io/drive_rates.hpp"
 #include "ziggurat/io/volume.hpp"
-#include "ziggurat/train/checkpoint.hpp"
+#include "ziggurat/step/layout.hpp"
 
 namespace zg {
 
 inline constexpr const char* kKeptEnd = ".kept";
+
+// The directories of a machine's other processes, in a drive's directory: this, and a number from 1.
+inline constexpr const char* kProcessDirectory = "ziggurat-process-";
 
 // The file of a drive, in the order of StoredPiece::drive.
 struct KeptFile {

@@ -1,6 +1,7 @@
-// What the writer and the reader of checkpoints agree on. Private to src/train.
+// What the writer and the reader of checkpoints agree on.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace zg {
@@ -24,5 +25,9 @@ inline constexpr const char* kRemoved = ".part-removed";
 inline constexpr const char* kNoteForm = "%lld %16llx %lld %lld %lld";
 // The codes' scales, one for each block: their name has this behind that of the codes.
 inline constexpr const char* kScaleName = ".scale";
+
+// Of a manifest: the time, in UTC, "2026-11-23T05:54:24Z", and this program's version.
+std::string now_text();
+std::string program_version();
 
 }  // namespace zg

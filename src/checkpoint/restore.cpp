@@ -4,8 +4,9 @@
 #include <cstring>
 
 #include "kernels/host/update_int8.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/checkpointer.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/rank_file.hpp"
+#include "ziggurat/checkpoint/restore.hpp"
 #include "ziggurat/optim/state.hpp"
 
 namespace zg {

@@ -6,13 +6,14 @@
 #include <string_view>
 #include <system_error>
 
-#include "train/checkpoint_bits.hpp"
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/directory_lock.hpp"
-#include "train/sequential_io.hpp"
+#include "checkpoint/sequential_io.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/file.hpp"
+#include "ziggurat/checkpoint/commit.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/directory_lock.hpp"
+#include "ziggurat/checkpoint/format.hpp"
+#include "ziggurat/checkpoint/model_bits.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/adapter_files.hpp"

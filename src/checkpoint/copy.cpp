@@ -6,11 +6,12 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "train/checkpoint_bits.hpp"
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_state.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/sequential_io.hpp"
+#include "checkpoint/reader_state.hpp"
+#include "checkpoint/safetensors_header.hpp"
+#include "checkpoint/sequential_io.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/format.hpp"
+#include "ziggurat/checkpoint/model_bits.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/model.hpp"

@@ -10,10 +10,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "train/pinned_reader.hpp"
+#include "checkpoint/pins_reader.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
 #include "ziggurat/model/hf.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg {
 

@@ -13,17 +13,16 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_state.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/pinned_reader.hpp"
-#include "train/sequential_io.hpp"
+#include "checkpoint/pins_reader.hpp"
+#include "checkpoint/reader_state.hpp"
+#include "checkpoint/sequential_io.hpp"
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/format.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/hf.hpp"
-#include "ziggurat/train/checkpoint.hpp"
 
 namespace zg {
 namespace {

@@ -4,10 +4,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "train/checkpoint_header.hpp"
-#include "train/checkpoint_writer.hpp"
-#include "train/directory_lock.hpp"
+#include "checkpoint/safetensors_header.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/checkpoint/commit.hpp"
+#include "ziggurat/checkpoint/copies.hpp"
+#include "ziggurat/checkpoint/directory_lock.hpp"
+#include "ziggurat/checkpoint/format.hpp"
+#include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/hf.hpp"
 
 namespace zg {

@@ -1,0 +1,21 @@
+// How a checkpoint comes to be and goes: all of it, or nothing.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "ziggurat/checkpoint/files.hpp"
+
+namespace zg {
+
+// Puts a checkpoint in place whose files are on the drive: writes the manifest, and gives the directory its
+// name. Throws Error(kIo).
+void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
+                       const std::string& manifest);
+// The same as the public function; returns what failed. Empty: nothing.
+std::string discard_checkpoint(Files& files, const std::string& path);
+// Of the checkpoints in the directory up to number `newest` the last `keep` stay, and the one of number
+// `held`.
+void remove_old_checkpoints(Files& files, const std::string& directory, std::int64_t newest,
+                            std::int64_t keep, std::int64_t held = 0);
+
+}  // namespace zg

@@ -1,0 +1,38 @@
+// Copies of checkpoints elsewhere, and the values that a checkpoint holds.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/checkpoint/files.hpp"
+
+namespace zg {
+
+// A box of a master, or of moment number `moment`, in fp32, in whatever format the checkpoint has it.
+void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,
+                 const CheckpointBox& box, float* out);
+
+// The shapes of a checkpoint's tensors, whole, as its model has them: vectors [n], matrices [out, in].
+class TensorShapes {
+ public:
+  using Shape = std::vector<std::int64_t>;
+  explicit TensorShapes(const Checkpoint& checkpoint);
+  // Of a parameter, or of a moment of one. Throws Error(kUsage) where the model has no such tensor.
+  const Shape& of(const std::string& tensor) const;
+
+ private:
+  const std::string path_;
+  std::map<std::string, Shape> shapes_;  // by parameter
+};
+
+// The most that a copy of pinned state puts into a file, about what Hugging Face's models have: every file
+// system and network takes it, and one that was damaged on the way is soon sent again.
+inline constexpr std::int64_t kCopyFileBytes = std::int64_t{4} << 30;
+std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
+                              const std::function<void(std::int64_t)>& progress,
+                              std::int64_t file_bytes = kCopyFileBytes);
+
+}  // namespace zg

@@ -1,0 +1,29 @@
+// The model of a checkpoint, as keys of its manifest.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ziggurat/model/config.hpp"
+
+namespace zg {
+
+// Keys of a run's configuration, resolved, and the like, on which its bits depend.
+using BitKeys = std::vector<std::pair<std::string, std::string>>;
+
+// Keys that a checkpoint may lack, and the value that the absence of kBlockKey means: GPT-2, or a Llama
+// without options. compare_bits() and model_of() know the others'.
+inline constexpr const char* kBlockKey = "model.block";
+inline constexpr const char* kPlainBlock = "plain";
+inline constexpr const char* kEmbeddingDropoutKey = "model.dropout.embedding";
+inline constexpr const char* kResidualDropoutKey = "model.dropout.residual";
+inline constexpr const char* kLoraKey = "lora";
+inline constexpr const char* kLoraArithmeticKey = "lora.arithmetic";
+
+// The keys that the model contributes.
+BitKeys model_bits(const ModelConfig& model);
+// The sizes of the model whose keys these are. Throws Error(kUsage) at `where` for a key that is missing or
+// wrong.
+ModelConfig model_of(const BitKeys& bits, const std::string& where);
+
+}  // namespace zg

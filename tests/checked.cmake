@@ -24,6 +24,9 @@ if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY)
     COMPILE_DEFINITIONS ZG_SENTENCEPIECE)
 endif()
 
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/checkpoint/manifest.cpp PROPERTIES
+  COMPILE_DEFINITIONS ZG_VERSION="${PROJECT_VERSION}")
+
 # Objects, not an archive: so none of these is taken from the release's archives.
 add_library(zg_checked OBJECT ${checked_sources})
 target_include_directories(zg_checked PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)

@@ -95,7 +95,8 @@ constexpr bool kInstrumented = false;
 TEST_F(CliTest, ResidentMemoryStaysBelowTheBudgetsAndAConstant) {
   if (kInstrumented) GTEST_SKIP() << "sanitizers need memory of their own";
   constexpr std::int64_t kMiB = 1 << 20, kDevice = 16 * kMiB, kHost = 15 * kMiB;
-  constexpr std::int64_t kOverhead = 256 * kMiB;  // kProcessOverhead of run_plan.hpp, as docs/training.md states it
+  // kProcessOverhead of run_plan.hpp, as docs/memory-and-drives.md states it.
+  constexpr std::int64_t kOverhead = 256 * kMiB;
   // Per block of width 384: 12 * 384^2 weights, each with 20 bytes (weight 4, gradient 4, master, m and v
   // 12).
   constexpr std::int64_t kState = std::int64_t{11} * 12 * 384 * 384 * 20;

@@ -37,9 +37,9 @@ std::set<std::string> keys_of(const json& object) {
   return keys;
 }
 
-// Checks that docs/training.md has a row for each key of the record.
+// Checks that docs/report.md has a row for each key of the record.
 void expect_documented(const json& record) {
-  const std::string page = test::read_file(test::in_source("docs/training.md"));
+  const std::string page = test::read_file(test::in_source("docs/report.md"));
   const std::string table = page.substr(page.find("## log.jsonl"));
   for (const auto& item : record.items()) {
     EXPECT_HAS(table, "| `" + item.key());

@@ -1,5 +1,5 @@
-// Checkpoints: directories from which a run goes on as if it had not stopped. docs/training.md describes
-// them.
+// Checkpoints: directories from which a run goes on as if it had not stopped. docs/checkpoint-files.md
+// describes them.
 //
 //   checkpoints/0003-step-200/manifest.json            what bits depend on, and each file with its hash
 //   checkpoints/0003-step-200/rank-00000.safetensors   what rank 0 held of all tensors

@@ -16,7 +16,7 @@ std::int64_t cut_log(const std::string& path, std::int64_t step, bool evaluated)
 // A step as an object of JSON, as log.jsonl has it.
 std::string step_json(const StepRecord& record);
 
-// Writes log.jsonl, one JSON object for each step; docs/training.md has the schema. Each line is written at
+// Writes log.jsonl, one JSON object for each step; docs/report.md has the schema. Each line is written at
 // once, so a run that is killed keeps its log; before a checkpoint all lines are brought to the drive. A full
 // disk does not end the training: records wait in memory, are written with the next one that can be, and a
 // warning says so. The file has whole lines alone.

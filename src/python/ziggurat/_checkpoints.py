@@ -1,4 +1,4 @@
-"""Directories in the format of the program's checkpoints, written and read piece by piece (docs/training.md)."""
+"""Directories in the format of the program's checkpoints (docs/checkpoint-files.md), written and read in pieces."""
 import ctypes
 import json
 import os

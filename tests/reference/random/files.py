@@ -123,7 +123,7 @@ def windows(r, vocab, seq, directory, data):
 
 
 def packed(lengths, seq):
-    """How many sequences best-fit decreasing makes of documents, as docs/training.md says it."""
+    """How many sequences best-fit decreasing makes of documents, as docs/data.md says it."""
     whole = sum(n // seq for n in lengths if n >= 2)
     rooms = []
     for n in sorted((n % seq for n in lengths if n >= 2 and n % seq >= 2), reverse=True):

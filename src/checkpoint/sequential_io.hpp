@@ -1,6 +1,6 @@
 // Files that are read, and a file that is written, from the begin to the end, by threads beside the caller
 // and past the page cache. A copy of a checkpoint thereby reads, hashes and writes at once. Private to
-// src/train.
+// src/checkpoint.
 //
 // A file system without direct I/O (O_DIRECT) is read and written through the page cache.
 #pragma once

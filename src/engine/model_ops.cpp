@@ -6,7 +6,7 @@
 namespace zg {
 namespace {
 
-// What a call on a unit in tiles is given once, and all its operations have.
+// The operands of a whole call on a unit in tiles; each of its operations has them.
 constexpr std::array kThroughout = {Operand::kWeight,      Operand::kTable,
                                     Operand::kInput,       Operand::kOutput,
                                     Operand::kSaved,       Operand::kActivationGradient,

@@ -1,5 +1,5 @@
-// Operations that are calls of the model: what the calls are given, what they exchange with the other parts
-// of a model or of sequences, and what they drop.
+// Operations that call the model: the operands of the calls, their exchanges with the other parts of the
+// model or of sequences, and dropout.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -25,16 +25,18 @@ class ModelOps {
   void set_head_scale(double scale) { head_scale_ = scale; }
   double head_scale() const { return head_scale_; }
 
-  // Before any operation of a program: what is exchanged from here on is for it.
+  // Called before each operation: exchanges from here on are counted for it.
   void begin(const StepOp& op);
   // Enqueues the operation, whose leases the context has. A call on a unit in tiles begins with the first of
   // its operations and ends with the last one; others that make its tiles, or finish their gradients, may be
   // issued between them.
   void issue(const StepOp& op);
+  // Ends a call on a unit in tiles whose later operations will not come, since one has failed.
+  void cancel() { call_.reset(); }
   // Whether a call on a unit in tiles is under way.
   bool within_call() const { return call_.has_value(); }
-  // Whether the same operation with the same leases enqueues the same in every step, on the compute stream
-  // alone. What drops elements drops others in every step, and exchanges must meet those of the other parts.
+  // Whether the operation enqueues the same work in every step, on the compute stream alone. It does not with
+  // dropout, whose masks differ, and with exchanges, each of which must meet the other parts' exchange.
   bool repeats(const StepOp& op) const;
 
   // Streams of exchanges, beside those of the context; null: there is none.
@@ -59,7 +61,7 @@ class ModelOps {
   std::optional<std::int64_t> step_;
   double head_scale_ = 1;
   std::optional<TileCall> call_;      // on a unit in tiles, under way
-  std::vector<void*> call_operands_;  // of it, which stay where they are
+  std::vector<void*> call_operands_;  // its operands, which must not move while it is under way
 };
 
 }  // namespace zg

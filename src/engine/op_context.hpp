@@ -1,5 +1,5 @@
-// What the operations of step programs work with, whatever their kind: the layout and the device of the run,
-// its streams and communicators, and the leases of the operation that is being issued.
+// The state that operations of all kinds share: the layout and the device of the run, its streams and
+// communicators, and the leases of the operation that is being issued.
 //
 // The rank's thread alone uses it, but for `position`, `timer` and `stall`, which say which threads may.
 #pragma once
@@ -24,7 +24,7 @@ class OpContext {
   const std::unique_ptr<Stream> compute, optimizer;
   const std::unique_ptr<Stream> comm;           // null: there is one rank
   const std::unique_ptr<Stream> send, receive;  // null: there is one stage
-  // What ranks do together (CommAxis); null where this rank does it alone.
+  // The communicators of axes (CommAxis); null where this rank is alone.
   std::unique_ptr<Communicator> numbers, shards, replicas, pieces, copies, stages;
   Position position;
   OpTimer timer;

@@ -21,8 +21,8 @@ class StateStream {
 
   using EachOp = std::function<void(const StepOp& op)>;
   void for_each_op(const ProgramStart& start, const EachOp& each);
-  // The same for a program that gives the tensors their first contents, and for what follows it. Returns the
-  // store's traffic until then.
+  // Runs the program that gives the tensors their first contents, and then demotes them to their lowest
+  // tiers. Returns the store's traffic until then.
   Traffic initialize(const ProgramStart& start, const EachOp& each);
   void restore(const StepOp& op, const TileVisitor& fill);
   void adopt(const StepOp& op);
@@ -31,7 +31,10 @@ class StateStream {
   // Visits elements [begin, end) of a parameter in its state and weight, one state segment after the other.
   using Visitor = std::function<void(const OptimizerState& state, View weight, std::int64_t first,
                                      std::int64_t skip, std::int64_t count)>;
-  enum class Weights { kNeeded, kNotNeeded };  // whether the visitor reads the weight; of frozen ones always
+  enum class Weights {
+    kNeeded,
+    kNotNeeded
+  };  // whether the visitor reads the weight; frozen parameters: always kNeeded
   void visit(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end, Weights weights,
              const Visitor& visitor);
 

@@ -13,7 +13,6 @@
 #include "engine/state_stream.hpp"
 #include "engine/weight_ops.hpp"
 #include "ziggurat/base/error.hpp"
-#include "ziggurat/base/units.hpp"
 #include "ziggurat/step/pinned_weights.hpp"
 
 namespace zg {
@@ -147,8 +146,8 @@ std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const doub
 // The scalars are valid until inputs are loaded again.
 std::span<const double> StepExecutor::read_scalars() {
   const std::int64_t bytes = Workspace::scalar_bytes(context_->layout);
-  if (context_->comm !=
-      nullptr) {  // it sums the squares of the gradients; throws the error of a rank that has failed
+  // The stream sums the squares of the gradients; it throws the error of a rank that has failed.
+  if (context_->comm != nullptr) {
     const Position::Waiting waiting(context_->position, Position::Waits::kForRanks);
     context_->stall.mark(StallCause::kRanks);
     context_->comm->synchronize();
@@ -217,30 +216,40 @@ void StepExecutor::run_program(const ProgramStart& start) {
   OpContext& c = *context_;
   c.store.run(&program.program, start.next != nullptr ? &start.next->program : nullptr);
   c.position.begin_program(program);
-  for (std::int32_t at = 0; at < program.program.op_count(); ++at) {
-    const StepOp& op = program.ops[static_cast<std::size_t>(at)];
-    if (before_update_ && op.kind == OpKind::kUpdate) {
-      const Position::Waiting waiting(c.position, Position::Waits::kForMoves);
-      c.stall.mark(StallCause::kWriteBacks);
-      std::exchange(before_update_, nullptr)();
-      c.stall.mark(StallCause::kOther);
-    }
-    Stream& stream = c.stream_of(op);
-    c.position.next_op(at);
-    {
-      const Position::Waiting waiting(c.position, Position::Waits::kForLease);
-      c.store.acquire_op(&stream, c.leases);
-    }
-    c.timer.begin(stream, op);
-    issue_again(op);
-    c.timer.end(stream, op);
-    const Event event = stream.record();
-    for (Lease& lease : c.leases) lease.release_after(stream, event);
-    c.position.issued();
+  try {
+    for (std::int32_t at = 0; at < program.program.op_count(); ++at)
+      run_op(program.ops[static_cast<std::size_t>(at)], at);
+  } catch (...) {
+    model_->cancel();
+    throw;
   }
   ZG_ASSERT(!model_->within_call(), "program {} ends within a call on a unit in tiles",
             program.program.name());
   c.position.end_program();
+}
+
+// Takes leases on the operands of an operation, enqueues it, and passes the leases to its stream. at: its
+// number in the program.
+void StepExecutor::run_op(const StepOp& op, std::int32_t at) {
+  OpContext& c = *context_;
+  if (before_update_ && op.kind == OpKind::kUpdate) {
+    const Position::Waiting waiting(c.position, Position::Waits::kForMoves);
+    c.stall.mark(StallCause::kWriteBacks);
+    std::exchange(before_update_, nullptr)();
+    c.stall.mark(StallCause::kOther);
+  }
+  Stream& stream = c.stream_of(op);
+  c.position.next_op(at);
+  {
+    const Position::Waiting waiting(c.position, Position::Waits::kForLease);
+    c.store.acquire_op(&stream, c.leases);
+  }
+  c.timer.begin(stream, op);
+  issue_again(op);
+  c.timer.end(stream, op);
+  const Event event = stream.record();
+  for (Lease& lease : c.leases) lease.release_after(stream, event);
+  c.position.issued();
 }
 
 // Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
@@ -279,7 +288,7 @@ void StepExecutor::issue(const StepOp& op) {
   }
 }
 
-// To or from another stage. The operation's only operand is what is passed.
+// Sends to another stage of the pipeline, or receives from it. The only operand is the data that is passed.
 void StepExecutor::pass_on(const StepOp& op) {
   OpContext& c = *context_;
   void* const data = c.leases.front().data();
@@ -490,7 +499,7 @@ void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param,
       });
 }
 
-// Once the streams of updates and of computation have nothing to do.
+// Waits until the streams of updates and of computation are idle.
 void StepExecutor::finish_streams() {
   context_->optimizer->synchronize();
   context_->compute->synchronize();

@@ -21,7 +21,7 @@ class TileCall final : private TileAccess {
     operands_.dropout = dropout_ ? &*dropout_ : nullptr;
   }
 
-  // Begins the call, or goes on with it: until it has used this tile and asks for another one, or ends.
+  // Begins the call, or resumes it, with this tile; returns when the call asks for the next tile, or ends.
   void go_on(const TileUse& use, const View& tile) {
     use_ = use, tile_ = tile, is_new_ = true;
     fiber_.resume();
@@ -30,7 +30,7 @@ class TileCall final : private TileAccess {
   bool ended() const { return fiber_.ended(); }
 
  private:
-  // For the frames of the model's functions, and of what they enqueue where that runs at once.
+  // Room for the frames of the model's functions, and of kernels that run at once.
   static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
 
   View next(const TileUse& use) override {

@@ -17,7 +17,7 @@ struct TrainedRun {
 };
 
 // The trained runs among the given elements.
-std::vector<TrainedRun> trained_runs(const Layout::TileTensors& unit, const Layout::Elements& among) {
+std::vector<TrainedRun> trained_runs(const Layout::TileTensors& tile, const Layout::Elements& among) {
   std::vector<TrainedRun> runs;
   const auto add = [&](std::int64_t first, std::int64_t end, bool counted) {
     if (first >= end) return;
@@ -27,10 +27,10 @@ std::vector<TrainedRun> trained_runs(const Layout::TileTensors& unit, const Layo
       runs.push_back({first, end - first, counted});
     }
   };
-  for (const Layout::StateRange& range : unit.ranges) {
+  for (const Layout::StateRange& range : tile.ranges) {
     std::int64_t at = std::max(range.unit_first, among.first);
     const std::int64_t end = std::min(range.unit_first + range.count, among.first + among.count);
-    for (const auto& [first, last] : unit.uncounted) {
+    for (const auto& [first, last] : tile.uncounted) {
       if (last <= at || first >= end) continue;
       add(at, first, true);
       add(std::max(at, first), std::min(last, end), false);
@@ -107,11 +107,11 @@ View WeightOps::sum_quantized(Communicator& group, const View& sum) {
 // the norm.
 void WeightOps::finish_gradient(const StepOp& op) {
   const Workspace w = context_.workspace();
-  const Layout::TileTensors& unit = layout_.tile(op.tile);
+  const Layout::TileTensors& tile = layout_.tile(op.tile);
   const Layout::Elements shard = shard_elements(layout_, op.tile);
   Stream& stream = context_.stream_of(op);
   const Layout::Elements mine = context_.pieces != nullptr ? piece_elements(layout_, op.tile) : shard;
-  const View sum = whole_view(layout_, context_.data(op, Operand::kAccumulator), unit.accumulator);
+  const View sum = whole_view(layout_, context_.data(op, Operand::kAccumulator), tile.accumulator);
   sum_copies(op);
   if (layout_.options.gradient_bits > 0) {
     View part = sum;  // first among those who share everything, then among those who have the same shard
@@ -125,13 +125,13 @@ void WeightOps::finish_gradient(const StepOp& op) {
     }
   } else if (context_.pieces != nullptr) {
     const OpTimer::Comm timed(context_.timer, stream, CommAxis::kPieces, op);
-    context_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - unit.first, mine.count).data,
+    context_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - tile.first, mine.count).data,
                                     mine.count, sum.dtype, Reduction::kSum);
   }
   if (!op.has(Operand::kGradient)) return;
-  const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), unit.gradient);
-  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {
-    context_.device.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),
+  const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), tile.gradient);
+  for (const auto& [first, count, counted] : trained_runs(tile, mine)) {
+    context_.device.ops().finish_gradient(stream, sum.col_range(first - tile.first, count),
                                           gradient.col_range(first - shard.first, count),
                                           counted ? w.scalar(1 + op.unit) : w.discarded(), w.sum_partials());
   }

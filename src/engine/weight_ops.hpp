@@ -10,7 +10,7 @@ namespace zg {
 
 class WeightOps {
  public:
-  // The context must outlive it. seed: of stochastic rounding, with the names of parameters.
+  // The context must outlive it. Stochastic rounding draws numbers from `seed` and the names of parameters.
   WeightOps(OpContext& context, std::uint64_t seed);
 
   UpdateRule rule;  // of the updates that are being issued

@@ -1,4 +1,4 @@
-// What a model consists of. It never changes, and copies of a Model share it.
+// The parts of a model, which never change. Copies of a Model share them.
 #pragma once
 #include <memory>
 #include <vector>

@@ -78,8 +78,7 @@ struct TableRows {
 };
 void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {});
 
-// Appends the uses of all tiles of a matrix but the unit's first tile: of each tile all kinds, one after the
-// other.
+// Appends the uses of a matrix's tiles, but for the unit's first tile; for each tile all `kinds` in turn.
 void add_tile_uses(const Unit& unit, std::size_t matrix, std::initializer_list<TileUse::Kind> kinds,
                    std::vector<TileUse>& uses);
 

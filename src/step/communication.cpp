@@ -239,8 +239,8 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
 
 namespace {
 
-// The exchanges of the parts of layers and of sequences in an operation of a micro-batch, or in the sums of a
-// unit's copies; "": none.
+// The exchanges over tensor and context parts in one operation of a micro-batch, or in the sums of a unit's
+// copies, as text; empty if there are none.
 std::string calls_of_parts(const Layout& layout, OpKind kind, std::int32_t unit) {
   const bool finishes = kind == OpKind::kFinishGradient;
   const StepOp op{
@@ -253,13 +253,14 @@ std::string calls_of_parts(const Layout& layout, OpKind kind, std::int32_t unit)
   return calls;
 }
 
-// Lines with all of these; on every stage, whichever units it has. A layer has lines where it differs from
-// the one before.
+// Adds a line for each operation with such exchanges, on every stage, whichever units it has. A layer adds
+// lines only where it differs from the layer before.
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   const auto add = [&](OpKind kind, std::int32_t unit, bool is_layer = false) {
     const std::string calls = calls_of_parts(layout, kind, unit);
-    if (calls.empty() || (is_layer && unit > 1 && calls == calls_of_parts(layout, kind, unit - 1))) return;
-    lines.push_back(fmt::format("{} of unit {}{}", name_of(kind), unit, calls));
+    const std::string before = is_layer && unit > 1 ? calls_of_parts(layout, kind, unit - 1) : "";
+    if (calls == before) return;
+    lines.push_back(fmt::format("{} of unit {}{}", name_of(kind), unit, calls.empty() ? ", none" : calls));
   };
   const std::int32_t head = layout.head_unit();
   add(OpKind::kEmbedding, 0), add(OpKind::kHeadLoss, head), add(OpKind::kHead, head);
@@ -273,8 +274,7 @@ void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   for (std::int32_t unit = 0; unit <= head; ++unit) add(OpKind::kFinishGradient, unit);
 }
 
-// The number of tiles of a layer: "9", or by the layers from which on it is so, "3 from layer 0, 9 from layer
-// 2".
+// The number of tiles of a layer: "9"; where layers differ, "3 from layer 0, 9 from layer 2".
 std::string tiles_by_layer(const Model& model) {
   std::vector<std::string> changes;
   std::size_t last = 0;

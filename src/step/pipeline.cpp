@@ -324,8 +324,10 @@ std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<c
       most_of = std::max(most_of, layer * of[s] + (s == 0 ? before : 0) + (s == last ? after : 0));
     return most_of;
   };
-  const std::vector<std::int32_t> split =
-      split_layers(std::vector(static_cast<std::size_t>(first.back()), layer), before, after, shape.parts());
+  // A layer costs 1, so that equally many layers cost exactly the same.
+  const double unit = layer > 0 ? layer : 1;
+  const std::vector<double> costs(static_cast<std::size_t>(first.back()), layer / unit);
+  const std::vector<std::int32_t> split = split_layers(costs, before / unit, after / unit, shape.parts());
   std::vector<std::int32_t> counts;
   if (!(most(split) < kWorthIt * *std::max_element(seconds.begin(), seconds.end()))) return counts;
   for (std::size_t part = 0; part + 1 < split.size(); ++part) counts.push_back(split[part + 1] - split[part]);

@@ -17,9 +17,12 @@ Schedule each_unit(const ScheduleShape& shape, OpKind kind) {
   return s;
 }
 
-// The unit by which the slots of a unit drop a weight that was made for them: of a head that has none the
-// tied embedding.
+// The unit whose mode decides Slot::drop: for a tied head whose own weight is not materialized, the
+// embedding.
 std::int32_t made_for(const ScheduleShape& shape, std::int32_t unit) {
+  ZG_ASSERT(unit != shape.head() || !shape.tied || !shape.materializes(unit) || !shape.materializes(0) ||
+                shape.of(unit) == shape.of(0),
+            "a slot of the head drops its weight and the embedding's together");
   return unit == shape.head() && shape.tied && !shape.materializes(unit) ? 0 : unit;
 }
 

@@ -25,7 +25,7 @@ class SlotOperands {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
   }
 
-  // Of a tile: the weight, what is stored of it and written by its update, and the sum of gradients.
+  // The segments of a tile: the weight, its stored form, which the update writes, and the sum of gradients.
   SegmentId weight(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).weight); }
   SegmentId stored(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).stored); }
   SegmentId accumulator(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).accumulator); }
@@ -47,8 +47,8 @@ class SlotOperands {
   bool made_by_use(std::int32_t unit) const {
     return layout_.in_tiles(unit) && layout_.materialize(unit) == Materialize::kForEachPass;
   }
-  // Whether a tile is made for the last time in the step when it is made for the slot for the last time. A
-  // tied embedding's is the head's or, where another stage has that, the one of what is passed last.
+  // Whether the slot materializes its tiles for the last time in the step. The tiles of a tied embedding are
+  // materialized last for the head or, where another stage has the head, for what is passed last.
   bool is_last_made(const Slot& slot) const {
     if (slot.kind == OpKind::kForward || slot.kind == OpKind::kHeadLoss) return false;
     return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.options.is_pipeline());

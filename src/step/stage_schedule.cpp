@@ -35,7 +35,7 @@ class Stage {
     const auto update = [&](std::size_t i) {
       if (deferred && i < units.size()) s.push_back({OpKind::kUpdate, units[i]});
     };
-    std::size_t read = 0, needed = 0, made = 0;  // units of which a slot has read, needs, and weights made
+    std::size_t read = 0, needed = 0, made = 0;  // units read, needs reached, and weights made
     const auto make_until = [&](std::size_t end) {
       for (; made < std::min(end, all_needs.size()); ++made) s.push_back(all_needs[made].make);
     };

@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <initializer_list>
 #include <map>
 #include <set>
 

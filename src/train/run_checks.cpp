@@ -7,11 +7,11 @@
 
 #include "ziggurat/config/composition.hpp"
 #include "ziggurat/device/ops.hpp"
-#include "ziggurat/step/pipeline.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/model.hpp"
+#include "ziggurat/step/pipeline.hpp"
 
 namespace zg {
 namespace {

@@ -11,9 +11,9 @@
 #include "train/run_checks.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/io/depth.hpp"
 #include "ziggurat/model/hf.hpp"
+#include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {

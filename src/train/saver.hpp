@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "ziggurat/step/tile_elements.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 #include "ziggurat/train/trainer.hpp"
 
 namespace zg {

@@ -313,7 +313,7 @@ TEST(Agreement, IsComparedByAllRanks) {
   expect(differing([](TinySetup& s) { s.layout.sharding.shards = 4; }), "4 ranks in groups of 4");
   expect(differing([](TinySetup& s) { s.layout.sharding.keep_weights = true; }), "weights kept: true");
   expect(differing([](TinySetup& s) { s.layout.micro_batches = 2; }), "2 micro-batches of 2 x 13 tokens");
-  expect(differing([](TinySetup& s) { s.model.inner = 288; }), "gather of unit 1");
+  expect(differing([](TinySetup& s) { s.model.inner = 288; }), "materialize of unit 1");
   expect(differing([](TinySetup& s) { s.dtype = DType::kBF16; }), "bf16 of each rank");
   expect(differing([](TinySetup& s) { s.model.layers = 2; }), "");
 }

@@ -14,8 +14,8 @@
 
 namespace zg::test {
 
-// How many times as long everything may take: code that a sanitizer watches is so much slower, the emulation of
-// CUDA with its threads as fibers most of all.
+// How many times as long everything may take: code that a sanitizer watches is so much slower, the emulation
+// of CUDA with its threads as fibers most of all.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr int kSlower = 20;
 #else

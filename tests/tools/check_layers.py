@@ -43,6 +43,7 @@ OWNERS = [
     (re.compile(r"hwy/"), {"kernels"}),
     (re.compile(r"cuda|nccl|cublas"), {"kernels", "device", "comm"}),
     (re.compile(r"mpi\.h"), {"comm"}),
+    (re.compile(r"boost/"), {"base"}),
     (re.compile(r"CLI/"), {"cli"}),
     (re.compile(r"spdlog/"), {"base"}),
 ]

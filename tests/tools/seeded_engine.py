@@ -2,7 +2,7 @@
 import dataclasses
 
 # Where bugs are put in, and the tests that should see them: (test program, filter).
-EXECUTOR, ISSUE = "src/engine/step_executor.cpp", "src/engine/model_ops.cpp"
+EXECUTOR, MODEL_OPS = "src/engine/step_executor.cpp", "src/engine/model_ops.cpp"
 SCHEDULE, LAYOUT = "src/step/schedule.cpp", "src/step/layout.cpp"
 PROGRAM, STAGE, PIPELINE = "src/step/step_program.cpp", "src/step/stage_schedule.cpp", "src/step/pipeline.cpp"
 OPERANDS, ELEMENTS = "src/step/slot_operands.hpp", "src/step/tile_elements.cpp"
@@ -90,8 +90,8 @@ BUGS = (
         ((EXECUTOR, "rule.params.grad_scale = result.skipped ? 0 : unscale * clip;",
           "rule.params.grad_scale = result.skipped ? 0 : unscale * clip / context_->place().sharding.ranks;"),)),
     Bug("padding in the norm",
-        ((WEIGHTS, "  for (const auto& [first, count, counted] : trained_runs(unit, mine)) {",
-          "  auto runs = trained_runs(unit, mine);\n  runs.assign(1, {mine.first, mine.count});\n"
+        ((WEIGHTS, "  for (const auto& [first, count, counted] : trained_runs(tile, mine)) {",
+          "  auto runs = trained_runs(tile, mine);\n  runs.assign(1, {mine.first, mine.count});\n"
           "  for (const auto& [first, count, counted] : runs) {"),)),
     Bug("kept weights are gathered once, and are stale after the update",
         ((SCHEDULE, "(again(unit) || first_group))", "(again(unit) || (first_group && !updates)))"),)),
@@ -298,7 +298,7 @@ BUGS = (
         ((PROGRAM, "if (reads && made_by_use(unit)) materialize(t,",
           "if (reads && made_by_use(unit) && last_use) materialize(t,"),), TILES),
     Bug("the squares of a tile's gradient are those of the unit's first elements",
-        ((WEIGHTS, "context_.device.ops().finish_gradient(stream, sum.col_range(first - unit.first, count),",
+        ((WEIGHTS, "context_.device.ops().finish_gradient(stream, sum.col_range(first - tile.first, count),",
           "context_.device.ops().finish_gradient(stream, sum.col_range(0, count),"),), TILES),
     Bug("gradients of tiles are finished in the memory of the layer's workspace",
         (("include/ziggurat/step/workspace.hpp", "partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();",
@@ -375,7 +375,7 @@ BUGS = (
     Bug("a refused run of several ranks is told the host's budget of one",
         ((PLAN, "host = ranks_ * least->host;", "host = least->host;"),), ("zg_test_train", "TileRuns.AllStages*")),
     Bug("what is launched as a whole drops what it dropped in the step before",
-        ((ISSUE, "return !dropout_of(op) && parts_ == nullptr", "return parts_ == nullptr"),), ("zg_test_cuda_engine", "DropoutPlacements.*Whole")),
+        ((MODEL_OPS, "return !dropout_of(op) && parts_ == nullptr", "return parts_ == nullptr"),), ("zg_test_cuda_engine", "DropoutPlacements.*Whole")),
     Bug("an exchange begins before what it exchanges is there",
         ((EXCHANGE, "    stream_->wait(s.record());\n", "    (void)s;\n"),), PARTS),
     Bug("computation goes on with what is still exchanged",
@@ -411,16 +411,16 @@ BUGS = (
     Bug("blends: all sources are drawn alike",
         ((DATASET, "end += pool.end / sum", "end += 1.0 / static_cast<double>(pools.size())"),), ("zg_test_data", "SeveralFiles.*")),
     Bug("dropout: sequences by the rank's own numbers",
-        ((ISSUE, "context_.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
+        ((MODEL_OPS, "context_.place().micro_batch(op.micro_batch);", "op.micro_batch;"),), DROPOUT),
     Bug("dropout: a forward that is run again has the masks of the next step",
-        ((ISSUE, "    model_.run(*context_.compute, kind, call);\n",
+        ((MODEL_OPS, "    model_.run(*context_.compute, kind, call);\n",
           "  {\n    UnitCall shifted = call;\n    std::optional<DropoutPlace> next;\n"
           "    if (call.dropout != nullptr) next = *call.dropout;\n"
           "    if (next && kind == ModelCall::kBlockAgain) ++next->step;\n"
           "    if (next) shifted.dropout = &*next;\n    model_.run(*context_.compute, kind, shifted);\n  }\n"),), DROPOUT),
     Bug("dropout: evaluations drop, too", ((EXECUTOR, "  model_->set_step({});\n", ""),), DROPOUT),
     Bug("dropout: all layers have the masks of the first",
-        ((ISSUE, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),
+        ((MODEL_OPS, "dropout_keys_[static_cast<std::size_t>(op.unit)]", "dropout_keys_[op.unit > 0 ? 1 : 0]"),), DROPOUT),
     Bug("dropout: a resumed run counts its steps from 0",
         ((TRAINER, "engine().train_step(step, micro_batches", "engine().train_step(step - first_step(), micro_batches"),),
         ("zg_test_train", "Runs/Resumed.*/Dropout")),

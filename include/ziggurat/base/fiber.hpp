@@ -1,6 +1,7 @@
-// A function on a stack of its own, which it may leave in its midst and go on later, by Boost.Context.
+// Runs a function on a stack of its own, by Boost.Context. The function may suspend itself anywhere, and its
+// owner resumes it there.
 //
-// Its owner and the function take turns on one thread at a time. Sanitizers are told of each change of
+// The owner and the function take turns on one thread at a time. Sanitizers are told of each change of
 // stacks.
 #pragma once
 #include <cstddef>
@@ -22,7 +23,8 @@ class Fiber {
   // For the owner: the function runs until it suspends itself or ends. Rethrows what it throws.
   void resume();
   bool ended() const;
-  // For the function: back to the owner; returns when that resumes it.
+  // For the function: switches to the owner, and returns when the owner resumes it. Throws where the fiber is
+  // destroyed instead.
   void suspend();
 
  private:

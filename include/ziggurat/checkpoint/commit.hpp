@@ -11,9 +11,9 @@ namespace zg {
 // name. Throws Error(kIo).
 void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
                        const std::string& manifest);
-// The same as the public function; returns what failed. Empty: nothing.
+// Like discard_checkpoint(path), through `files`. Returns the error as text; empty: there is none.
 std::string discard_checkpoint(Files& files, const std::string& path);
-// Of the checkpoints in the directory up to number `newest` the last `keep` stay, and the one of number
+// Removes the checkpoints in the directory up to number `newest`, but for the last `keep` of them and number
 // `held`.
 void remove_old_checkpoints(Files& files, const std::string& directory, std::int64_t newest,
                             std::int64_t keep, std::int64_t held = 0);

@@ -11,7 +11,7 @@
 
 namespace zg {
 
-// A box of a master, or of moment number `moment`, in fp32, in whatever format the checkpoint has it.
+// Reads a box of a master, or of moment number `moment`, converted to fp32 from the checkpoint's format.
 void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,
                  const CheckpointBox& box, float* out);
 
@@ -20,7 +20,8 @@ class TensorShapes {
  public:
   using Shape = std::vector<std::int64_t>;
   explicit TensorShapes(const Checkpoint& checkpoint);
-  // Of a parameter, or of a moment of one. Throws Error(kUsage) where the model has no such tensor.
+  // The shape of a parameter, or of one of its moments. Throws Error(kUsage) where the model has no such
+  // tensor.
   const Shape& of(const std::string& tensor) const;
 
  private:

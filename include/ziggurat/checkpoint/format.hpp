@@ -26,7 +26,7 @@ inline constexpr const char* kNoteForm = "%lld %16llx %lld %lld %lld";
 // The codes' scales, one for each block: their name has this behind that of the codes.
 inline constexpr const char* kScaleName = ".scale";
 
-// Of a manifest: the time, in UTC, "2026-11-23T05:54:24Z", and this program's version.
+// The current time as manifests have it, in UTC ("2026-11-23T05:54:24Z"), and this program's version.
 std::string now_text();
 std::string program_version();
 

@@ -22,7 +22,7 @@ inline constexpr const char* kLoraArithmeticKey = "lora.arithmetic";
 
 // The keys that the model contributes.
 BitKeys model_bits(const ModelConfig& model);
-// The sizes of the model whose keys these are. Throws Error(kUsage) at `where` for a key that is missing or
+// The model that these keys describe. Throws Error(kUsage) at `where` for a key that is missing or
 // wrong.
 ModelConfig model_of(const BitKeys& bits, const std::string& where);
 

@@ -3,10 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -5,8 +5,8 @@
 
 namespace zg {
 
-// What a checkpoint fills: the restored state goes through this. What the checkpoint keeps in another format
-// is converted: exactly where the new one has all its values, else to the nearest one.
+// Returns a visitor for StepExecutor::restore_state() that fills each tile from the checkpoint. Values of
+// another format are converted: exactly where the new format has all of them, else to the nearest one.
 TileVisitor tiles_of(const Checkpoint& checkpoint, const Layout& layout);
 
 }  // namespace zg

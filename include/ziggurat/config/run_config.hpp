@@ -14,13 +14,13 @@
 #include "ziggurat/config/checkpoint.hpp"
 #include "ziggurat/data/options.hpp"
 #include "ziggurat/device/options.hpp"
-#include "ziggurat/step/options.hpp"
 #include "ziggurat/io/options.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/config.hpp"
 #include "ziggurat/optim/group_rule.hpp"
 #include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/optim/schedule.hpp"
+#include "ziggurat/step/options.hpp"
 #include "ziggurat/store/options.hpp"
 
 namespace zg {

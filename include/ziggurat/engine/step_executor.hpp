@@ -7,12 +7,9 @@
 // together runs on a third stream, for the same reason, and what the stages of a pipeline send and receive on
 // two more, so that neither waits for the other.
 #pragma once
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -194,6 +191,7 @@ class StepExecutor {
  private:
   ProgramStart begin_activity(Activity activity);
   void run_program(const ProgramStart& start);
+  void run_op(const StepOp& op, std::int32_t at);
   void issue_again(const StepOp& op);
   void issue(const StepOp& op);
   void pass_on(const StepOp& op);

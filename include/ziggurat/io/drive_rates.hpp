@@ -1,4 +1,4 @@
-// What a drive of several has been measured to do.
+// The measured rates of one drive of several.
 #pragma once
 
 namespace zg {

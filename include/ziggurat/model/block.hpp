@@ -20,8 +20,8 @@ enum class Direction { kForward, kBackward };
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
 // input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
 // the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient
-// of the input has the same bits, and those of the parameters are not computed. Of a block with adapters the
-// second half computes theirs alone.
+// of the input has the same bits, and those of the parameters are not computed. If the block has adapters,
+// the second half computes the gradients of the adapters alone.
 enum class Backward { kWhole, kInHalves, kFrozen };
 
 // One call of PartExchange (model.hpp), for forecasts. count: elements of the data, or of one part's piece of
@@ -41,8 +41,8 @@ class Block {
 
   const Unit& unit() const { return unit_; }
 
-  // Bytes that a backward needs besides the block's input. A forward fills the part that a whole backward
-  // needs, and needs no more room.
+  // Bytes of the activations that a forward saves for the backward, besides the block's input. A forward
+  // fills what Backward::kWhole needs; a backward in halves needs more room.
   virtual std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
   // Bytes of scratch of a forward and backward.
   virtual std::int64_t workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;

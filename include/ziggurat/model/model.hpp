@@ -89,7 +89,7 @@ class Model {
   // The block of a layer, from 0; it lives as long as a copy of the model does.
   const Block& block(std::int64_t layer) const&;
   const Block& block(std::int64_t layer) const&& = delete;
-  const Block& largest_block() const&;  // of the layers with most elements the first one's
+  const Block& largest_block() const&;  // with the most elements; the first one of several
   // The unit that holds the output matrix: the embedding when tied, else the head.
   const Unit& output_unit() const&;
   std::int64_t parameter_count() const;  // of the whole model, without padding
@@ -101,8 +101,8 @@ class Model {
   // The exchanges of a call on a unit with the other parts, in order.
   std::vector<PartCall> exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const;
 
-  // The tiles that a call on a unit asks for, but the first one, in order; none where it is whole. Those of
-  // the head's calls are tiles of output_unit().
+  // The tiles that a call on a unit asks for, but the first one, in order; none where it is whole. The
+  // head's calls use tiles of output_unit().
   std::vector<TileUse> tile_uses(std::size_t unit, ModelCall call) const;
 
   // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "ziggurat/step/options.hpp"
 #include "ziggurat/kernels/types.hpp"
+#include "ziggurat/step/options.hpp"
 
 namespace zg {
 

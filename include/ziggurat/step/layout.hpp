@@ -76,17 +76,17 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // element of the parameter; not 0 where its shard begins within it
   };
-  // The tensors of a tile: of a unit that is whole, of all of it. TensorSpec has the type and the number of
-  // elements of each, and `sharding` says which elements of the tile this rank has of those that are sharded.
+  // The tensors of one tile; a unit that is not cut is one tile. TensorSpec has the type and the number of
+  // elements of each tensor, and `sharding` says which elements of the tile this rank's shard has.
   struct TileTensors {
     std::int32_t unit = 0;
     std::int64_t first = 0, count = 0;  // elements of the unit
     Sharding sharding = {};
-    // As products read it and sum gradients: flat, padded to a whole number of pieces (Sharding). kNone: the
-    // unit is another stage's, or, of an accumulator, frozen.
+    // weight: the form that products read; accumulator: the sum of gradients. Both are flat, and padded to a
+    // whole number of pieces (Sharding). kNone: the unit is another stage's, or, for the accumulator, frozen.
     TensorId weight = kNone, accumulator = kNone;
-    // The weight as it is kept between its uses, and written by the update: this rank's shard of it, from
-    // which OpKind::kMaterialize makes the weight, or the weight itself.
+    // The form of the weight that is kept between its uses and that the update writes: this rank's shard,
+    // from which OpKind::kMaterialize makes the weight, or the weight itself.
     TensorId stored = kNone;
     std::int64_t piece = 0;                    // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained

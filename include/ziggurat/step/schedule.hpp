@@ -45,9 +45,9 @@ constexpr bool joins_stages(OpKind kind) {
 //   separate  after backward, before the step ends; for comparison
 enum class UpdateTiming { kDeferred, kEarly, kSeparate };
 
-// When the weight that products read is made from what is stored of a unit.
+// When the weight that products read is materialized, that is made from the stored form of a unit.
 enum class Materialize : std::uint8_t {
-  kNo,           // what is stored is that weight
+  kNo,           // never: the stored form is that weight
   kOnceAStep,    // it lives from the forward to the end of the backward
   kForEachPass,  // it lives for a forward, or for a backward
 };
@@ -61,7 +61,6 @@ struct ScheduleShape {
   std::int32_t gather_ahead = 0;              // by how many units a weight is made before its first use
   std::int32_t lowest = 0;                    // the first unit that backward passes
   std::int32_t head() const { return layers + 1; }
-  std::int32_t units() const { return layers + 2; }
   Materialize of(std::int32_t unit) const {
     return materialize.empty() ? Materialize::kNo : materialize[static_cast<std::size_t>(unit)];
   }
@@ -74,9 +73,8 @@ struct Slot {
   std::int32_t micro_batch = 0;
   bool first = false;  // the first slot that adds to the unit's gradient: it overwrites the old one
   // The slot is the last reader of an operand, whose content is dead afterwards. Embedding, head, backward:
-  // of the unit's weight, which the update overwrites before the next read; materialize: of what is stored,
-  // likewise.
-  // Forward: of the slot's input, where no backward follows (evaluations, units below `lowest`).
+  // of the unit's weight, which the update overwrites before the next read. Materialize: of the stored form,
+  // likewise. Forward: of the slot's input, where no backward follows (evaluations, units below `lowest`).
   bool last = false;
   // The slot is the last user of the weight that was made for its unit; of the head also of the embedding's,
   // if tied.
@@ -99,8 +97,8 @@ Schedule evaluate_schedule(const ScheduleShape& shape);
 
 // The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes
 // all layers of a chunk before the next one does. A weight that is made for each pass lives as long as the
-// stage stays with a chunk. ScheduleShape::gather_ahead is 1 at most: each weight is then made where the one
-// before it would be.
+// stage stays with a chunk. ScheduleShape::gather_ahead is 1 at most: each weight is then made at the point
+// where the weight before it would be made without it.
 struct StageShape {
   ScheduleShape step;  // of the whole model
   PipelineShape pipeline;

@@ -76,8 +76,8 @@ class Workspace {
   static std::int64_t exchange_bytes(const Layout& l) {
     if (l.options.weight_bits == 0 && l.options.gradient_bits == 0) return 0;
     std::int64_t most = 0;  // values of a rank in one exchange
-    for (const Layout::TileTensors& unit : l.tiles)
-      most = std::max(most, unit.piece * l.options.sharding.replicas());
+    for (const Layout::TileTensors& tile : l.tiles)
+      most = std::max(most, tile.piece * l.options.sharding.replicas());
     const std::int64_t values = std::min(most, exchange_values(l)) * l.options.sharding.ranks;
     return round_up(kernels::quantized_bytes(values, 8), 4096);
   }

@@ -12,8 +12,8 @@
 #include "ziggurat/base/memory_limits.hpp"
 #include "ziggurat/config/run_config.hpp"
 #include "ziggurat/device/ops.hpp"
-#include "ziggurat/step/program_sequence.hpp"
 #include "ziggurat/plan/plan.hpp"
+#include "ziggurat/step/program_sequence.hpp"
 
 namespace zg {
 

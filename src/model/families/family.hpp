@@ -29,7 +29,7 @@ struct BlockNames {
       v{"self_attn.v_proj", LoraModule::kV};
   MatrixName qkv{"self_attn.qkv_proj", LoraModule::kQkv};  // where all three are one
   MatrixName o{"self_attn.o_proj", LoraModule::kO};
-  // gate: of an MLP without a gate the only one; gate_up: where both are one.
+  // gate: the only matrix where the MLP has no gate; gate_up: where gate and up are one.
   MatrixName gate{"mlp.gate_proj", LoraModule::kGate}, up{"mlp.up_proj", LoraModule::kUp},
       gate_up{"mlp.gate_up_proj", LoraModule::kGateUp};
   MatrixName down{"mlp.down_proj", LoraModule::kDown};

@@ -25,12 +25,12 @@ std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
 }  // namespace
 
 std::int64_t DenseBlock::saved_bytes(BatchShape batch, Backward how) const {
-  return DenseSaved(shape_.here, shape_.part, shape_.dtype, batch, how, nullptr).bytes;
+  return DenseSaved({shape_.here, shape_.part, shape_.dtype, batch, how}, nullptr).bytes;
 }
 
 std::int64_t DenseBlock::scratch_bytes(BatchShape batch, Backward how) const {
   const AttentionRule rule = attention_rule(shape_.whole, layer_, batch);
-  return DenseWorkspace(shape_.here, shape_.part, shape_.dtype, batch, rule, *shape_.sizes, how, nullptr)
+  return DenseWorkspace({shape_.here, shape_.part, shape_.dtype, batch, how}, rule, *shape_.sizes, nullptr)
       .bytes;
 }
 

@@ -1,5 +1,5 @@
 // The buffers of a dense block's calls: what its forward saves for the backward, and scratch. N = rows of the
-// batch, C = width; `c` in the constructors has the sizes of the part.
+// batch, C = width.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -45,6 +45,15 @@ inline std::int64_t norm_columns(const ModelConfig& c) {
   return std::max(widest, normed_heads(c, c.heads).head_size);
 }
 
+// The values that determine the sizes of the buffers.
+struct DenseShape {
+  const ModelConfig& config;  // with the sizes of the part
+  ModelPart part;
+  DType dtype;
+  BatchShape batch;
+  Backward how;
+};
+
 // With a gate, gate_up holds its own gradient after a backward. After the first half of a backward gate_up
 // and attention.qkv hold the gradients of the outputs of the first products, and x1, or the place of after2,
 // holds the gradient of the output of the last one.
@@ -60,8 +69,8 @@ struct DenseSaved {
   View norms;
   std::int64_t bytes = 0;
 
-  DenseSaved(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape, Backward how,
-             void* base) {
+  DenseSaved(const DenseShape& of, void* base) {
+    const auto& [c, part, t, shape, how] = of;
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
     const DType a = accumulator_of(t);
@@ -112,8 +121,8 @@ struct DenseWorkspace {
   AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 
-  DenseWorkspace(const ModelConfig& c, const ModelPart& part, DType t, BatchShape shape,
-                 const AttentionRule& rule, const OpSizes& sizes, Backward how, void* base) {
+  DenseWorkspace(const DenseShape& of, const AttentionRule& rule, const OpSizes& sizes, void* base) {
+    const auto& [c, part, t, shape, how] = of;
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(part, shape);
     const DType a = accumulator_of(t);

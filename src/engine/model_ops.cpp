@@ -17,14 +17,9 @@ bool attends(const StepOp& op) {
   return op.kind == OpKind::kForward || op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
 }
 
-std::unique_ptr<Communicator> group_of(const OpContext& context, CommRank* comm, CommAxis axis) {
-  const std::vector<int> members = members_of(context.place(), axis);
-  return members.size() > 1 ? comm->group(members, name_of(axis)) : nullptr;
-}
-
 template <class Exchange>
 std::unique_ptr<Exchange> exchange_over(OpContext& context, CommRank* comm, CommAxis axis) {
-  auto group = group_of(context, comm, axis);
+  auto group = context.make_group(comm, axis);
   if (group == nullptr) return nullptr;
   return std::make_unique<Exchange>(context.device, std::move(group), context.timer);
 }

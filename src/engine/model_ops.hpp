@@ -39,7 +39,8 @@ class ModelOps {
   // dropout, whose masks differ, and with exchanges, each of which must meet the other parts' exchange.
   bool repeats(const StepOp& op) const;
 
-  // Streams of exchanges, beside those of the context; null: there is none.
+  // The streams on which calls exchange: of sequences, and of parts of the model. Null: there is no such
+  // stream.
   std::array<Stream*, 2> streams() const;
   void add_traffic(CommTraffics& all) const;
 

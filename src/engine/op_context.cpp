@@ -41,10 +41,7 @@ OpContext::OpContext(const StepExecutor::Options& o)
   }
   ZG_ASSERT_EQ(o.comm->size(), place().ranks());
   ZG_ASSERT_EQ(o.comm->rank(), place().rank());
-  const auto group = [&](CommAxis axis) {
-    const std::vector<int> members = members_of(place(), axis);
-    return members.size() > 1 ? o.comm->group(members, name_of(axis)) : nullptr;
-  };
+  const auto group = [&](CommAxis axis) { return make_group(o.comm, axis); };
   // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
   numbers = group(CommAxis::kNumbers);
   shards = group(CommAxis::kShards);
@@ -52,6 +49,11 @@ OpContext::OpContext(const StepExecutor::Options& o)
   pieces = group(CommAxis::kPieces);
   copies = group(CommAxis::kCopies);
   stages = group(CommAxis::kStages);
+}
+
+std::unique_ptr<Communicator> OpContext::make_group(CommRank* of, CommAxis axis) const {
+  const std::vector<int> members = members_of(place(), axis);
+  return members.size() > 1 ? of->group(members, name_of(axis)) : nullptr;
 }
 
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are

@@ -33,6 +33,8 @@ class OpContext {
 
   RankPlace place() const { return layout.options.place(); }
   Workspace workspace() const { return {layout, memory_.get()}; }
+  // The communicator of an axis, which its members make together; null where this rank is alone.
+  std::unique_ptr<Communicator> make_group(CommRank* comm, CommAxis axis) const;
   // The stream on which an operation runs.
   Stream& stream_of(const StepOp& op) const;
   Lease& lease(const StepOp& op, Operand operand) {

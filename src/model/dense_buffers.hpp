@@ -32,7 +32,7 @@ inline std::int64_t gate_up_columns(const ModelConfig& c) {
   return c.form().gated ? 2 * c.inner : c.inner;
 }
 
-// The most columns of a product whose biases have gradients; 0: there are none.
+// The columns of the widest product with a bias, whose gradient needs scratch; 0 where no product has a bias.
 inline std::int64_t widest_bias(const ModelConfig& c) {
   const std::int64_t mlp = c.mlp_bias() ? std::max(gate_up_columns(c), c.width) : 0;
   return c.qkv_bias() || c.o_bias() ? std::max({qkv_columns(c), c.width, mlp}) : mlp;

@@ -129,7 +129,7 @@ class Emitter : private SlotOperands {
     add({OpKind::kFinishGradient, unit}, t, uses);
   }
 
-  // `last`: what is stored is not read again before the update.
+  // `last`: the stored form is not read again before the update.
   void materialize(std::int32_t t, bool last) {
     add({OpKind::kMaterialize, layout_.tile(t).unit}, t,
         {{Operand::kStored, read(stored(t), last && rebuilt(t))}, {Operand::kWeight, overwrite(weight(t))}});

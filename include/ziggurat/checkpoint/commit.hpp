@@ -11,7 +11,7 @@ namespace zg {
 // name. Throws Error(kIo).
 void commit_checkpoint(Files& files, const std::string& unfinished, const std::string& path,
                        const std::string& manifest);
-// Like discard_checkpoint(path), through `files`. Returns the error as text; empty: there is none.
+// Like discard_checkpoint(path), through `files`. Returns the error as text, empty where it succeeds.
 std::string discard_checkpoint(Files& files, const std::string& path);
 // Removes the checkpoints in the directory up to number `newest`, but for the last `keep` of them and number
 // `held`.

@@ -19,9 +19,9 @@ enum class Direction { kForward, kBackward };
 
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
 // input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
-// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; the gradient
-// of the input has the same bits, and those of the parameters are not computed. If the block has adapters,
-// the second half computes the gradients of the adapters alone.
+// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; it
+// computes the gradient of the input, with the same bits, and no gradient of parameters. In a block that has
+// adapters the second half computes the gradients of the adapters alone.
 enum class Backward { kWhole, kInHalves, kFrozen };
 
 // One call of PartExchange (model.hpp), for forecasts. count: elements of the data, or of one part's piece of

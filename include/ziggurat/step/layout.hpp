@@ -146,7 +146,7 @@ struct Layout {
   // The elements of the tile's state that its segment `i` holds.
   Elements state_elements(std::int32_t tile, std::int32_t i) const;
   SegmentId state_segment(std::int32_t tile, std::int32_t i) const;
-  // When the weights of a unit are made from what is stored; the same for all of its tiles.
+  // When the weights of a unit are made from their stored forms; the same for all of its tiles.
   Materialize materialize(std::int32_t unit) const;
   bool is_sharded(std::int32_t unit) const { return tile(first_tile(unit)).is_sharded(); }
   std::int64_t largest_copy() const { return largest_copy_; }  // elements of the largest CopySum with bands

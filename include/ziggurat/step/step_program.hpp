@@ -25,7 +25,7 @@ enum class Operand : std::uint8_t {
   kTableAccumulator,    // the same for a tied head's output matrix
   kGradient,            // the unit's gradient that the optimizer reads
   kState,               // one segment of the unit's optimizer state
-  kStored,              // what the unit's weight is made from (Layout::TileTensors::stored)
+  kStored,              // the stored form of the unit's weight (Layout::TileTensors::stored)
   kTile,                // the weight of a further tile
   kTileAccumulator,     // the same for its accumulator
   kAdapters,            // the weights of the unit's adapters, flat
@@ -46,10 +46,10 @@ struct StepOp {
   bool first = false;        // the first to add to its accumulator, or the first segment of its tile
   // By operand: the number of its access within the operation. -1: the operation does not have the operand.
   std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-  // The index in Layout::tiles of what the operation works on. A unit in tiles has one forward (or backward)
-  // operation for each use of a tile; its first tile, like the activations, is an operand of all of them. The
-  // tiles of a tied head are the embedding's.
-  // `use` is one of Model::tile_uses() or Block::tile_uses(), and `goes_on` is true for all but the first of
+  // The index in Layout::tiles of the tile that the operation works on. A unit in tiles has one forward (or
+  // backward) operation for each use of a tile; its first tile, like the activations, is an operand of all of
+  // them. The tiles of a tied head are the embedding's.
+  // `use` is one of Model::tile_uses() or Block::tile_uses(). `goes_on` is true for all but the first of
   // these operations. Operations that materialize the next tile, or finish a gradient, may stand between two
   // of them.
   std::int32_t tile = 0;

@@ -77,7 +77,7 @@ void StoreParts::let_go(Lock& lock, std::vector<Lease>& held) {
     for (auto& word : leases.words(lease.segment_).word) word.fetch_and(~(CopyWord::kOpen | CopyWord::kSole));
     residency.discard(lease.segment_, actions);
   }
-  mover.carry_out(actions, Urgency::kDemand);
+  moves.decided(actions, Urgency::kDemand);
   lock.unlock();
   held.clear();
   lock.lock();
@@ -157,8 +157,8 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
     return Decision::kHindered;
   };
   if (std::exchange(w.decided, false)) --leases.claims(id).intents[t];
-  if (mover.moves(id)) {
-    mover.demand(id);
+  if (moves.moves(id)) {
+    moves.demand(id);
     return hindered(Obstacle::kMoving, id);
   }
   if (table.tensor(table.segment(id).tensor).removed)
@@ -183,7 +183,8 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
     h.word[t].fetch_add(CopyWord::kWriter);
     w.taken = true;
   }
-  mover.carry_out(actions, Urgency::kDemand);
+  moves.decided(actions, Urgency::kDemand);
+  leases.refresh(id);  // closed above; there may be no moves after which that happens
   if (!missing) {
     prefetcher.used(id);
     w.missed = w.decided = true;
@@ -195,9 +196,8 @@ StoreParts::Decision StoreParts::decide(Waiter& w, Access access) {
 
 // Sets the obstacle of a decision that found no room. The moves that it did decide have made some room.
 StoreParts::Decision StoreParts::no_room(Waiter& w, const NoRoom& missing) {
-  leases.refresh(w.step.segment);
   if (missing.busy >= 0) {
-    mover.demand(missing.busy);
+    moves.demand(missing.busy);
     hinder(w, Obstacle::kMoving, missing.busy);
     return Decision::kHindered;
   }
@@ -219,7 +219,7 @@ bool StoreParts::take(Waiter& w, Access access, Lease& lease) {
   std::uint64_t seen = word.load();
   do {
     if ((seen & needed) != needed) {
-      mover.demand(id);
+      moves.demand(id);
       return hinder(w, Obstacle::kMoving, id);
     }
     // An acquire on the fast path may have taken a lease meanwhile.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "store/mover.hpp"
+#include "store/move_graph.hpp"
 #include "store/parts.hpp"
 
 namespace zg {
@@ -28,8 +28,8 @@ bool clear_unless(std::atomic<std::uint64_t>& word, std::uint64_t flags, std::ui
 
 }  // namespace
 
-LeaseTable::LeaseTable(StoreParts& store, const Residency& residency, const Mover& mover)
-    : store_(store), identity_(next_identity()), residency_(residency), mover_(mover) {}
+LeaseTable::LeaseTable(StoreParts& store, const Residency& residency, const MoveGraph& moves)
+    : store_(store), identity_(next_identity()), residency_(residency), moves_(moves) {}
 
 void LeaseTable::grow(const TensorTable& table) {
   const std::int32_t count = table.segment_count();
@@ -189,7 +189,7 @@ void LeaseTable::refresh(SegmentId segment) {
     std::uint64_t flags = 0;
     if (admits() && residency_.copies().present(segment, tier) && h.memory[t] != nullptr) {
       bool idle = true, readable = true;
-      for (const ActionNode* n = mover_.queue(segment).first; n != nullptr; n = n->next) {
+      for (const ActionNode* n = moves_.queue(segment).first; n != nullptr; n = n->next) {
         if (n->state == ActionNode::State::kDone) continue;
         idle = false;
         readable = readable && !writes(n->action, tier);
@@ -250,7 +250,7 @@ bool LeaseTable::held(SegmentId segment, Tier tier) const {
 
 LeaseProbe::Closed LeaseTable::close(SegmentId segment, Tier tier) {
   if (held(segment, tier)) return Closed::kHeld;
-  if (mover_.moves(segment)) return Closed::kMoving;
+  if (moves_.moves(segment)) return Closed::kMoving;
   auto& word = words(segment).word[index_of(tier)];
   return clear_unless(word, CopyWord::kOpen | CopyWord::kSole, CopyWord::kLeases) ? Closed::kYes
                                                                                   : Closed::kHeld;

@@ -24,7 +24,7 @@
 
 namespace zg {
 
-class Mover;
+class MoveGraph;
 
 class LeaseTable final : public LeaseProbe {
  public:
@@ -61,7 +61,7 @@ class LeaseTable final : public LeaseProbe {
     Stream* passed_to = nullptr;  // the stream; null: more than one
   };
 
-  LeaseTable(StoreParts& store, const Residency& residency, const Mover& mover);
+  LeaseTable(StoreParts& store, const Residency& residency, const MoveGraph& moves);
   void grow(const TensorTable& table);
   std::int32_t segments() const { return segments_; }
 
@@ -121,7 +121,7 @@ class LeaseTable final : public LeaseProbe {
   mutable std::mutex holders_mutex_;
   std::vector<std::unique_ptr<Holder>> holders_;  // one for each thread that has acquired
   const Residency& residency_;
-  const Mover& mover_;
+  const MoveGraph& moves_;
 };
 
 template <class Visit>

@@ -1,174 +1,55 @@
-// The queues and the memory of a Mover. Its links are in mover_links.cpp.
 #include "store/mover.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
 namespace zg {
 namespace {
 
-bool touches(const Action& a, Tier tier) {
-  return a.tier == tier || (a.kind == Action::Kind::kCopy && a.from == tier);
+constexpr const char* kGone = "the run cannot go on; nothing older was touched";
+
+io::Priority priority_of(Urgency urgency) {
+  if (urgency == Urgency::kDemand) return io::Priority::kDemand;
+  return urgency == Urgency::kWriteBack ? io::Priority::kWriteBack : io::Priority::kPrefetch;
 }
 
-// The order of a NodeList: memory goes by the order of decisions, a link by urgency first.
-bool before(const ActionNode& a, const ActionNode& b) {
-  const bool memory = a.action.kind == Action::Kind::kAlloc || a.action.kind == Action::Kind::kFree;
-  if (memory || a.urgency == b.urgency) return a.sequence < b.sequence;
-  return a.urgency < b.urgency;
+// The node of a completion, which knows it by its tag.
+ActionNode& node_of(std::uint64_t tag) {
+  return *reinterpret_cast<ActionNode*>(tag);
 }
 
-Arena& arena_of(const TensorStore::Options& options, Tier tier) {
-  return tier == Tier::kDevice ? options.device->arena() : *options.host;
-}
+// Counts the I/O threads inside the mover, which must not be destroyed before they have left it.
+class Inside {
+ public:
+  explicit Inside(std::atomic<int>& count) : count_(count) { ++count_; }
+  ~Inside() { --count_; }
+  Inside(const Inside&) = delete;
 
-bool may_start(const ActionNode& node) {
-  for (const ActionNode* n = node.before; n != nullptr; n = n->before) {
-    if (n->state != ActionNode::State::kDone && conflict(*n, node)) return false;
-  }
-  return true;
-}
+ private:
+  std::atomic<int>& count_;
+};
 
 }  // namespace
 
-bool writes(const Action& a, Tier tier) {
-  if (a.tier != tier) return false;
-  return a.kind != Action::Kind::kUse || a.access != Access::kRead;
-}
-
-bool ordered(const ActionNode& earlier, const ActionNode& later) {
-  for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
-    if (!touches(earlier.action, tier) || !touches(later.action, tier)) continue;
-    if (writes(earlier.action, tier) || writes(later.action, tier)) return true;
-  }
-  return false;
-}
-
-bool conflict(const ActionNode& earlier, const ActionNode& later) {
-  if (!ordered(earlier, later)) return false;
-  if (!later.uses() || later.consumer == nullptr) return true;
-  // A stream keeps two uses on it in order, and waits by itself for what the device was given.
-  if (earlier.uses() && earlier.passed_to == later.consumer) return false;
-  return earlier.ended.device_event() == nullptr;
-}
-
-Link link_of(const Action& action) {
-  if (action.from == Tier::kNvme) return action.tier == Tier::kDevice ? kDirectRead : kNvmeRead;
-  if (action.tier == Tier::kNvme) return action.from == Tier::kDevice ? kDirectWrite : kNvmeWrite;
-  return action.tier == Tier::kDevice ? kToDevice : kToHost;
-}
-
-void ActionNode::make_stream_wait() const {
-  if (consumer == nullptr) return;
-  for (const ActionNode* n = before; n != nullptr; n = n->before) {
-    if (n->state == State::kDone || n->passed_to == consumer || !ordered(*n, *this)) continue;
-    consumer->wait(n->ended);
-  }
-}
-
-// Most nodes belong at the end, so the search for the place begins there.
-void NodeList::insert(ActionNode& node) {
-  ActionNode* after = last;
-  while (after != nullptr && before(node, *after)) after = after->list_before;
-  node.list_before = after;
-  node.list_next = after != nullptr ? after->list_next : first;
-  (after != nullptr ? after->list_next : first) = &node;
-  (node.list_next != nullptr ? node.list_next->list_before : last) = &node;
-  node.in_list = true;
-  ++size;
-}
-
-void NodeList::remove(ActionNode& node) {
-  (node.list_before != nullptr ? node.list_before->list_next : first) = node.list_next;
-  (node.list_next != nullptr ? node.list_next->list_before : last) = node.list_before;
-  node.in_list = false;
-  --size;
-}
-
-ActionNode& NodePool::take() {
-  if (unused_ == nullptr) {
-    const auto more = static_cast<std::int32_t>(StableArray<ActionNode>::kSize);
-    nodes_.grow(count_ + more);
-    for (std::int32_t i = 0; i < more; ++i) give_back(nodes_[count_ + i]);
-    count_ += more;
-  }
-  ActionNode& node = *unused_;
-  unused_ = node.next;
-  node = ActionNode{};
-  return node;
-}
-
-void NodePool::take_back_done(MoveQueue& queue) {
-  while (queue.first != nullptr && queue.first->state == ActionNode::State::kDone && !queue.first->leased) {
-    ActionNode& node = *queue.first;
-    queue.first = node.next;
-    (queue.first != nullptr ? queue.first->before : queue.last) = nullptr;
-    node.ended = {};
-    give_back(node);
-  }
-}
-
-void SegmentMemory::insert(ActionNode& node) {
-  const std::size_t t = index_of(node.action.tier);
-  if (node.action.kind == Action::Kind::kAlloc) queue_[t].insert(node);
-  if (node.action.kind == Action::Kind::kFree) frees_[t].insert(node);
-}
-
-bool SegmentMemory::has_budget(Tier tier, std::int64_t bytes) const {
-  if (tier == Tier::kHost && options_.host_quota > 0 && host_bytes_ + bytes > options_.host_quota)
-    return false;
-  const Arena& arena = arena_of(options_, tier);
-  return arena.in_use() + bytes <= arena.budget();
-}
-
-void SegmentMemory::give(ActionNode& node, void* data) {
-  const SegmentId segment = node.action.segment;
-  const Tier tier = node.action.tier;
-  ZG_ASSERT(at(segment, tier) == nullptr, "{} has memory at {}", table_.segment_name(segment), name_of(tier));
-  of(segment, tier) = data;
-  if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
-  node.state = ActionNode::State::kDone;
-  queue_[index_of(tier)].remove(node);
-}
-
-void SegmentMemory::release_all(SegmentId segments) {
-  for (SegmentId id = 0; id < segments; ++id) {
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      void*& data = of(id, tier);
-      if (data == nullptr) continue;
-      arena_of(options_, tier).release(std::exchange(data, nullptr), table_.segment(id).charge_at(tier));
-    }
-  }
-}
-
-void SegmentMemory::free(ActionNode& node) {
-  const Action& action = node.action;
-  node.state = ActionNode::State::kDone;
-  frees_[index_of(action.tier)].remove(node);
-  void*& data = of(action.segment, action.tier);
-  ZG_ASSERT(data != nullptr, "{} has no memory at {}", table_.segment_name(action.segment),
-            name_of(action.tier));
-  const std::int64_t charge = table_.segment(action.segment).charge_at(action.tier);
-#if defined(ZG_POISON)
-  if (action.tier == Tier::kHost || options_.device->is_host()) {
-    std::memset(data, 0xff, static_cast<std::size_t>(charge));
-  }
-#endif
-  arena_of(options_, action.tier).release(std::exchange(data, nullptr), charge);
-  if (action.tier == Tier::kHost) host_bytes_ -= charge;
+MoveRules Mover::rules(const TensorStore::Options& options) {
+  return {.device_has_events = !options.device->is_host(),
+          .piece_bytes = io::kMaxPieceBytes,
+          .copies_in_flight = TensorStore::kCopiesInFlight};
 }
 
 Mover::Mover(const TensorTable& table, const TensorStore::Options& options,
-             const StableArray<CopyWord>& words, Counters& counters, std::mutex& mutex, MoverEvents& events)
+             const StableArray<CopyWord>& words, std::mutex& mutex, MoveGraph& graph, MoverEvents& events)
     : table_(table),
       options_(options),
       words_(words),
-      counters_(counters),
       mutex_(mutex),
+      graph_(graph),
       events_(events),
-      memory_(table, options, words),
       memory_thread_("zg-memory", HostStream::Mode::kThread) {
   copy_stream_[kToDevice] = options.device->make_stream("host->device");
   copy_stream_[kToHost] = options.device->make_stream("device->host");
@@ -181,7 +62,11 @@ Mover::Mover(const TensorTable& table, const TensorStore::Options& options,
 
 Mover::~Mover() {
   while (inside_.load() > 0) std::this_thread::yield();  // I/O threads leave at once
-  memory_.release_all(segments_);
+  for (SegmentId id = 0; id < segments_; ++id) {
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      if (words_[id].memory[index_of(tier)] != nullptr) release(id, tier);
+    }
+  }
   copy_stream_[0].reset();
   copy_stream_[1].reset();
   nvme_.reset();
@@ -189,8 +74,6 @@ Mover::~Mover() {
 }
 
 void Mover::grow(std::int32_t segments) {
-  queues_.grow(segments);
-  touched_.reserve(static_cast<std::size_t>(segments));
   const SegmentId first = std::exchange(segments_, segments);
   if (nvme_ == nullptr) return;
   nvme_->grow(segments);
@@ -199,169 +82,233 @@ void Mover::grow(std::int32_t segments) {
   }
 }
 
-void Mover::carry_out(std::vector<Action>& actions, Urgency urgency) {
-  for (const Action& action : actions) {
-    // Without a program, leases are counted in the words of copies instead.
-    if (action.kind == Action::Kind::kUse && !follows_program_) continue;
-    MoveQueue& queue = queues_[action.segment];
-    ActionNode& node = nodes_.take();
-    node.action = action;
-    node.sequence = sequence_++;
-    node.urgency = urgency;
-    node.before = queue.last;
-    (queue.last != nullptr ? queue.last->next : queue.first) = &node;
-    queue.last = &node;
-    memory_.insert(node);
-    if (action.kind == Action::Kind::kFree) events_.evicting(action);
-  }
-  for (const Action& action : actions) touch(action.segment);
-  actions.clear();
-  settle();
-}
-
-ActionNode& Mover::claim_use(const AccessStep& access, Stream* consumer) {
-  for (ActionNode* n = queue(access.segment).first; n != nullptr; n = n->next) {
-    if (!n->uses() || n->taken) continue;
-    ZG_ASSERT(n->action.tier == access.tier && n->action.access == access.access, "{}",
-              table_.segment_name(access.segment));
-    n->taken = true;
-    n->consumer = consumer;
-    touch(access.segment);
-    return *n;
-  }
-  ZG_ASSERT(false, "{} was not decided", table_.segment_name(access.segment));
-  __builtin_unreachable();
-}
-
-void Mover::pass_use(ActionNode& use, Stream& stream, const Event& ended) {
-  use.passed_to = &stream;
-  use.ended = ended;
-  touch(use.action.segment);
-  settle();  // a later use on the same stream need not wait any more
-}
-
-bool Mover::has_moves() const {
-  for (SegmentId id = 0; id < segments_; ++id) {
-    for (const ActionNode* n = queue(id).first; n != nullptr; n = n->next) {
-      if (!n->uses() && n->state != ActionNode::State::kDone) return true;
-    }
-  }
-  return false;
-}
-
-void Mover::end(ActionNode& node) {
-  const Action::Kind kind = node.action.kind;
-  node.state = ActionNode::State::kDone;
-  counters_.progress.fetch_add(1, std::memory_order_relaxed);
-  touch(node.action.segment);
-  memory_freed_ = {true, true};  // the first allocation in line may have waited for this node
-  settle();
-  events_.finished(kind);
-}
-
-// Notes that the segment's queue has changed, for settle().
-void Mover::touch(SegmentId segment) {
-  if (std::exchange(queues_[segment].touched, true)) return;
-  touched_.push_back(segment);
-}
-
-void Mover::settle() {
-  while (true) {
-    if (!touched_.empty()) {
-      const SegmentId segment = touched_.back();
-      touched_.pop_back();
-      advance(segment);
-    } else if (memory_freed_[0] || memory_freed_[1]) {
-      for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-        if (std::exchange(memory_freed_[index_of(tier)], false)) grant_memory(tier);
-      }
-    } else {
-      for (int link = 0; link < kLinks; ++link) pump_link(static_cast<Link>(link));
-      if (touched_.empty()) return;
-    }
-  }
-}
-
-void Mover::advance(SegmentId segment) {
-  MoveQueue& queue = queues_[segment];
-  queue.touched = false;
-  nodes_.take_back_done(queue);
-  if (closing_) return;
-  for (ActionNode* node = queue.first; node != nullptr; node = node->next) {
-    if (node->state != ActionNode::State::kPending) continue;
-    if (ActionNode* source = source_of(*node)) {
-      chain(*source, *node);
-    } else if (may_start(*node)) {
-      start(*node);
-    }
-  }
-  nodes_.take_back_done(queue);
-  events_.changed(segment);
-}
-
-// Starts a node that no earlier node of its queue conflicts with.
-void Mover::start(ActionNode& node) {
-  const std::size_t t = index_of(node.action.tier);
-  switch (node.action.kind) {
-    case Action::Kind::kAlloc:
-      memory_freed_[t] = true;  // the node may be the first in line
-      break;
-    case Action::Kind::kUse:
-      node.state = ActionNode::State::kRunning;
-      events_.granted(node);
-      break;
-    case Action::Kind::kCopy:
-      if (!node.in_list) links_.ready(link_of(node.action)).insert(node);
-      break;
-    case Action::Kind::kFree:
-      memory_.free(node);
-      memory_freed_[t] = true;
-      break;
-  }
-}
-
-// Memory is granted in the order of decisions, since earlier decisions make the room that later ones count
-// on. An urgent allocation that went first could take memory that an earlier decision needs to make that very
-// room, for example for the host copy of a segment that is evicted from the device.
-void Mover::grant_memory(Tier tier) {
-  const NodeList& queue = memory_.queue(tier);
-  while (queue.first != nullptr && !taking_[index_of(tier)]) {
-    ActionNode& node = *queue.first;
-    const std::int64_t bytes = table_.segment(node.action.segment).charge_at(tier);
-    if (!may_start(node) || !memory_.has_budget(tier, bytes)) return;
-    if (void* const data = arena_of(options_, tier).allocate_at_hand(bytes)) {
-      memory_.give(node, data);
-      touch(node.action.segment);
-    } else {
-      take_from_system(node);
-    }
-  }
-}
-
-void Mover::take_from_system(ActionNode& node) {
+MoveDriver::Memory Mover::take_memory(const ActionNode& node) {
   const Tier tier = node.action.tier;
-  taking_[index_of(tier)] = true;
-  memory_thread_.callback([this, &node, tier, bytes = table_.segment(node.action.segment).charge_at(tier)] {
+  const std::int64_t bytes = table_.segment(node.action.segment).charge_at(tier);
+  if (tier == Tier::kHost && options_.host_quota > 0 && host_bytes_ + bytes > options_.host_quota)
+    return Memory::kNoRoom;
+  if (arena(tier).in_use() + bytes > arena(tier).budget()) return Memory::kNoRoom;
+  if (void* const data = arena(tier).allocate_at_hand(bytes)) {
+    note_memory(node, data);
+    return Memory::kGiven;
+  }
+  take_from_system(node);
+  return Memory::kLater;
+}
+
+void Mover::take_from_system(const ActionNode& node) {
+  memory_thread_.callback([this, &node, tier = node.action.tier,
+                           bytes = table_.segment(node.action.segment).charge_at(node.action.tier)] {
     void* data = nullptr;
     std::optional<Error> refusal;
     try {
-      data = arena_of(options_, tier).allocate(bytes);
+      data = arena(tier).allocate(bytes);
     } catch (const Error& e) {
       refusal = e;  // this thread must not throw
     }
     std::lock_guard lock(mutex_);
-    taking_[index_of(tier)] = false;
     if (refusal) events_.no_memory(tier, *refusal);
-    if (data != nullptr) {
-      memory_.give(node, data);
-      touch(node.action.segment);
-    }
-    // Memory may have been freed meanwhile, while nothing was granted. After a refusal the store has failed,
-    // and asks for no more.
-    memory_freed_[index_of(tier)] = !refusal;
-    settle();
+    if (data != nullptr) note_memory(node, data);
+    refusal ? graph_.memory_refused(tier) : graph_.memory_given(tier);
     events_.finished(Action::Kind::kAlloc);
   });
+}
+
+void Mover::note_memory(const ActionNode& node, void* data) {
+  const SegmentId segment = node.action.segment;
+  const Tier tier = node.action.tier;
+  void*& memory = words_[segment].memory[index_of(tier)];
+  ZG_ASSERT(memory == nullptr, "{} has memory at {}", table_.segment_name(segment), name_of(tier));
+  memory = data;
+  if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
+}
+
+void Mover::free_memory(const ActionNode& node) {
+  const SegmentId segment = node.action.segment;
+  const Tier tier = node.action.tier;
+  ZG_ASSERT(words_[segment].memory[index_of(tier)] != nullptr, "{} has no memory at {}",
+            table_.segment_name(segment), name_of(tier));
+#if defined(ZG_POISON)
+  if (tier == Tier::kHost || options_.device->is_host()) {
+    std::memset(words_[segment].memory[index_of(tier)], 0xff,
+                static_cast<std::size_t>(table_.segment(segment).charge_at(tier)));
+  }
+#endif
+  release(segment, tier);
+  if (tier == Tier::kHost) host_bytes_ -= table_.segment(segment).charge;
+}
+
+void Mover::release(SegmentId segment, Tier tier) {
+  void*& memory = words_[segment].memory[index_of(tier)];
+  arena(tier).release(std::exchange(memory, nullptr), table_.segment(segment).charge_at(tier));
+}
+
+void Mover::pass_use(ActionNode& use, Stream& stream, const Event& ended) {
+  under_way_.grow(use.number + 1);
+  under_way(use).ended = ended;
+  graph_.pass_use(use, stream, ended.device_event() != nullptr);
+}
+
+void Mover::make_stream_wait(const ActionNode& use) const {
+  if (use.consumer == nullptr) return;
+  for (const ActionNode* n = use.before; n != nullptr; n = n->before) {
+    if (n->state == ActionNode::State::kDone || n->passed_to == use.consumer || !ordered(*n, use)) continue;
+    use.consumer->wait(under_way_[n->number].ended);
+  }
+}
+
+// The first move on a link makes it busy, until the last one has ended.
+void Mover::note_busy(Link link) {
+  if (graph_.moving(link) == 1) busy_[link].since = Clock::now();
+}
+
+void Mover::end(ActionNode& node) {
+  if (node.copies()) {
+    const Link link = link_of(node.action);
+    if (writes_drives(link)) nvme_->written(node.action.segment, under_way(node).slot);
+    if (graph_.moving(link) == 1) busy_[link].seconds += seconds_between(busy_[link].since, Clock::now());
+  }
+  under_way_.grow(node.number + 1);
+  under_way(node).ended = {};
+  const Action::Kind kind = node.action.kind;
+  graph_.end(node);
+  events_.finished(kind);
+}
+
+LinkStatistics Mover::link(Link link) const {
+  const int moving = graph_.moving(link);
+  return {.bytes = graph_.bytes()[link],
+          .transfers = graph_.transfers(link),
+          .busy_seconds =
+              busy_[link].seconds + (moving > 0 ? seconds_between(busy_[link].since, Clock::now()) : 0),
+          .moving = moving,
+          .waiting = static_cast<int>(graph_.waiting(link).size)};
+}
+
+bool Mover::begin(ActionNode& copy, const ActionNode* fed_by) {
+  under_way_.grow(copy.number + 1);
+  const Link link = link_of(copy.action);
+  const CopyWord& h = words_[copy.action.segment];
+  if (fed_by != nullptr && link == kToDevice) {
+    for (const auto& [first, bytes] : graph_.queue(copy.action.segment).arrived)
+      copy_piece(copy, first, bytes);
+    return false;
+  }
+  note_busy(link);
+  if (reads_drives(link) || writes_drives(link)) {
+    transfer(copy, fed_by);
+    return false;
+  }
+  Stream& stream = *copy_stream_[link];
+  if (link == kToDevice) {
+    options_.device->copy_to_device(stream, h.memory[0], h.memory[1], h.bytes);
+    return end_with_stream(copy);
+  }
+  for (std::int64_t first = 0; first < h.bytes; first += io::kMaxPieceBytes) {
+    const std::int64_t bytes = std::min(io::kMaxPieceBytes, h.bytes - first);
+    options_.device->copy_to_host(stream, static_cast<char*>(h.memory[1]) + first,
+                                  static_cast<const char*>(h.memory[0]) + first, bytes);
+    if (copy.in_pieces) stream.callback([this, &copy, first, bytes] { copied(copy, first, bytes); });
+  }
+  return end_with_stream(copy);
+}
+
+bool Mover::fed_whole(ActionNode& copy) {
+  note_busy(kToDevice);
+  return end_with_stream(copy);
+}
+
+// Ends the copy when its stream has done all work that it was given so far.
+bool Mover::end_with_stream(ActionNode& copy) {
+  Stream& stream = *copy_stream_[link_of(copy.action)];
+  const bool streams_wait = !options_.device->is_host();
+  if (streams_wait) under_way(copy).ended = stream.record();
+  stream.callback([this, &copy] {
+    std::lock_guard lock(mutex_);
+    end(copy);
+  });
+  return streams_wait;
+}
+
+// Begins a transfer of drives. Where it writes what is still arriving at the host, the volume is told how
+// many bytes are there.
+void Mover::transfer(ActionNode& copy, const ActionNode* fed_by) {
+  const SegmentId segment = copy.action.segment;
+  const bool reads = reads_drives(link_of(copy.action));
+  io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
+  under_way(copy).slot = static_cast<std::int8_t>(transfer.slot);
+  const Tier tier = reads ? copy.action.tier : copy.action.from;
+  transfer.data = words_[segment].memory[index_of(tier)];
+  transfer.on_device = tier == Tier::kDevice && !options_.device->is_host();
+  transfer.completion = this;
+  transfer.ready = -1;
+  if (fed_by != nullptr) {
+    const auto& arrived = graph_.queue(segment).arrived;
+    transfer.ready = std::accumulate(arrived.begin(), arrived.end(), std::int64_t{0},
+                                     [](std::int64_t sum, const auto& piece) { return sum + piece.second; });
+  }
+  transfer.tag = reinterpret_cast<std::uint64_t>(&copy);
+  transfer.priority = priority_of(graph_.drive_urgency(copy));
+  reads ? nvme_->volume().read(transfer) : nvme_->volume().write(transfer);
+}
+
+void Mover::hurry(const ActionNode& copy) {
+  nvme_->volume().promote(nvme_->extent(copy.action.segment), under_way(copy).slot, io::Priority::kDemand);
+}
+
+void Mover::copy_piece(const ActionNode& copy, std::int64_t first, std::int64_t bytes) {
+  const CopyWord& h = words_[copy.action.segment];
+  // The last piece may extend to the end of its page.
+  bytes = std::min(bytes, h.bytes - first);
+  if (bytes <= 0) return;
+  options_.device->copy_to_device(*copy_stream_[kToDevice], static_cast<char*>(h.memory[0]) + first,
+                                  static_cast<const char*>(h.memory[1]) + first, bytes);
+}
+
+// Called on a drive's I/O thread, like on_extent().
+void Mover::on_piece(io::ExtentId, std::uint64_t tag, std::int64_t first, std::int64_t bytes) {
+  const Inside here(inside_);
+  const ActionNode& read = node_of(tag);
+  if (!read.in_pieces) return;
+  std::lock_guard lock(mutex_);
+  if (const ActionNode* const fed = graph_.piece_arrived(read, first, bytes)) copy_piece(*fed, first, bytes);
+}
+
+// A piece of a segment that is evicted from the device to NVMe has arrived at the host, as have all before
+// it. The volume is told without the mutex, since it may complete the write within the call, which takes the
+// mutex.
+void Mover::copied(const ActionNode& copy, std::int64_t first, std::int64_t bytes) {
+  const SegmentId segment = copy.action.segment;
+  std::unique_lock lock(mutex_);
+  const ActionNode* const fed = graph_.piece_arrived(copy, first, bytes);
+  if (fed == nullptr) return;
+  const int slot = under_way(*fed).slot;
+  const bool all = first + bytes == words_[segment].bytes;
+  const std::int64_t ready = all ? table_.segment(segment).charge : first + bytes;
+  lock.unlock();
+  nvme_->volume().mark_ready(nvme_->extent(segment), slot, ready);
+}
+
+void Mover::on_extent(io::ExtentId, std::uint64_t tag, io::ExtentResult result) {
+  const Inside here(inside_);
+  end_transfer(node_of(tag), result);
+}
+
+// A move that failed ends too, so that no thread waits for it in vain.
+void Mover::end_transfer(ActionNode& copy, io::ExtentResult result) {
+  std::string where = "nvme tier", what = "I/O error";  // where there is no memory for a longer text
+  if (!result.ok()) {
+    try {
+      what = nvme_->volume().explain(nvme_->extent(copy.action.segment),
+                                     reads_drives(link_of(copy.action)) ? io::Op::kRead : io::Op::kWrite,
+                                     result);
+      if (result.drive >= 0) where = fmt::format("nvme tier, drive {}", result.drive);
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  std::lock_guard lock(mutex_);
+  if (!result.ok()) events_.failed(Error(Errc::kIo, where, what, kGone));
+  end(copy);
 }
 
 }  // namespace zg

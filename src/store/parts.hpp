@@ -1,8 +1,9 @@
 // The inside of a TensorStore: its parts, and the functions that involve several of them.
 //
 //   Residency    decides which tiers have copies            LeaseTable   which copies are leased
-//   Mover        carries the decisions out                  Waits        which acquires wait, and for what
-//   Prefetcher   follows steps and prefetches for them      StoreReport  statistics and reports
+//   MoveGraph    which moves may start                      Mover        carries them out
+//   Waits        which acquires wait, and for what          Prefetcher   follows steps, prefetches for them
+//   StoreReport  statistics and reports
 //
 // `mutex` guards all parts and all members, except those of which a part's header says otherwise: hits and
 // words of copies, the log of accesses, atomic counters. It is never held while bytes move.
@@ -23,7 +24,7 @@
 
 namespace zg {
 
-struct StoreParts final : private MoverEvents {
+struct StoreParts final : private MoveEvents, private MoverEvents {
   using Lock = std::unique_lock<std::mutex>;
   using Obstacle = Waiter::Obstacle;
 
@@ -87,6 +88,7 @@ struct StoreParts final : private MoverEvents {
   std::int32_t accessed = 0;         // accesses of `program` acquired
   std::vector<ActionNode*> claimed;  // of the operation being acquired
 
+  MoveGraph moves;
   Mover mover;  // destroyed first, since its threads call the other parts
 
  private:

@@ -17,12 +17,12 @@ constexpr std::int64_t kLooksInWhatIsAhead = 4;
 }  // namespace
 
 Prefetcher::Prefetcher(const TensorTable& table, const TensorStore::Options& options, Residency& residency,
-                       LeaseTable& leases, Mover& mover, Counters& counters)
+                       LeaseTable& leases, MoveGraph& moves, Counters& counters)
     : table_(table),
       options_(options),
       residency_(residency),
       leases_(leases),
-      mover_(mover),
+      moves_(moves),
       counters_(counters),
       look_after_bytes_(kLookAfterBytes) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
@@ -142,10 +142,10 @@ void Prefetcher::evicting(const Action& action) {
 
 bool Prefetcher::fetch(SegmentId segment, Tier tier, std::int32_t position) {
   CopyWord& h = leases_.words(segment);
-  if (mover_.moves(segment) || !leases_.close_to_writers(segment)) return false;
+  if (moves_.moves(segment) || !leases_.close_to_writers(segment)) return false;
   h.last_use.store(tick(), std::memory_order_relaxed);
   const bool there = residency_.prefetch(segment, tier, position, actions_);
-  mover_.carry_out(actions_, Urgency::kPrefetch);
+  moves_.decided(actions_, Urgency::kPrefetch);
   leases_.refresh(segment);
   Fetched& f = segments_[segment];
   const std::size_t t = index_of(tier);
@@ -206,7 +206,7 @@ void Prefetcher::write_back_ahead() {
   if (!options_.write_ahead) return;
   constexpr int kAtOnce = 16;
   residency_.write_back_ahead(residency_.copies().budget(Tier::kHost) / 8, kAtOnce, actions_);
-  mover_.carry_out(actions_, Urgency::kWriteBack);
+  moves_.decided(actions_, Urgency::kWriteBack);
 }
 
 void Prefetcher::check() const {

@@ -15,7 +15,7 @@
 
 #include "store/counters.hpp"
 #include "store/leases.hpp"
-#include "store/mover.hpp"
+#include "store/move_graph.hpp"
 #include "store/predictor.hpp"
 
 namespace zg {
@@ -23,7 +23,7 @@ namespace zg {
 class Prefetcher {
  public:
   Prefetcher(const TensorTable& table, const TensorStore::Options& options, Residency& residency,
-             LeaseTable& leases, Mover& mover, Counters& counters);
+             LeaseTable& leases, MoveGraph& moves, Counters& counters);
   void grow(std::int32_t segments) { segments_.grow(segments); }
 
   void begin_step(const std::string& name);
@@ -78,7 +78,7 @@ class Prefetcher {
   const TensorStore::Options& options_;
   Residency& residency_;
   LeaseTable& leases_;
-  Mover& mover_;
+  MoveGraph& moves_;
   Counters& counters_;
   StableArray<Fetched> segments_;
   Predictor predictor_;

@@ -25,7 +25,6 @@ void TensorStore::run(const Program* program, const Program* next) {
   p.next = next;
   p.op = p.accessed = 0;
   p.residency.set_future(program, next);
-  p.mover.follow_program(program != nullptr);
   if (program != nullptr) {
     if (p.options.record) p.recorder.ran(*program);
     p.decide_ahead();
@@ -47,9 +46,7 @@ void StoreParts::enter_program(Lock& lock) {
   leases.admit(false);
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
     leases.refresh(id);
-    // With a program all nodes are equally urgent. Moves decided before it must not be less urgent than
-    // those.
-    mover.demand(id);
+    moves.demand(id);  // moves decided before a program must not be less urgent than the program's
   }
   double warn_at = options.warn_after_seconds;
   const auto begin = Clock::now();
@@ -92,7 +89,7 @@ void StoreParts::decide_ahead() {
     // For policies that go by last uses, when no program runs any more.
     const std::uint64_t now = tick();
     for (const AccessStep& a : of.op(number)) leases.words(a.segment).last_use = now;
-    mover.carry_out(actions, Urgency::kDemand);
+    moves.decided(actions, Urgency::kProgram);
   }
 }
 
@@ -126,14 +123,14 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
   while (op + 1 < program->op_count() && program->first_access(op + 1) <= accessed) ++op;
   decide_ahead();
   claimed.clear();
-  for (const AccessStep& a : accesses) claimed.push_back(&mover.claim_use(a, consumer));
+  for (const AccessStep& a : accesses) claimed.push_back(&moves.claim_use(a, consumer));
   accessed += static_cast<std::int32_t>(accesses.size());
-  mover.settle();
+  moves.settle();
   for (const ActionNode* use : claimed) {
     const SegmentId id = use->action.segment;
     if (use->state == ActionNode::State::kPending) {
       counters.missed(id, use->action.tier);
-      mover.demand(id);
+      moves.hurry_reads(id);
     } else {
       leases.words(id).hits[index_of(use->action.tier)].fetch_add(1, std::memory_order_relaxed);
     }
@@ -141,7 +138,7 @@ void StoreParts::acquire_next(Lock& lock, std::span<const AccessStep> accesses, 
   for (ActionNode* use : claimed) {
     wait_for(lock, *use);
     throw_failure();
-    use->make_stream_wait();
+    mover.make_stream_wait(*use);
     use->leased = true;
     const SegmentId id = use->action.segment;
     Lease& lease = *out++;

@@ -58,7 +58,7 @@ SegmentReport StoreReport::segment(SegmentId id) const {
     next = std::min(next, p_.residency.future().next_access(id));
   }
   if (next != kNever) r.next_use = static_cast<std::int64_t>(next);
-  for (const ActionNode* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
+  for (const ActionNode* n = p_.moves.queue(id).first; n != nullptr; n = n->next) {
     if (n->leased && n->state != ActionNode::State::kDone) {
       ++(n->action.access == Access::kRead ? r.readers : r.writers)[static_cast<std::size_t>(n->action.tier)];
       r.passed += n->passed_to != nullptr ? 1 : 0;
@@ -169,7 +169,7 @@ TensorStatistics StoreReport::statistics(TensorId tensor) const {
     sum.misses += c.misses;
     sum.waits += c.waits;
     sum.waited_seconds += c.waited_seconds;
-    for (std::size_t l = 0; l < kLinks; ++l) sum.bytes[l] += c.bytes[l];
+    sum.bytes += p_.moves.queue(id).moved;
     sum.evictions += c.evictions;
     sum.prefetches += c.prefetches;
   }
@@ -194,7 +194,7 @@ std::string StoreReport::state() const {
                         link.waiting, format_bytes(link.bytes));
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    const NodeList& queue = p_.mover.memory().queue(tier);
+    const NodeList& queue = p_.moves.allocs(tier);
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }
@@ -214,7 +214,7 @@ void StoreReport::list_moves_and_leases(std::string& text) const {
   constexpr int kMost = 24;
   int shown = 0;
   for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    for (const ActionNode* n = p_.mover.queue(id).first; n != nullptr; n = n->next) {
+    for (const ActionNode* n = p_.moves.queue(id).first; n != nullptr; n = n->next) {
       if (n->state != ActionNode::State::kRunning) continue;
       if (++shown <= kMost) text += fmt::format("\n  {}{}", describe(*n), n->leased ? ", leased" : "");
     }
@@ -253,7 +253,7 @@ void StoreReport::check() const {
   int passed = 0;
   std::array<std::int64_t, 2> memory{};
   for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    const MoveQueue& queue = p_.mover.queue(id);
+    const MoveQueue& queue = p_.moves.queue(id);
     for (const ActionNode* n = queue.first; n != nullptr; n = n->next) {
       passed += n->leased && n->passed_to != nullptr ? 1 : 0;
       ZG_ASSERT(n->next != nullptr ? n->next->before == n : queue.last == n, "{}", p_.table.segment_name(id));
@@ -278,7 +278,7 @@ void StoreReport::check_copy(SegmentId id, Tier tier) const {
   const std::uint64_t word = h.word[t].load();
   const std::string name = p_.table.segment_name(id);
   const bool taken = h.memory[t] != nullptr, present = p_.residency.copies().present(id, tier);
-  const bool moves = p_.mover.moves(id);
+  const bool moves = p_.moves.moves(id);
   if (!moves) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kOpen) != 0)
     ZG_ASSERT(taken && present && p_.program == nullptr, "{} at the {}", name, name_of(tier));

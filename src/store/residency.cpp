@@ -276,7 +276,6 @@ std::optional<NoRoom> Residency::apply(const AccessStep& step) {
     copies_.write(step.segment, step.tier);
   }
   changed(step.segment);
-  out_->push_back({Action::Kind::kUse, step.tier, step.tier, step.access, step.segment});
   return std::nullopt;
 }
 
@@ -299,6 +298,8 @@ std::optional<NoRoom> Residency::decide(int which, std::int32_t op, std::vector<
   for (std::size_t i = 0; i < accesses.size(); ++i) {
     future_.set_position(program.first_access(op) + static_cast<std::int32_t>(i));
     if (auto failure = apply(accesses[i])) return failure;
+    out.push_back(
+        {Action::Kind::kUse, accesses[i].tier, accesses[i].tier, accesses[i].access, accesses[i].segment});
   }
   // Only after all of them: the operation's leases are held together, so none may reuse the memory of
   // another.

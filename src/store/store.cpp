@@ -17,15 +17,16 @@ StoreParts::StoreParts(const TensorStore::Options& o)
                 : TensorTable(o.io != nullptr ? o.io->drive_count() : 0, o.device->arena().granule())),
       options(o),
       residency(table, o.budgets, o.policy),
-      leases(*this, residency, mover),
-      waits(table, options, residency, leases, mover, counters,
+      leases(*this, residency, moves),
+      waits(table, options, residency, leases, moves, counters,
             [this] {
               std::lock_guard lock(mutex);
               return report.state();
             }),
-      prefetcher(table, options, residency, leases, mover, counters),
+      prefetcher(table, options, residency, leases, moves, counters),
       report(*this),
-      mover(table, options, leases.words(), counters, mutex, *this) {
+      moves(table, Mover::rules(options), mover, *this),
+      mover(table, options, leases.words(), mutex, moves, *this) {
   ZG_ASSERT_LE(o.budgets.device, o.device->arena().budget());
   ZG_ASSERT_LE(o.budgets.host, o.host->budget());
   ZG_ASSERT(!o.budgets.direct || o.device->is_host() || (o.io != nullptr && o.io->direct() != nullptr),
@@ -44,12 +45,12 @@ StoreParts::StoreParts(const TensorStore::Options& o)
 StoreParts::~StoreParts() {
   Lock lock(mutex);
   closing = true;
-  mover.close();
+  moves.close();
   leases.admit(false);
   prefetcher.keep(nullptr);
-  waits.changed().wait(lock, [&] { return leases.passed() == 0 && mover.links_rest(); });
+  waits.changed().wait(lock, [&] { return leases.passed() == 0 && moves.links_rest(); });
   for (SegmentId id = 0; id < table.segment_count(); ++id) {
-    for (const ActionNode* n = mover.queue(id).first; n != nullptr; n = n->next) {
+    for (const ActionNode* n = moves.queue(id).first; n != nullptr; n = n->next) {
       ZG_ASSERT(!n->leased, "{} is still leased when its store ends", report.describe(*n));
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
@@ -69,6 +70,7 @@ void StoreParts::grow() {
   prefetcher.grow(count);
   counters.segments.grow(count);
   residency.grow();
+  moves.grow(count);
   mover.grow(count);
 }
 
@@ -77,7 +79,7 @@ void StoreParts::fail(const Error& error) {
   if (failure) return;
   failure.emplace(error);
   leases.admit(false);
-  mover.stop();
+  moves.stop();
   waits.wake();
 }
 
@@ -99,13 +101,13 @@ void StoreParts::refuse(SegmentId segment) const {
 // for ever, perhaps the caller's own.
 void StoreParts::drain(Lock& lock) {
   waits.wait_until(
-      lock, [this] { return failure || (mover.idle() && (leases.passed() == 0 || !mover.has_moves())); });
+      lock, [this] { return failure || (moves.idle() && (leases.passed() == 0 || !moves.has_moves())); });
   throw_failure();
 }
 
 // Afterwards nothing moves, and nothing can start to while the lock is held.
 void StoreParts::rest(Lock& lock) {
-  waits.changed().wait(lock, [&] { return failure ? mover.links_rest() : mover.idle(); });
+  waits.changed().wait(lock, [&] { return failure ? moves.links_rest() : moves.idle(); });
 }
 
 void StoreParts::unpin(SegmentId segment, Tier tier) {
@@ -132,7 +134,8 @@ void StoreParts::changed(SegmentId segment) {
 }
 
 void StoreParts::finished(Action::Kind kind) {
-  waits.done(closing || mover.idle());
+  if (kind != Action::Kind::kAlloc) counters.progress.fetch_add(1, std::memory_order_relaxed);
+  waits.done(closing || moves.idle());
   if (kind == Action::Kind::kCopy) prefetcher.follow();
 }
 
@@ -204,8 +207,8 @@ void TensorStore::discard(SegmentId segment) {
   Waiter waiter(p.waits, {segment, Tier::kHost, Access::kOverwrite, false}, nullptr);
   while (true) {
     p.throw_failure();
-    if (p.mover.moves(segment)) {
-      p.mover.demand(segment);
+    if (p.moves.moves(segment)) {
+      p.moves.demand(segment);
       p.hinder(waiter, Waiter::Obstacle::kMoving, segment);
     } else if (p.waits.in_the_way(waiter) || !p.leases.close_to_all(segment)) {
       p.hinder(waiter, Waiter::Obstacle::kLeases);
@@ -215,7 +218,7 @@ void TensorStore::discard(SegmentId segment) {
     p.waits.wait(lock, waiter);
   }
   p.residency.discard(segment, p.actions);
-  p.mover.carry_out(p.actions, Urgency::kDemand);
+  p.moves.decided(p.actions, Urgency::kDemand);
 }
 
 void TensorStore::prefetch(SegmentId segment, Tier tier) {
@@ -301,7 +304,7 @@ std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
     ZG_ASSERT(p.residency.copies().present(id, Tier::kNvme), "{} cannot be brought to NVMe",
               p.table.segment_name(id));
     p.mover.nvme()->expect(id, !there);
-    p.mover.carry_out(p.actions, Urgency::kWriteBack);
+    p.moves.decided(p.actions, Urgency::kWriteBack);
   }
   return p.residency.copies().traffic().nvme_write - before;
 }
@@ -326,7 +329,7 @@ std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> 
 
 void TensorStore::hasten(std::span<const SegmentId> segments) {
   std::lock_guard lock(parts_->mutex);
-  for (const SegmentId id : segments) parts_->mover.hasten(id);
+  for (const SegmentId id : segments) parts_->moves.hurry_write_backs(id);
 }
 
 void TensorStore::unpin_versions(std::span<const PinnedVersion> versions) {
@@ -393,7 +396,7 @@ void TensorStore::demote_all() {
   ZG_ASSERT(p.program == nullptr, "a program says itself what moves");
   p.drain(lock);  // segments with unfinished moves could not be demoted
   p.residency.demote_all(p.actions);
-  p.mover.carry_out(p.actions, Urgency::kWriteBack);
+  p.moves.decided(p.actions, Urgency::kWriteBack);
   p.prefetcher.expect_again();
   p.prefetcher.rest();
 }

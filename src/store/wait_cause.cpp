@@ -8,7 +8,7 @@ namespace {
 // Looks at a bounded number of nodes, since it holds the mutex, which the threads that move data need.
 class Search {
  public:
-  explicit Search(const Mover& mover) : mover_(mover) {}
+  explicit Search(const MoveGraph& moves) : moves_(moves) {}
   Awaited by(const ActionNode& node);
   WaitCause of(SegmentId segment);
 
@@ -16,7 +16,7 @@ class Search {
   Awaited before(const ActionNode& node, bool& blocked);
   Awaited memory(Tier tier);
 
-  const Mover& mover_;
+  const MoveGraph& moves_;
   int nodes_ = 128;
   bool asked_[2] = {false, false};  // whether the tier's memory queue has been searched
 };
@@ -71,14 +71,14 @@ Awaited Search::before(const ActionNode& node, bool& blocked) {
 // stream, if any, whose lease the first of the frees waits for.
 Awaited Search::memory(Tier tier) {
   Awaited found{WaitCause::kMemory};
-  const ActionNode* const head = mover_.memory().queue(tier).first;
+  const ActionNode* const head = moves_.allocs(tier).first;
   if (std::exchange(asked_[index_of(tier)], true) || head == nullptr) return found;
   bool blocked = false;
   const Awaited earlier = before(*head, blocked);
   if (blocked)
     return {earlier.cause == WaitCause::kWriteBacks ? earlier.cause : WaitCause::kMemory, earlier.user};
   bool first = true;
-  for (const ActionNode* n = mover_.memory().frees(tier).first;
+  for (const ActionNode* n = moves_.frees(tier).first;
        n != nullptr && n->sequence < head->sequence && nodes_ > 0; n = n->list_next) {
     --nodes_;
     const Awaited behind = by(*n);
@@ -90,7 +90,7 @@ Awaited Search::memory(Tier tier) {
 
 WaitCause Search::of(SegmentId segment) {
   Awaited found;
-  for (const ActionNode* n = mover_.queue(segment).last; n != nullptr && nodes_ > 0; n = n->before) {
+  for (const ActionNode* n = moves_.queue(segment).last; n != nullptr && nodes_ > 0; n = n->before) {
     if (n->state == ActionNode::State::kDone) continue;
     --nodes_;
     found = by(*n);
@@ -101,12 +101,12 @@ WaitCause Search::of(SegmentId segment) {
 
 }  // namespace
 
-Awaited awaited_by(const Mover& mover, const ActionNode& node) {
-  return Search(mover).by(node);
+Awaited awaited_by(const MoveGraph& moves, const ActionNode& node) {
+  return Search(moves).by(node);
 }
 
-WaitCause awaited_of(const Mover& mover, SegmentId segment) {
-  return Search(mover).of(segment);
+WaitCause awaited_of(const MoveGraph& moves, SegmentId segment) {
+  return Search(moves).of(segment);
 }
 
 }  // namespace zg

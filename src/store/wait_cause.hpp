@@ -7,7 +7,7 @@
 //
 // Called under the store's mutex.
 #pragma once
-#include "store/mover.hpp"
+#include "store/move_graph.hpp"
 
 namespace zg {
 
@@ -16,8 +16,8 @@ struct Awaited {
   const Stream* user = nullptr;  // the stream whose lease is in the way; null: no such lease
 };
 
-Awaited awaited_by(const Mover& mover, const ActionNode& node);
+Awaited awaited_by(const MoveGraph& moves, const ActionNode& node);
 // The same for the unfinished moves of a segment.
-WaitCause awaited_of(const Mover& mover, SegmentId segment);
+WaitCause awaited_of(const MoveGraph& moves, SegmentId segment);
 
 }  // namespace zg

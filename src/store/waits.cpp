@@ -36,12 +36,13 @@ Waiter::~Waiter() {
 }
 
 Waits::Waits(const TensorTable& table, const TensorStore::Options& options, const Residency& residency,
-             LeaseTable& leases, const Mover& mover, Counters& counters, std::function<std::string()> state)
+             LeaseTable& leases, const MoveGraph& moves, Counters& counters,
+             std::function<std::string()> state)
     : table_(table),
       options_(options),
       residency_(residency),
       leases_(leases),
-      mover_(mover),
+      moves_(moves),
       counters_(counters),
       state_(std::move(state)) {}
 
@@ -100,7 +101,7 @@ void Waits::begin(const ActionNode& use) {
 
 void Waits::look() {
   Awaited found;  // a use that is granted waits only for its thread: cause "other"
-  if (awaited_->state == ActionNode::State::kPending) found = awaited_by(mover_, *awaited_);
+  if (awaited_->state == ActionNode::State::kPending) found = awaited_by(moves_, *awaited_);
   count(awaiting_, found.cause);
   if (observer_ != nullptr) observer_->awaits(found.cause, found.user);
 }
@@ -124,7 +125,7 @@ WaitCause Waits::cause_of(const Waiter& w) const {
     case Obstacle::kMoving:
       break;
   }
-  return awaited_of(mover_, w.moving);
+  return awaited_of(moves_, w.moving);
 }
 
 bool Waits::in_the_way(const Waiter& w) const {

@@ -85,7 +85,7 @@ class Waits {
 
   // `state` is called, without the mutex, for the log of a wait that takes long.
   Waits(const TensorTable& table, const TensorStore::Options& options, const Residency& residency,
-        LeaseTable& leases, const Mover& mover, Counters& counters, std::function<std::string()> state);
+        LeaseTable& leases, const MoveGraph& moves, Counters& counters, std::function<std::string()> state);
   void grow(std::int32_t segments) { lines_.grow(segments); }
 
   // Without a program. Whether leases conflict with this acquire, or acquires that came before it and wait
@@ -144,7 +144,7 @@ class Waits {
   const TensorStore::Options& options_;
   const Residency& residency_;
   LeaseTable& leases_;
-  const Mover& mover_;
+  const MoveGraph& moves_;
   Counters& counters_;
   std::function<std::string()> state_;
   std::condition_variable changed_;

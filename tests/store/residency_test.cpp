@@ -134,6 +134,7 @@ std::optional<std::vector<Action>> decisions(const TensorTable& table, const Bud
     std::vector<Action> actions;
     if (residency.decide_free({id, tier, Access::kOverwrite, false}, never_held, actions))
       return std::nullopt;
+    actions.push_back({Action::Kind::kUse, tier, tier, Access::kOverwrite, id});  // as a program's has it
     replay(actions);
   }
   std::vector<Action> all;

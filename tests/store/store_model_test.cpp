@@ -206,7 +206,7 @@ class ModelRound {
     std::int64_t hits = 0, misses = 0;
     for (TensorId t = 0; t < store().table().tensor_count(); ++t) {
       const TensorStatistics one = store().statistics(t);
-      for (std::size_t l = 0; l < kLinks; ++l) bytes[l] += one.bytes[l];
+      for (std::size_t l = 0; l < kLinks; ++l) bytes[l] += one.bytes.of[l];
       hits += one.hits;
       misses += one.misses;
     }

@@ -16,6 +16,26 @@ enum Link : std::uint8_t { kToDevice, kToHost, kNvmeRead, kNvmeWrite, kDirectRea
 inline constexpr int kLinks = 6;
 const char* name_of(Link link);  // "host->device", ...
 
+// Bytes over each link.
+struct LinkBytes {
+  std::array<std::int64_t, kLinks> of{};  // by Link
+
+  std::int64_t& operator[](Link link) { return of[link]; }
+  std::int64_t operator[](Link link) const { return of[link]; }
+  // Of the drives, on both of their links.
+  std::int64_t nvme_read() const { return of[kNvmeRead] + of[kDirectRead]; }
+  std::int64_t nvme_write() const { return of[kNvmeWrite] + of[kDirectWrite]; }
+  LinkBytes& operator+=(const LinkBytes& o) {
+    for (std::size_t i = 0; i < of.size(); ++i) of[i] += o.of[i];
+    return *this;
+  }
+  LinkBytes operator-(LinkBytes o) const {
+    for (std::size_t i = 0; i < of.size(); ++i) o.of[i] = of[i] - o.of[i];
+    return o;
+  }
+  bool operator==(const LinkBytes&) const = default;
+};
+
 struct LinkStatistics {
   std::int64_t bytes = 0;
   std::int64_t transfers = 0;  // segments
@@ -71,7 +91,7 @@ struct TensorStatistics {
   std::int64_t hits = 0, misses = 0;  // acquires
   std::int64_t waits = 0;
   double waited_seconds = 0;
-  std::array<std::int64_t, kLinks> bytes{};  // by Link
+  LinkBytes bytes;
   std::int64_t evictions = 0;
   std::int64_t prefetches = 0;
 };

@@ -119,7 +119,7 @@ std::vector<Candidate> candidates() {
 struct Row {
   int percent = 0;
   std::int64_t host = 0;
-  std::map<std::string, Traffic> moved;  // a step, by policy
+  std::map<std::string, LinkBytes> moved;  // a step, by policy
   NvmeBound bound;
 };
 
@@ -206,10 +206,11 @@ std::string summary(const std::vector<Table>& tables, const char* title, bool va
         if (t.subject.variation != variations_only || b.read + b.write == 0 ||
             row.moved.size() != candidates().size())
           continue;
-        const Traffic &own = row.moved.at(c.name), &first = row.moved.at(candidates()[0].name);
-        bytes.add(own.nvme_read + own.nvme_write, b.read + b.write, first.nvme_read + first.nvme_write);
-        larger.add(std::max(own.nvme_read, own.nvme_write), std::max(b.read, b.write),
-                   std::max(first.nvme_read, first.nvme_write));
+        const LinkBytes &own = row.moved.at(c.name), &first = row.moved.at(candidates()[0].name);
+        bytes.add(own.nvme_read() + own.nvme_write(), b.read + b.write,
+                  first.nvme_read() + first.nvme_write());
+        larger.add(std::max(own.nvme_read(), own.nvme_write()), std::max(b.read, b.write),
+                   std::max(first.nvme_read(), first.nvme_write()));
       }
     }
     count = bytes.to_bound.size();
@@ -250,9 +251,9 @@ std::string markdown(const std::vector<Table>& tables) {
       text += fmt::format("| {}% | {:.4g} + {:.4g} |", row.percent, gb(row.bound.read), gb(row.bound.write));
       for (const Candidate& c : candidates()) {
         const auto it = row.moved.find(c.name);
-        text += it == row.moved.end()
-                    ? std::string(" - |")
-                    : fmt::format(" {:.4g} + {:.4g} |", gb(it->second.nvme_read), gb(it->second.nvme_write));
+        text += it == row.moved.end() ? std::string(" - |")
+                                      : fmt::format(" {:.4g} + {:.4g} |", gb(it->second.nvme_read()),
+                                                    gb(it->second.nvme_write()));
       }
       text += "\n";
     }
@@ -286,7 +287,7 @@ std::string json_text(const std::vector<Table>& tables) {
                                   {"bound", {row.bound.read, row.bound.write}}};
       for (const Candidate& c : candidates()) {
         const auto it = row.moved.find(c.name);
-        if (it != row.moved.end()) j[c.name] = {it->second.nvme_read, it->second.nvme_write};
+        if (it != row.moved.end()) j[c.name] = {it->second.nvme_read(), it->second.nvme_write()};
       }
       text += fmt::format("{}\n {}", &row == &t.rows.front() ? "" : ",", j.dump());
     }

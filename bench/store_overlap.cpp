@@ -91,7 +91,7 @@ class Run {
   void verify() { (void)step(false, true); }
   Step step(bool computes = true, bool checks = false) {
     TensorStore& store = *bed_->store;
-    const Traffic before = store.traffic();
+    const LinkBytes before = store.traffic();
     const double waited = store.waited_seconds();
     const auto begin = schedule_;
     on_schedule([&] {
@@ -104,9 +104,9 @@ class Run {
     });
     operations(computes, checks);
     if (!with_program_) on_schedule([&] { store.step_end(); });
-    const Traffic moved = store.traffic() - before;
+    const LinkBytes moved = store.traffic() - before;
     return {seconds_between(begin, schedule_), store.waited_seconds() - waited,
-            static_cast<double>(moved.nvme_read + moved.nvme_write)};
+            static_cast<double>(moved.nvme_read() + moved.nvme_write())};
   }
   std::string state() const { return bed_->store->state(); }
 

@@ -100,12 +100,12 @@ class Step {
     std::int64_t bytes = 0;
   };
   Result steps(int times) {
-    const Traffic before = store_->traffic();
+    const LinkBytes before = store_->traffic();
     const auto begin = Clock::now();
     for (int i = 0; i < times; ++i) run(&program_);
     compute_.synchronize();
-    const Traffic moved = store_->traffic() - before;
-    return {seconds_between(begin, Clock::now()) / times, (moved.nvme_read + moved.nvme_write) / times};
+    const LinkBytes moved = store_->traffic() - before;
+    return {seconds_between(begin, Clock::now()) / times, (moved.nvme_read() + moved.nvme_write()) / times};
   }
   // Every update counts in each of its segments.
   void verify() {

@@ -70,7 +70,7 @@ struct Results {
 // One pass over all tensors; bytes a second from the drive.
 void pass(Bed& bed, Results& results) {
   TensorStore& store = *bed.store;
-  const Traffic before = store.traffic();
+  const LinkBytes before = store.traffic();
   const auto busy = [&] { return store.statistics().links[kNvmeRead].busy_seconds; };
   const double waited = store.waited_seconds(), cpu = process_seconds(), busy_before = busy();
   const auto begin = Clock::now();
@@ -81,7 +81,7 @@ void pass(Bed& bed, Results& results) {
   }
   store.step_end();
   const double seconds = seconds_between(begin, Clock::now());
-  const auto bytes = static_cast<double>((store.traffic() - before).nvme_read);
+  const auto bytes = static_cast<double>((store.traffic() - before).nvme_read());
   results.rate.push_back(bytes / seconds);
   results.stall.push_back((store.waited_seconds() - waited) / seconds);
   results.busy.push_back((busy() - busy_before) / seconds);

@@ -48,10 +48,10 @@ void print_step(Trainer& trainer, const zg::Roofs& roofs, std::int64_t step, con
   j["loss"] = r.loss;
   j["flops"] = flops;
   j["roof_share"] = flops / r.seconds / roofs.flops;
-  j["nvme_read"] = r.traffic.nvme_read;
-  j["nvme_write"] = r.traffic.nvme_write;
-  j["h2d"] = r.traffic.host_to_device;
-  j["d2h"] = r.traffic.device_to_host;
+  j["nvme_read"] = r.traffic.nvme_read();
+  j["nvme_write"] = r.traffic.nvme_write();
+  j["h2d"] = r.traffic[zg::kToDevice];
+  j["d2h"] = r.traffic[zg::kToHost];
   j["bound_s"] = bound.seconds;
   j["bound_by"] = bound.by;
   j["peak_rss_bytes"] = zg::peak_resident_bytes();

@@ -193,7 +193,7 @@ class Streamed {
   };
   // So many updates, the last of a turn or not.
   Update update(int times, bool last) {
-    const Traffic before = store_->traffic();
+    const LinkBytes before = store_->traffic();
     const double waited = store_->waited_seconds();
     const auto begin = Clock::now();
     for (int n = 1; n <= times; ++n) {
@@ -209,9 +209,9 @@ class Streamed {
       }
     }
     optimizer_->synchronize();
-    const Traffic moved = store_->traffic() - before;
+    const LinkBytes moved = store_->traffic() - before;
     return {seconds_between(begin, Clock::now()) / times, (store_->waited_seconds() - waited) / times,
-            static_cast<double>(moved.nvme_read + moved.nvme_write) / times};
+            static_cast<double>(moved.nvme_read() + moved.nvme_write()) / times};
   }
   void settle() { store_->drain(); }
 

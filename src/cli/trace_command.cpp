@@ -123,12 +123,12 @@ nlohmann::ordered_json json_of(const AccessTrace& trace, const Choice& c, const 
   const ReplayCounts& n = r.counts_per_round;
   return {{"policy", c.name},
           {"fits", true},
-          {"nvme_read", r.per_round.nvme_read},
-          {"nvme_write", r.per_round.nvme_write},
-          {"host_to_device", r.per_round.host_to_device},
-          {"device_to_host", r.per_round.device_to_host},
-          {"direct_read", r.per_round.direct_read},
-          {"direct_write", r.per_round.direct_write},
+          {"nvme_read", r.per_round.nvme_read()},
+          {"nvme_write", r.per_round.nvme_write()},
+          {"host_to_device", r.per_round[kToDevice]},
+          {"device_to_host", r.per_round[kToHost]},
+          {"direct_read", r.per_round[kDirectRead]},
+          {"direct_write", r.per_round[kDirectWrite]},
           {"accesses", n.accesses},
           {"hits", n.hits},
           {"host_hits", n.host_hits},
@@ -184,11 +184,11 @@ int run_replay(const ReplayFlags& f) {
         any = true;
         unsteady = unsteady || r.cycle == 0;
         line(c.name,
-             fmt::format("{:>10} {:>10} {:>10} {:>10}{} {:>7.1f}%{}", format_bytes(r.per_round.nvme_read),
-                         format_bytes(r.per_round.nvme_write), format_bytes(r.per_round.host_to_device),
-                         format_bytes(r.per_round.device_to_host),
-                         f.direct ? fmt::format(" {:>10} {:>10}", format_bytes(r.per_round.direct_read),
-                                                format_bytes(r.per_round.direct_write))
+             fmt::format("{:>10} {:>10} {:>10} {:>10}{} {:>7.1f}%{}", format_bytes(r.per_round.nvme_read()),
+                         format_bytes(r.per_round.nvme_write()), format_bytes(r.per_round[kToDevice]),
+                         format_bytes(r.per_round[kToHost]),
+                         f.direct ? fmt::format(" {:>10} {:>10}", format_bytes(r.per_round[kDirectRead]),
+                                                format_bytes(r.per_round[kDirectWrite]))
                                   : "",
                          100 * served(r.counts_per_round), r.cycle == 0 ? " *" : ""));
       }

@@ -104,7 +104,7 @@ void StateStream::for_each_op(const ProgramStart& start, const EachOp& each) {
 }
 
 // Once it has ended, the programs alone cause moves, so that the forecast is exact.
-Traffic StateStream::initialize(const ProgramStart& start, const EachOp& each) {
+LinkBytes StateStream::initialize(const ProgramStart& start, const EachOp& each) {
   if (start.program->program.op_count() > 0) for_each_op({start.program, nullptr}, each);
   store_.run(nullptr, nullptr);
   store_.demote_all();

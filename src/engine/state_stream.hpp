@@ -23,7 +23,7 @@ class StateStream {
   void for_each_op(const ProgramStart& start, const EachOp& each);
   // Runs the program that gives the tensors their first contents, and then demotes them to their lowest
   // tiers. Returns the store's traffic until then.
-  Traffic initialize(const ProgramStart& start, const EachOp& each);
+  LinkBytes initialize(const ProgramStart& start, const EachOp& each);
   void restore(const StepOp& op, const TileVisitor& fill);
   void adopt(const StepOp& op);
   void save(const StepOp& op, const TileVisitor& take);

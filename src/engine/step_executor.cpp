@@ -91,7 +91,7 @@ RankPlace StepExecutor::place() const {
   return context_->place();
 }
 
-Traffic StepExecutor::settled_traffic() {
+LinkBytes StepExecutor::settled_traffic() {
   context_->store.run(nullptr, nullptr);
   const Position::Waiting waiting(context_->position, Position::Waits::kForMoves);
   context_->store.drain();
@@ -162,21 +162,21 @@ std::span<const double> StepExecutor::read_scalars() {
     context_->stall.mark(StallCause::kOther);
   }
   context_->device.copy_to_host(*context_->compute, staging_->data(), context_->workspace().inputs(), bytes);
-  own_.device_to_host += bytes;
+  own_[kToHost] += bytes;
   const Position::Waiting waiting(context_->position, Position::Waits::kForStream);
   context_->compute->synchronize();
   return {static_cast<const double*>(staging_->data()), context_->layout.model->units().size() + 1};
 }
 
-Traffic engine_traffic_per_step(const Layout& layout) {
-  Traffic t;
-  t.host_to_device = Workspace::input_bytes(layout, layout.options.micro_batches);
-  t.device_to_host = Workspace::scalar_bytes(layout);
+LinkBytes engine_traffic_per_step(const Layout& layout) {
+  LinkBytes t;
+  t[kToDevice] = Workspace::input_bytes(layout, layout.options.micro_batches);
+  t[kToHost] = Workspace::scalar_bytes(layout);
   return t;
 }
 
-Traffic StepExecutor::traffic() const {
-  Traffic t = context_->store.traffic();
+LinkBytes StepExecutor::traffic() const {
+  LinkBytes t = context_->store.traffic();
   return t += own_;
 }
 
@@ -306,7 +306,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   ZG_ASSERT_EQ(static_cast<std::int64_t>(micro_batches.size()), context_->layout.options.micro_batches);
   const auto begin = Clock::now();
   context_->stall.begin();
-  const Traffic before = traffic();
+  const LinkBytes before = traffic();
   const CommTraffics comm_before = comm();
   const std::int64_t first_written = context_->store.first_written_bytes();
   context_->timer.reset();
@@ -340,7 +340,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m)
     staging_->put(static_cast<std::int64_t>(m), micro_batches[m]);
-  own_.host_to_device +=
+  own_[kToDevice] +=
       staging_->load(*context_->compute, context_->workspace(), context_->layout.options.micro_batches);
   run_program(gradients);
   const auto scalars = exchange(read_scalars());
@@ -409,7 +409,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
         tokens += std::count_if(b.targets, b.targets + rows, [](auto t) { return t >= 0; });
       staging_->put(m, b);
     }
-    own_.host_to_device += staging_->load(*context_->compute, context_->workspace(), group);
+    own_[kToDevice] += staging_->load(*context_->compute, context_->workspace(), group);
     const bool more = first + step < micro_batches;
     run_program(begin_activity(more ? Activity::kEvaluateMore : Activity::kEvaluate));
     const double sum = read_scalars()[0];

@@ -82,7 +82,7 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   plan.comm_per_step = zg::comm_per_step(layout, programs);
   // The steady state is reached after a few steps.
   for (int i = 0; i < 4; ++i) {
-    const Traffic before = run.residency.copies().traffic();
+    const LinkBytes before = run.residency.copies().traffic();
     plan.obstacle = run.run(Activity::kStep);
     ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
     plan.per_step = run.residency.copies().traffic() - before;
@@ -90,18 +90,18 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   return plan;
 }
 
-Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
-                 const History& history) {
+LinkBytes forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
+                   const History& history) {
   PaperRun run(layout, programs, budgets);
-  Traffic total;
+  LinkBytes total;
   for (const auto& [activity, times] : history) {
     for (std::int64_t i = 0; i < times; ++i) {
       const auto state = std::pair(run.residency.copies().fingerprint(), run.sequence);
-      const Traffic before = run.residency.copies().traffic();
+      const LinkBytes before = run.residency.copies().traffic();
       const auto failure = run.run(activity);
       ZG_ASSERT(!failure, "the plan of this run said that it fits");
       if (activity == Activity::kInitialize || activity == Activity::kAdopt) continue;  // not counted
-      const Traffic moved = run.residency.copies().traffic() - before;
+      const LinkBytes moved = run.residency.copies().traffic() - before;
       total += moved;
       if (std::pair(run.residency.copies().fingerprint(), run.sequence) != state) continue;
       // The placement of copies is as before: all further repetitions move the same bytes.
@@ -171,15 +171,15 @@ double nvme_seconds(const Roofs& roofs, std::int64_t read, std::int64_t written,
   return std::max({seconds, read_alone, write_alone}) + extra;
 }
 
-Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::int64_t first_written) {
+Bound bound_of(const Roofs& roofs, double flops, const LinkBytes& traffic, std::int64_t first_written) {
   Bound b;
   b.compute = time_of(flops, roofs.flops);
   // Bytes on the direct link also take the device's own link.
   b.host_to_device =
-      time_of(static_cast<double>(traffic.host_to_device + traffic.direct_read), roofs.host_to_device);
+      time_of(static_cast<double>(traffic[kToDevice] + traffic[kDirectRead]), roofs.host_to_device);
   b.device_to_host =
-      time_of(static_cast<double>(traffic.device_to_host + traffic.direct_write), roofs.device_to_host);
-  b.nvme = nvme_seconds(roofs, traffic.nvme_read, traffic.nvme_write, first_written);
+      time_of(static_cast<double>(traffic[kToHost] + traffic[kDirectWrite]), roofs.device_to_host);
+  b.nvme = nvme_seconds(roofs, traffic.nvme_read(), traffic.nvme_write(), first_written);
   b.seconds = b.compute;
   b.by = "compute";
   const auto consider = [&b](double seconds, const char* name) {

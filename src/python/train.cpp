@@ -50,7 +50,7 @@ nb::dict dict_of(const RunSummary& s) {
   out["last_loss"] = s.last_loss;
   out["val_loss"] = s.val_loss, out["skipped"] = s.skipped, out["stopped"] = s.stopped;
   out["peak_host_bytes"] = s.peak_host, out["peak_resident_bytes"] = s.peak_resident;
-  out["nvme_read_bytes"] = s.measured.nvme_read, out["nvme_write_bytes"] = s.measured.nvme_write;
+  out["nvme_read_bytes"] = s.measured.nvme_read(), out["nvme_write_bytes"] = s.measured.nvme_write();
   return out;
 }
 

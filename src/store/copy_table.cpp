@@ -51,18 +51,9 @@ void CopyTable::free(SegmentId id, Tier tier) {
 }
 
 void CopyTable::copy(SegmentId id, Tier from, Tier to) {
-  const std::int64_t bytes = table_.segment(id).bytes;
-  // Drives move whole pages.
-  const std::int64_t pages = table_.segment(id).charge;
-  if (from == Tier::kNvme) {
-    traffic_.nvme_read += pages;
-    if (to == Tier::kDevice) traffic_.direct_read += pages;
-  } else if (to == Tier::kNvme) {
-    traffic_.nvme_write += pages;
-    if (from == Tier::kDevice) traffic_.direct_write += pages;
-  } else {
-    (to == Tier::kDevice ? traffic_.host_to_device : traffic_.device_to_host) += bytes;
-  }
+  const Segment& s = table_.segment(id);
+  const bool drives = from == Tier::kNvme || to == Tier::kNvme;  // which move whole pages
+  traffic_[link_between(from, to)] += drives ? s.charge : s.bytes;
   ZG_ASSERT(present(id, from) && (to == Tier::kNvme || present(id, to)), "{} from {} to {}",
             table_.segment_name(id), name_of(from), name_of(to));
   if (to == Tier::kNvme)

@@ -28,14 +28,13 @@ bool clear_unless(std::atomic<std::uint64_t>& word, std::uint64_t flags, std::ui
 
 }  // namespace
 
-LeaseTable::LeaseTable(StoreParts& store, const Residency& residency, const MoveGraph& moves)
-    : store_(store), identity_(next_identity()), residency_(residency), moves_(moves) {}
+LeaseTable::LeaseTable(StoreParts& store, const SegmentStates& states, const Residency& residency,
+                       const MoveGraph& moves)
+    : store_(store), states_(states), identity_(next_identity()), residency_(residency), moves_(moves) {}
 
 void LeaseTable::grow(const TensorTable& table) {
-  const std::int32_t count = table.segment_count();
-  words_.grow(count);
-  claims_.grow(count);
-  for (; segments_ < count; ++segments_) words(segments_).bytes = table.segment(segments_).bytes;
+  for (; segments_ < table.segment_count(); ++segments_)
+    words(segments_).bytes = table.segment(segments_).bytes;
 }
 
 LeaseTable::Holder& LeaseTable::holder() {
@@ -91,6 +90,14 @@ void LeaseTable::fill(Lease& lease, SegmentId id, Tier tier, Access access, Entr
   lease.bytes_ = h.bytes;
 }
 
+void LeaseTable::fill(Lease& lease, ActionNode& use) {
+  const CopyWord& h = words(use.action.segment);
+  lease.store_ = &store_;
+  lease.node_ = &use;
+  lease.data_ = h.memory[index_of(use.action.tier)];
+  lease.bytes_ = h.bytes;
+}
+
 bool LeaseTable::take_at_once(Lease& lease, SegmentId segment, Tier tier, Access access) {
   CopyWord& h = words(segment);
   auto& word = h.word[index_of(tier)];
@@ -123,11 +130,18 @@ bool LeaseTable::count_off(const Lease& lease) {
 
 Lease TensorStore::acquire(SegmentId segment, Tier tier, Access access, Stream* consumer) {
   StoreParts& p = *parts_;
-  p.check_access(segment, tier);
+  p.core.check_access(segment, tier);
   Lease lease;
-  if (!p.leases.take_at_once(lease, segment, tier, access))
-    p.acquire_slowly(lease, {segment, tier, access, false}, consumer);
-  if (p.prefetcher.follows_step()) p.log_access({segment, tier, access, false});
+  const AccessStep step{segment, tier, access, false};
+  if (!p.core.leases.take_at_once(lease, segment, tier, access)) {
+    if (p.program.runs()) {
+      StoreParts::Lock lock(p.core.mutex);
+      p.program.acquire(lock, {&step, 1}, consumer, &lease);
+      return lease;
+    }
+    p.free.acquire(lease, step, consumer);
+  }
+  if (p.free.prefetcher().follows_step()) p.free.log_access(step);
   return lease;
 }
 
@@ -151,14 +165,15 @@ void Lease::release() {
   if (store_ == nullptr) return;
   StoreParts& store = *std::exchange(store_, nullptr);
   data_ = nullptr;
-  if (node_ != nullptr) return store.end_use(*std::exchange(node_, nullptr));
+  if (node_ != nullptr) return store.program.end_use(*std::exchange(node_, nullptr));
   // A thread that is about to wait first announces itself (kWaited, room_waiters_) and then looks at the
   // leases once more. A release first ends the lease and then looks for such a thread. So at least one of the
   // two sees the other, and no wakeup is lost.
-  if (!LeaseTable::count_off(*this) && !store.waits.anybody_wants_room()) return LeaseTable::note_off(entry_);
-  std::lock_guard lock(store.mutex);
+  if (!LeaseTable::count_off(*this) && !store.free.waits().anybody_wants_room())
+    return LeaseTable::note_off(entry_);
+  std::lock_guard lock(store.core.mutex);
   LeaseTable::note_off(entry_);
-  store.waits.wake();
+  store.free.waits().wake();
 }
 
 void Lease::release_after(Stream& stream, const Event& event) {
@@ -166,19 +181,19 @@ void Lease::release_after(Stream& stream, const Event& event) {
   StoreParts* const store = std::exchange(store_, nullptr);
   data_ = nullptr;
   if (ActionNode* const node = std::exchange(node_, nullptr)) {
-    store->pass_use(*node, stream, event);
-    event.on_done([store, node] { store->end_use(*node); });
+    store->program.pass_use(*node, stream, event);
+    event.on_done([store, node] { store->program.end_use(*node); });
     return;
   }
   {
-    std::lock_guard lock(store->mutex);
-    store->leases.pass(*this, stream);
-    store->waits.look_again(segment_);  // an acquire for the same stream need not wait any more
+    std::lock_guard lock(store->core.mutex);
+    store->core.leases.pass(*this, stream);
+    store->free.waits().look_again(segment_);  // an acquire for the same stream need not wait any more
   }
   event.on_done([store, id = segment_, tier = tier_, writes = writes_] {
-    std::lock_guard lock(store->mutex);
-    store->leases.end_passed(id, tier, writes);
-    store->waits.wake();
+    std::lock_guard lock(store->core.mutex);
+    store->core.leases.end_passed(id, tier, writes);
+    store->free.waits().wake();
   });
 }
 

@@ -2,8 +2,8 @@
 // entries of every thread, which name the copies that it holds.
 //
 // Any thread takes and releases a lease of a resident copy without a lock: take_at_once(), count_off(). All
-// other functions are called under the store's mutex, which guards claims_, passed_ and the flags kOpen,
-// kSole and kWaited of the words. holders_mutex_ guards the list of holders; it may be taken while the
+// other functions are called under the store's mutex, which guards the claims, passed_ and the flags
+// kOpen, kSole and kWaited of the words. holders_mutex_ guards the list of holders; it may be taken while the
 // store's mutex is held. A holder's entries are set by its own thread only, and cleared by the thread that
 // releases the lease.
 //
@@ -17,8 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "store/copy_word.hpp"
-#include "store/stable_array.hpp"
+#include "store/segment_state.hpp"
 #include "ziggurat/store/residency.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -54,14 +53,8 @@ class LeaseTable final : public LeaseProbe {
     std::size_t block = 0, next = 0;  // where the search for a free entry begins
     std::thread::id thread;
   };
-  // What is known of the leases of a segment, besides the counts in its words.
-  struct Claims {
-    int intents[2] = {0, 0};      // acquires that have decided a copy, and wait for its moves
-    int passed[2] = {0, 0};       // leases that were passed to a stream and have not ended
-    Stream* passed_to = nullptr;  // the stream; null: more than one
-  };
-
-  LeaseTable(StoreParts& store, const Residency& residency, const MoveGraph& moves);
+  LeaseTable(StoreParts& store, const SegmentStates& states, const Residency& residency,
+             const MoveGraph& moves);
   void grow(const TensorTable& table);
   std::int32_t segments() const { return segments_; }
 
@@ -74,8 +67,9 @@ class LeaseTable final : public LeaseProbe {
   // Makes an entry of the calling thread for this segment. Comes before the word counts the lease.
   Entry* note(CopyWord& words);
   static void note_off(Entry* entry) { entry->store(nullptr, std::memory_order_relaxed); }
-  // Fills in a lease that its word counts already.
+  // Fills in a lease that its word counts already; or one of a program.
   void fill(Lease& lease, SegmentId segment, Tier tier, Access access, Entry* entry);
+  void fill(Lease& lease, ActionNode& use);
   // The flags that a word must have for a lease to be taken, and what the lease adds to the word.
   static std::uint64_t needed(Access a) {
     return a == Access::kRead ? CopyWord::kOpen : CopyWord::kOpen | CopyWord::kSole;
@@ -99,9 +93,8 @@ class LeaseTable final : public LeaseProbe {
   void count_passed(int change) { passed_ += change; }  // for the leases of a program
   int passed() const { return passed_; }
 
-  CopyWord& words(SegmentId segment) const { return words_[segment]; }
-  const StableArray<CopyWord>& words() const { return words_; }
-  Claims& claims(SegmentId segment) const { return claims_[segment]; }
+  CopyWord& words(SegmentId segment) const { return states_[segment].word; }
+  Claims& claims(SegmentId segment) const { return states_[segment].claims; }
   Holder& holder();  // of the calling thread
   template <class Visit>
   bool any_holder(Visit&& visit) const;  // stops at the first holder for which visit() returns true
@@ -112,10 +105,9 @@ class LeaseTable final : public LeaseProbe {
 
  private:
   StoreParts& store_;
+  const SegmentStates& states_;
   const std::uint64_t identity_;  // unique among the stores of this process
   std::atomic<bool> admits_{true};
-  StableArray<CopyWord> words_;
-  StableArray<Claims> claims_;
   std::int32_t segments_ = 0;
   int passed_ = 0;  // leases that were passed to a stream and have not ended
   mutable std::mutex holders_mutex_;

@@ -49,12 +49,6 @@ bool conflict(const ActionNode& earlier, const ActionNode& later) {
   return !earlier.streams_wait;
 }
 
-Link link_of(const Action& action) {
-  if (action.from == Tier::kNvme) return action.tier == Tier::kDevice ? kDirectRead : kNvmeRead;
-  if (action.tier == Tier::kNvme) return action.from == Tier::kDevice ? kDirectWrite : kNvmeWrite;
-  return action.tier == Tier::kDevice ? kToDevice : kToHost;
-}
-
 // Most nodes belong at the end, so the search for the place begins there.
 void NodeList::insert(ActionNode& node) {
   ActionNode* after = last;

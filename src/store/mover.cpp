@@ -42,11 +42,11 @@ MoveRules Mover::rules(const TensorStore::Options& options) {
           .copies_in_flight = TensorStore::kCopiesInFlight};
 }
 
-Mover::Mover(const TensorTable& table, const TensorStore::Options& options,
-             const StableArray<CopyWord>& words, std::mutex& mutex, MoveGraph& graph, MoverEvents& events)
+Mover::Mover(const TensorTable& table, const TensorStore::Options& options, const SegmentStates& states,
+             std::mutex& mutex, MoveGraph& graph, MoverEvents& events)
     : table_(table),
       options_(options),
-      words_(words),
+      states_(states),
       mutex_(mutex),
       graph_(graph),
       events_(events),
@@ -64,7 +64,7 @@ Mover::~Mover() {
   while (inside_.load() > 0) std::this_thread::yield();  // I/O threads leave at once
   for (SegmentId id = 0; id < segments_; ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      if (words_[id].memory[index_of(tier)] != nullptr) release(id, tier);
+      if (states_[id].word.memory[index_of(tier)] != nullptr) release(id, tier);
     }
   }
   copy_stream_[0].reset();
@@ -117,7 +117,7 @@ void Mover::take_from_system(const ActionNode& node) {
 void Mover::note_memory(const ActionNode& node, void* data) {
   const SegmentId segment = node.action.segment;
   const Tier tier = node.action.tier;
-  void*& memory = words_[segment].memory[index_of(tier)];
+  void*& memory = states_[segment].word.memory[index_of(tier)];
   ZG_ASSERT(memory == nullptr, "{} has memory at {}", table_.segment_name(segment), name_of(tier));
   memory = data;
   if (tier == Tier::kHost) host_bytes_ += table_.segment(segment).charge;
@@ -126,11 +126,11 @@ void Mover::note_memory(const ActionNode& node, void* data) {
 void Mover::free_memory(const ActionNode& node) {
   const SegmentId segment = node.action.segment;
   const Tier tier = node.action.tier;
-  ZG_ASSERT(words_[segment].memory[index_of(tier)] != nullptr, "{} has no memory at {}",
+  ZG_ASSERT(states_[segment].word.memory[index_of(tier)] != nullptr, "{} has no memory at {}",
             table_.segment_name(segment), name_of(tier));
 #if defined(ZG_POISON)
   if (tier == Tier::kHost || options_.device->is_host()) {
-    std::memset(words_[segment].memory[index_of(tier)], 0xff,
+    std::memset(states_[segment].word.memory[index_of(tier)], 0xff,
                 static_cast<std::size_t>(table_.segment(segment).charge_at(tier)));
   }
 #endif
@@ -139,7 +139,7 @@ void Mover::free_memory(const ActionNode& node) {
 }
 
 void Mover::release(SegmentId segment, Tier tier) {
-  void*& memory = words_[segment].memory[index_of(tier)];
+  void*& memory = states_[segment].word.memory[index_of(tier)];
   arena(tier).release(std::exchange(memory, nullptr), table_.segment(segment).charge_at(tier));
 }
 
@@ -188,7 +188,7 @@ LinkStatistics Mover::link(Link link) const {
 bool Mover::begin(ActionNode& copy, const ActionNode* fed_by) {
   under_way_.grow(copy.number + 1);
   const Link link = link_of(copy.action);
-  const CopyWord& h = words_[copy.action.segment];
+  const CopyWord& h = states_[copy.action.segment].word;
   if (fed_by != nullptr && link == kToDevice) {
     for (const auto& [first, bytes] : graph_.queue(copy.action.segment).arrived)
       copy_piece(copy, first, bytes);
@@ -238,7 +238,7 @@ void Mover::transfer(ActionNode& copy, const ActionNode* fed_by) {
   io::ExtentTransfer transfer = reads ? nvme_->to_read(segment) : nvme_->to_write(segment);
   under_way(copy).slot = static_cast<std::int8_t>(transfer.slot);
   const Tier tier = reads ? copy.action.tier : copy.action.from;
-  transfer.data = words_[segment].memory[index_of(tier)];
+  transfer.data = states_[segment].word.memory[index_of(tier)];
   transfer.on_device = tier == Tier::kDevice && !options_.device->is_host();
   transfer.completion = this;
   transfer.ready = -1;
@@ -257,7 +257,7 @@ void Mover::hurry(const ActionNode& copy) {
 }
 
 void Mover::copy_piece(const ActionNode& copy, std::int64_t first, std::int64_t bytes) {
-  const CopyWord& h = words_[copy.action.segment];
+  const CopyWord& h = states_[copy.action.segment].word;
   // The last piece may extend to the end of its page.
   bytes = std::min(bytes, h.bytes - first);
   if (bytes <= 0) return;
@@ -283,7 +283,7 @@ void Mover::copied(const ActionNode& copy, std::int64_t first, std::int64_t byte
   const ActionNode* const fed = graph_.piece_arrived(copy, first, bytes);
   if (fed == nullptr) return;
   const int slot = under_way(*fed).slot;
-  const bool all = first + bytes == words_[segment].bytes;
+  const bool all = first + bytes == states_[segment].word.bytes;
   const std::int64_t ready = all ? table_.segment(segment).charge : first + bytes;
   lock.unlock();
   nvme_->volume().mark_ready(nvme_->extent(segment), slot, ready);

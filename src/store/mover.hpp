@@ -11,9 +11,9 @@
 #include <memory>
 #include <mutex>
 
-#include "store/copy_word.hpp"
 #include "store/move_graph.hpp"
 #include "store/nvme_copies.hpp"
+#include "store/segment_state.hpp"
 #include "ziggurat/store/store.hpp"
 
 namespace zg {
@@ -33,9 +33,9 @@ class MoverEvents {
 class Mover final : public MoveDriver, private io::ExtentCompletion {
  public:
   static MoveRules rules(const TensorStore::Options& options);  // of its graph
-  // The references, and the pointers in `options`, outlive the mover. In `words` the mover sets where the
+  // The references, and the pointers in `options`, outlive the mover. In `states` the mover sets where the
   // memory of each copy is.
-  Mover(const TensorTable& table, const TensorStore::Options& options, const StableArray<CopyWord>& words,
+  Mover(const TensorTable& table, const TensorStore::Options& options, const SegmentStates& states,
         std::mutex& mutex, MoveGraph& graph, MoverEvents& events);
   ~Mover();  // no move is under way on a link; frees all memory
 
@@ -84,7 +84,7 @@ class Mover final : public MoveDriver, private io::ExtentCompletion {
 
   const TensorTable& table_;
   const TensorStore::Options& options_;
-  const StableArray<CopyWord>& words_;
+  const SegmentStates& states_;
   std::mutex& mutex_;  // the store's
   MoveGraph& graph_;
   MoverEvents& events_;

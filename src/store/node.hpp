@@ -45,7 +45,9 @@ bool conflict(const ActionNode& earlier, const ActionNode& later);
 // Whether the action changes the copy at the tier.
 bool writes(const Action& action, Tier tier);
 // The link of a kCopy, and whether it reads or writes drives.
-Link link_of(const Action& action);
+inline Link link_of(const Action& action) {
+  return link_between(action.from, action.tier);
+}
 inline bool reads_drives(Link link) {
   return link == kNvmeRead || link == kDirectRead;
 }

@@ -13,18 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "store/counters.hpp"
-#include "store/leases.hpp"
-#include "store/move_graph.hpp"
+#include "store/core.hpp"
 #include "store/predictor.hpp"
 
 namespace zg {
 
 class Prefetcher {
  public:
-  Prefetcher(const TensorTable& table, const TensorStore::Options& options, Residency& residency,
-             LeaseTable& leases, MoveGraph& moves, Counters& counters);
-  void grow(std::int32_t segments) { segments_.grow(segments); }
+  explicit Prefetcher(StoreCore& core);
 
   void begin_step(const std::string& name);
   // Returns the record of the step; null: it had no accesses.
@@ -63,24 +59,13 @@ class Prefetcher {
   void check() const;
 
  private:
-  struct Fetched {
-    std::int8_t tier = -1;  // where its prefetched copy is that has not been used yet; -1: there is none
-    bool ahead = false;     // counted in ahead_bytes_
-    std::int64_t hits = 0;  // of the copy, when it was prefetched
-  };
   void follow_log();
   void forget_ahead();
   void not_ahead(SegmentId segment);
   void walk(std::int32_t& farthest, std::int32_t end, bool to_host);
   std::int64_t read_ahead(Tier tier) const;
 
-  const TensorTable& table_;
-  const TensorStore::Options& options_;
-  Residency& residency_;
-  LeaseTable& leases_;
-  MoveGraph& moves_;
-  Counters& counters_;
-  StableArray<Fetched> segments_;
+  StoreCore& core_;
   Predictor predictor_;
   std::vector<Action> actions_;
   std::atomic<bool> logging_{false};

@@ -78,10 +78,10 @@ class Replayer final : private DryRunObserver {
   }
 
   bool run_round() {
-    const Traffic before = residency_.copies().traffic();
+    const LinkBytes before = residency_.copies().traffic();
     const ReplayCounts counted = counts_;
     for (std::size_t i = 0; i < trace_.sequence.size(); ++i) {
-      const Traffic start = residency_.copies().traffic();
+      const LinkBytes start = residency_.copies().traffic();
       const Program& program = trace_.programs[static_cast<std::size_t>(trace_.sequence[i])];
       program_ = &program;
       std::int32_t op = 0;
@@ -167,7 +167,7 @@ class Replayer final : private DryRunObserver {
       repeats();
     }
     const std::size_t last = result_.cycle > 0 ? static_cast<std::size_t>(result_.cycle) : (n + 1) / 2;
-    Traffic sum;
+    LinkBytes sum;
     ReplayCounts counts;
     for (std::size_t i = n - last; i < n; ++i) {
       sum += result_.rounds[i];
@@ -177,8 +177,7 @@ class Replayer final : private DryRunObserver {
       const auto k = static_cast<std::int64_t>(last);
       return (value + k / 2) / k;
     };
-    result_.per_round = {mean(sum.nvme_read),      mean(sum.nvme_write),  mean(sum.host_to_device),
-                         mean(sum.device_to_host), mean(sum.direct_read), mean(sum.direct_write)};
+    for (std::size_t l = 0; l < kLinks; ++l) result_.per_round.of[l] = mean(sum.of[l]);
     result_.counts_per_round = {mean(counts.accesses), mean(counts.hits), mean(counts.host_hits),
                                 mean(counts.device_evictions), mean(counts.host_evictions)};
   }

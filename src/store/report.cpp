@@ -35,7 +35,7 @@ std::string StoreReport::describe(const ActionNode& node) const {
   static constexpr const char* kKinds[] = {"memory for", "move of", "release of", "use of"};
   static constexpr const char* kStates[] = {"pending", "running", "done"};
   std::string text = fmt::format("{} {} at {} ({})", kKinds[static_cast<int>(node.action.kind)],
-                                 p_.table.segment_name(node.action.segment), name_of(node.action.tier),
+                                 p_.core.table.segment_name(node.action.segment), name_of(node.action.tier),
                                  kStates[static_cast<int>(node.state)]);
   if (node.action.kind == Action::Kind::kCopy) text += fmt::format(" from {}", name_of(node.action.from));
   return text;
@@ -43,22 +43,22 @@ std::string StoreReport::describe(const ActionNode& node) const {
 
 SegmentReport StoreReport::segment(SegmentId id) const {
   SegmentReport r;
-  r.name = p_.table.segment_name(id);
+  r.name = p_.core.table.segment_name(id);
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
-    r.present[static_cast<std::size_t>(tier)] = p_.residency.copies().present(id, tier);
+    r.present[static_cast<std::size_t>(tier)] = p_.core.residency.copies().present(id, tier);
   }
   std::uint64_t next = kNever;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const auto t = static_cast<std::size_t>(tier);
-    const std::uint64_t word = p_.leases.words(id).word[t].load();
+    const std::uint64_t word = p_.core.leases.words(id).word[t].load();
     r.readers[t] = CopyWord::readers(word);
     r.writers[t] = CopyWord::writers(word);
-    r.pinned[t] = p_.residency.copies().is_pinned(id, tier);
-    r.passed += p_.leases.claims(id).passed[t];
-    next = std::min(next, p_.residency.future().next_access(id));
+    r.pinned[t] = p_.core.residency.copies().is_pinned(id, tier);
+    r.passed += p_.core.leases.claims(id).passed[t];
+    next = std::min(next, p_.core.residency.future().next_access(id));
   }
   if (next != kNever) r.next_use = static_cast<std::int64_t>(next);
-  for (const ActionNode* n = p_.moves.queue(id).first; n != nullptr; n = n->next) {
+  for (const ActionNode* n = p_.core.moves.queue(id).first; n != nullptr; n = n->next) {
     if (n->leased && n->state != ActionNode::State::kDone) {
       ++(n->action.access == Access::kRead ? r.readers : r.writers)[static_cast<std::size_t>(n->action.tier)];
       r.passed += n->passed_to != nullptr ? 1 : 0;
@@ -66,14 +66,14 @@ SegmentReport StoreReport::segment(SegmentId id) const {
       r.moves.push_back(describe(*n));
     }
   }
-  for (const Waiter* w : p_.waits.waiters()) {
-    if (w->step.segment == id) r.waits_for = p_.waits.describe(*w);
+  for (const Waiter* w : p_.free.waits().waiters()) {
+    if (w->step.segment == id) r.waits_for = p_.free.waits().describe(*w);
   }
   return r;
 }
 
 std::vector<SegmentReport> StoreReport::segments(TensorId tensor) const {
-  const Tensor& t = p_.table.tensor(tensor);
+  const Tensor& t = p_.core.table.tensor(tensor);
   std::vector<SegmentReport> all;
   for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) all.push_back(segment(id));
   return all;
@@ -82,7 +82,7 @@ std::vector<SegmentReport> StoreReport::segments(TensorId tensor) const {
 std::string StoreReport::explain(TensorId tensor) const {
   const auto reports = segments(tensor);
   const TensorStatistics counts = statistics(tensor);
-  const TensorSpec& spec = p_.table.tensor(tensor).spec;
+  const TensorSpec& spec = p_.core.table.tensor(tensor).spec;
   std::string text = fmt::format(
       "{}: {} {} x {}, {} segment{}; may be demoted to {}, priority {}\n  acquired {} times, {} without "
       "waiting "
@@ -117,30 +117,30 @@ StoreStatistics StoreReport::statistics() const {
     out.links[static_cast<std::size_t>(link)] = p_.mover.link(static_cast<Link>(link));
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const auto t = static_cast<std::size_t>(tier);
-    out.tiers[t] = p_.counters.tiers[t];
-    out.tiers[t].budget = p_.residency.copies().budget(tier);
-    out.tiers[t].used = p_.residency.copies().used(tier);
-    out.tiers[t].peak = p_.residency.copies().peak(tier);
+    out.tiers[t] = p_.core.counters.tiers[t];
+    out.tiers[t].budget = p_.core.residency.copies().budget(tier);
+    out.tiers[t].used = p_.core.residency.copies().used(tier);
+    out.tiers[t].peak = p_.core.residency.copies().peak(tier);
   }
   if (const NvmeCopies* copies = p_.mover.nvme()) {
     TierStatistics& nvme = out.tiers[static_cast<std::size_t>(Tier::kNvme)];
-    for (int drive = 0; drive < p_.table.drives(); ++drive) {
+    for (int drive = 0; drive < p_.core.table.drives(); ++drive) {
       const io::SpaceReport space = copies->volume().space(drive);
       nvme.budget += space.bytes;
       nvme.used += space.used;
     }
     nvme.peak = nvme.used;
   }
-  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
+  for (SegmentId id = 0; id < p_.core.table.segment_count(); ++id) {
     for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
       const auto t = static_cast<std::size_t>(tier);
-      if (t < 2) out.tiers[t].hits += p_.leases.words(id).hits[t].load(std::memory_order_relaxed);
-      if (!p_.residency.copies().present(id, tier)) continue;
+      if (t < 2) out.tiers[t].hits += p_.core.leases.words(id).hits[t].load(std::memory_order_relaxed);
+      if (!p_.core.residency.copies().present(id, tier)) continue;
       ++out.tiers[t].segments;
-      out.tiers[t].bytes += p_.table.segment(id).bytes;
+      out.tiers[t].bytes += p_.core.table.segment(id).bytes;
     }
   }
-  const Counters& c = p_.counters;
+  const Counters& c = p_.core.counters;
   out.waits = c.waits;
   out.waited_for = c.waited_for;
   out.waited_seconds = std::accumulate(c.waited_for.begin(), c.waited_for.end(), 0.0);
@@ -150,26 +150,16 @@ StoreStatistics StoreReport::statistics() const {
   return out;
 }
 
-Traffic StoreReport::traffic() const {
-  const auto bytes = [this](Link link) { return p_.mover.link(link).bytes; };
-  return {bytes(kNvmeRead) + bytes(kDirectRead),
-          bytes(kNvmeWrite) + bytes(kDirectWrite),
-          bytes(kToDevice),
-          bytes(kToHost),
-          bytes(kDirectRead),
-          bytes(kDirectWrite)};
-}
-
 TensorStatistics StoreReport::statistics(TensorId tensor) const {
   TensorStatistics sum;
-  const Tensor& t = p_.table.tensor(tensor);
+  const Tensor& t = p_.core.table.tensor(tensor);
   for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) {
-    const TensorStatistics& c = p_.counters.segments[id];
-    for (const auto& hits : p_.leases.words(id).hits) sum.hits += hits.load(std::memory_order_relaxed);
+    const TensorStatistics& c = p_.core.segments[id].counts;
+    for (const auto& hits : p_.core.leases.words(id).hits) sum.hits += hits.load(std::memory_order_relaxed);
     sum.misses += c.misses;
     sum.waits += c.waits;
     sum.waited_seconds += c.waited_seconds;
-    sum.bytes += p_.moves.queue(id).moved;
+    sum.bytes += p_.core.moves.queue(id).moved;
     sum.evictions += c.evictions;
     sum.prefetches += c.prefetches;
   }
@@ -177,52 +167,55 @@ TensorStatistics StoreReport::statistics(TensorId tensor) const {
 }
 
 std::string StoreReport::state() const {
+  const Program* const program = p_.program.program();
   std::string text = fmt::format(
       "  device {} of {}, host {} of {}; program {} operation {} of {}, decided {}",
-      format_bytes(p_.options.device->arena().in_use()), format_bytes(p_.options.device->arena().budget()),
-      format_bytes(p_.options.host->in_use()), format_bytes(p_.options.host->budget()),
-      p_.program ? p_.program->name() : "none", p_.op, p_.program ? p_.program->op_count() : 0, p_.decided);
-  const Predictor& predictor = p_.prefetcher.predictor();
+      format_bytes(p_.core.options.device->arena().in_use()),
+      format_bytes(p_.core.options.device->arena().budget()), format_bytes(p_.core.options.host->in_use()),
+      format_bytes(p_.core.options.host->budget()), program ? program->name() : "none", p_.program.op(),
+      program ? program->op_count() : 0, p_.program.decided());
+  const Predictor& predictor = p_.free.prefetcher().predictor();
   if (predictor.program() != nullptr) {
     text += fmt::format("; expected step {} access {} of {}, fetched up to {}", predictor.program()->name(),
                         predictor.cursor() + 1, predictor.program()->access_count(),
-                        p_.prefetcher.fetched_up_to());
+                        p_.free.prefetcher().fetched_up_to());
   }
-  for (int i = 0; i < (p_.options.budgets.direct ? kLinks : kDirectRead); ++i) {
+  for (int i = 0; i < (p_.core.options.budgets.direct ? kLinks : kDirectRead); ++i) {
     const LinkStatistics link = p_.mover.link(static_cast<Link>(i));
     text += fmt::format("\n  {}: {} moving, {} ready, {} so far", name_of(static_cast<Link>(i)), link.moving,
                         link.waiting, format_bytes(link.bytes));
   }
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    const NodeList& queue = p_.moves.allocs(tier);
+    const NodeList& queue = p_.core.moves.allocs(tier);
     if (queue.first != nullptr)
       text += fmt::format("\n  first of {} to get memory: {}", queue.size, describe(*queue.first));
   }
-  if (const ActionNode* awaited = p_.waits.awaited())
-    text += fmt::format("\n  the program waits for {}: {}", name_of(p_.waits.cause()), describe(*awaited));
-  for (const Waiter* w : p_.waits.waiters()) {
+  if (const ActionNode* awaited = p_.program.awaited())
+    text += fmt::format("\n  the program waits for {}: {}", name_of(p_.program.cause()), describe(*awaited));
+  for (const Waiter* w : p_.free.waits().waiters()) {
     text += fmt::format("\n  waiting for {}: {}", format_seconds(seconds_between(w->begin, Clock::now())),
-                        p_.waits.describe(*w));
+                        p_.free.waits().describe(*w));
   }
   list_moves_and_leases(text);
-  if (p_.failure) text += fmt::format("\n  failed: {}", p_.failure->what());
-  if (p_.options.io != nullptr) text += fmt::format("\n  {}", p_.options.io->state());
+  if (p_.core.failure) text += fmt::format("\n  failed: {}", p_.core.failure->what());
+  if (p_.core.options.io != nullptr) text += fmt::format("\n  {}", p_.core.options.io->state());
   return text;
 }
 
 void StoreReport::list_moves_and_leases(std::string& text) const {
   constexpr int kMost = 24;
   int shown = 0;
-  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    for (const ActionNode* n = p_.moves.queue(id).first; n != nullptr; n = n->next) {
+  for (SegmentId id = 0; id < p_.core.table.segment_count(); ++id) {
+    for (const ActionNode* n = p_.core.moves.queue(id).first; n != nullptr; n = n->next) {
       if (n->state != ActionNode::State::kRunning) continue;
       if (++shown <= kMost) text += fmt::format("\n  {}{}", describe(*n), n->leased ? ", leased" : "");
     }
     int leases = 0;
-    for (const auto& word : p_.leases.words(id).word)
+    for (const auto& word : p_.core.leases.words(id).word)
       leases += CopyWord::readers(word.load()) + CopyWord::writers(word.load());
     if (leases > 0 && ++shown <= kMost)
-      text += fmt::format("\n  {}: {} lease{}", p_.table.segment_name(id), leases, leases == 1 ? "" : "s");
+      text +=
+          fmt::format("\n  {}: {} lease{}", p_.core.table.segment_name(id), leases, leases == 1 ? "" : "s");
   }
   if (shown > kMost) text += fmt::format("\n  and {} more", shown - kMost);
 }
@@ -230,10 +223,11 @@ void StoreReport::list_moves_and_leases(std::string& text) const {
 // "of the device tier, copies hold: weight 12.0 GiB in 25 segments, activation 2.0 GiB in 8 segments".
 std::string StoreReport::what_holds(Tier tier) const {
   std::int64_t bytes[kRoles] = {}, segments[kRoles] = {};
-  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    if (p_.leases.words(id).memory[index_of(tier)] == nullptr) continue;
-    const auto role = static_cast<std::size_t>(p_.table.tensor(p_.table.segment(id).tensor).spec.role);
-    bytes[role] += p_.table.segment(id).charge_at(tier);
+  for (SegmentId id = 0; id < p_.core.table.segment_count(); ++id) {
+    if (p_.core.leases.words(id).memory[index_of(tier)] == nullptr) continue;
+    const auto role =
+        static_cast<std::size_t>(p_.core.table.tensor(p_.core.table.segment(id).tensor).spec.role);
+    bytes[role] += p_.core.table.segment(id).charge_at(tier);
     ++segments[role];
   }
   std::string text;
@@ -247,58 +241,59 @@ std::string StoreReport::what_holds(Tier tier) const {
 
 // After a failure moves stop where they are, and the invariants need not hold.
 void StoreReport::check() const {
-  if (p_.failure) return;
-  p_.residency.copies().check();
-  p_.prefetcher.check();
+  if (p_.core.failure) return;
+  p_.core.residency.copies().check();
+  p_.free.prefetcher().check();
   int passed = 0;
   std::array<std::int64_t, 2> memory{};
-  for (SegmentId id = 0; id < p_.table.segment_count(); ++id) {
-    const MoveQueue& queue = p_.moves.queue(id);
+  for (SegmentId id = 0; id < p_.core.table.segment_count(); ++id) {
+    const MoveQueue& queue = p_.core.moves.queue(id);
     for (const ActionNode* n = queue.first; n != nullptr; n = n->next) {
       passed += n->leased && n->passed_to != nullptr ? 1 : 0;
-      ZG_ASSERT(n->next != nullptr ? n->next->before == n : queue.last == n, "{}", p_.table.segment_name(id));
+      ZG_ASSERT(n->next != nullptr ? n->next->before == n : queue.last == n, "{}",
+                p_.core.table.segment_name(id));
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      passed += p_.leases.claims(id).passed[index_of(tier)];
-      if (p_.leases.words(id).memory[index_of(tier)] != nullptr)
-        memory[index_of(tier)] += p_.table.segment(id).charge_at(tier);
+      passed += p_.core.leases.claims(id).passed[index_of(tier)];
+      if (p_.core.leases.words(id).memory[index_of(tier)] != nullptr)
+        memory[index_of(tier)] += p_.core.table.segment(id).charge_at(tier);
       check_copy(id, tier);
     }
     check_waiters(id);
   }
-  ZG_ASSERT_EQ(passed, p_.leases.passed());
-  ZG_ASSERT_LE(memory[0], p_.options.budgets.device);
-  ZG_ASSERT_LE(memory[1], p_.options.budgets.host);
+  ZG_ASSERT_EQ(passed, p_.core.leases.passed());
+  ZG_ASSERT_LE(memory[0], p_.core.options.budgets.device);
+  ZG_ASSERT_LE(memory[1], p_.core.options.budgets.host);
 }
 
 // The word of a copy must not allow more than its state does.
 void StoreReport::check_copy(SegmentId id, Tier tier) const {
-  const CopyWord& h = p_.leases.words(id);
+  const CopyWord& h = p_.core.leases.words(id);
   const std::size_t t = index_of(tier);
   const std::uint64_t word = h.word[t].load();
-  const std::string name = p_.table.segment_name(id);
-  const bool taken = h.memory[t] != nullptr, present = p_.residency.copies().present(id, tier);
-  const bool moves = p_.moves.moves(id);
+  const std::string name = p_.core.table.segment_name(id);
+  const bool taken = h.memory[t] != nullptr, present = p_.core.residency.copies().present(id, tier);
+  const bool moves = p_.core.moves.moves(id);
   if (!moves) ZG_ASSERT(taken == present, "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kOpen) != 0)
-    ZG_ASSERT(taken && present && p_.program == nullptr, "{} at the {}", name, name_of(tier));
+    ZG_ASSERT(taken && present && !p_.program.runs(), "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kSole) != 0)
-    ZG_ASSERT(p_.residency.copies().sole(id, tier) && !moves, "{} at the {}", name, name_of(tier));
+    ZG_ASSERT(p_.core.residency.copies().sole(id, tier) && !moves, "{} at the {}", name, name_of(tier));
   if ((word & CopyWord::kLeases) != 0) ZG_ASSERT(taken, "{} at the {}", name, name_of(tier));
-  ZG_ASSERT_LE(p_.leases.claims(id).passed[t], CopyWord::readers(word) + CopyWord::writers(word));
-  ZG_ASSERT(p_.waits.line(id).waiters == 0 || (word & CopyWord::kWaited) != 0, "{} at the {}", name,
+  ZG_ASSERT_LE(p_.core.leases.claims(id).passed[t], CopyWord::readers(word) + CopyWord::writers(word));
+  ZG_ASSERT(p_.core.segments[id].line.waiters == 0 || (word & CopyWord::kWaited) != 0, "{} at the {}", name,
             name_of(tier));
 }
 
 void StoreReport::check_waiters(SegmentId id) const {
   int waiters = 0, writers = 0;
-  for (const Waiter* w : p_.waits.waiters()) {
+  for (const Waiter* w : p_.free.waits().waiters()) {
     if (w->step.segment != id || !w->flagged) continue;
     ++waiters;
     writers += w->reads() ? 0 : 1;
   }
-  ZG_ASSERT_EQ(waiters, p_.waits.line(id).waiters);
-  ZG_ASSERT_EQ(writers, p_.waits.line(id).writers);
+  ZG_ASSERT_EQ(waiters, p_.core.segments[id].line.waiters);
+  ZG_ASSERT_EQ(writers, p_.core.segments[id].line.writers);
 }
 
 }  // namespace zg

@@ -16,7 +16,6 @@ class StoreReport {
   explicit StoreReport(const StoreParts& parts) : p_(parts) {}
   StoreStatistics statistics() const;
   TensorStatistics statistics(TensorId tensor) const;
-  Traffic traffic() const;
   std::vector<SegmentReport> segments(TensorId tensor) const;
   std::string explain(TensorId tensor) const;
   std::string state() const;

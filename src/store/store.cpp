@@ -12,135 +12,73 @@
 namespace zg {
 
 StoreParts::StoreParts(const TensorStore::Options& o)
-    : table(o.table != nullptr
-                ? *o.table
-                : TensorTable(o.io != nullptr ? o.io->drive_count() : 0, o.device->arena().granule())),
-      options(o),
-      residency(table, o.budgets, o.policy),
-      leases(*this, residency, moves),
-      waits(table, options, residency, leases, moves, counters,
-            [this] {
-              std::lock_guard lock(mutex);
-              return report.state();
-            }),
-      prefetcher(table, options, residency, leases, moves, counters),
+    : core(o, *this, mover, *this),
+      free(core, report),
+      program(core, mover, report),
       report(*this),
-      moves(table, Mover::rules(options), mover, *this),
-      mover(table, options, leases.words(), mutex, moves, *this) {
-  ZG_ASSERT_LE(o.budgets.device, o.device->arena().budget());
-  ZG_ASSERT_LE(o.budgets.host, o.host->budget());
-  ZG_ASSERT(!o.budgets.direct || o.device->is_host() || (o.io != nullptr && o.io->direct() != nullptr),
-            "the drives do not reach the device");
-  // If an arena charged more than Residency counts, it would refuse memory that was decided, and the
-  // allocation would wait for ever.
-  ZG_ASSERT_EQ(table.device_granule() % o.device->arena().granule(), 0);
-  ZG_ASSERT_EQ(io::Engine::alignment() % o.host->granule(), 0);
+      mover(core.table, core.options, core.segments, core.mutex, core.moves, *this) {
   grow();
-  for (SegmentId id = 0; o.adopted != nullptr && id < table.segment_count(); ++id) {
-    if (o.adopted->count(table.segment_name(id)) > 0) residency.assume_content(id, Tier::kNvme);
+  for (SegmentId id = 0; o.adopted != nullptr && id < core.table.segment_count(); ++id) {
+    if (o.adopted->count(core.table.segment_name(id)) > 0) core.residency.assume_content(id, Tier::kNvme);
   }
-  residency.set_lease_probe(&leases);
+  core.residency.set_lease_probe(&core.leases);
 }
 
 StoreParts::~StoreParts() {
-  Lock lock(mutex);
-  closing = true;
-  moves.close();
-  leases.admit(false);
-  prefetcher.keep(nullptr);
-  waits.changed().wait(lock, [&] { return leases.passed() == 0 && moves.links_rest(); });
-  for (SegmentId id = 0; id < table.segment_count(); ++id) {
-    for (const ActionNode* n = moves.queue(id).first; n != nullptr; n = n->next) {
+  Lock lock(core.mutex);
+  core.closing = true;
+  core.moves.close();
+  free.stop();
+  core.changed.wait(lock, [&] { return core.leases.passed() == 0 && core.moves.links_rest(); });
+  for (SegmentId id = 0; id < core.table.segment_count(); ++id) {
+    for (const ActionNode* n = core.moves.queue(id).first; n != nullptr; n = n->next) {
       ZG_ASSERT(!n->leased, "{} is still leased when its store ends", report.describe(*n));
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      ZG_ASSERT((leases.words(id).word[index_of(tier)].load() & CopyWord::kLeases) == 0,
-                "{} is still leased when its store ends", table.segment_name(id));
-      ZG_ASSERT(!residency.copies().is_pinned(id, tier), "{} is still pinned when its store ends",
-                table.segment_name(id));
+      ZG_ASSERT((core.word(id).word[index_of(tier)].load() & CopyWord::kLeases) == 0,
+                "{} is still leased when its store ends", core.table.segment_name(id));
+      ZG_ASSERT(!core.residency.copies().is_pinned(id, tier), "{} is still pinned when its store ends",
+                core.table.segment_name(id));
     }
   }
 }
 
-// Makes every part fit for the segments that the table has.
 void StoreParts::grow() {
-  const std::int32_t count = table.segment_count();
-  leases.grow(table);
-  waits.grow(count);
-  prefetcher.grow(count);
-  counters.segments.grow(count);
-  residency.grow();
-  moves.grow(count);
-  mover.grow(count);
-}
-
-// Only the first failure is kept and reported.
-void StoreParts::fail(const Error& error) {
-  if (failure) return;
-  failure.emplace(error);
-  leases.admit(false);
-  moves.stop();
-  waits.wake();
-}
-
-void StoreParts::throw_failure() const {
-  if (failure) throw Error(*failure);
-}
-
-// Throws: the segment does not exist, or the tier is NVMe.
-void StoreParts::refuse(SegmentId segment) const {
-  if (segment < 0 || segment >= leases.segments())
-    throw Error(Errc::kUsage, "acquire",
-                fmt::format("there is no segment {}, but {} of them", segment, table.segment_count()),
-                "take the numbers from the table of the store");
-  throw Error(Errc::kUsage, "acquire", "nobody can see bytes on NVMe", "acquire at the device or the host");
+  core.grow();
+  mover.grow(core.table.segment_count());
 }
 
 // A move that was decided waits until the stream that uses its copy has ended that use; no link knows of the
 // move before. Such a use ends by itself, so its moves are waited for. A lease that a thread holds may stay
 // for ever, perhaps the caller's own.
 void StoreParts::drain(Lock& lock) {
-  waits.wait_until(
-      lock, [this] { return failure || (moves.idle() && (leases.passed() == 0 || !moves.has_moves())); });
-  throw_failure();
+  free.waits().wait_until(lock, [this] {
+    return core.failure || (core.moves.idle() && (core.leases.passed() == 0 || !core.moves.has_moves()));
+  });
+  core.throw_failure();
 }
 
 // Afterwards nothing moves, and nothing can start to while the lock is held.
 void StoreParts::rest(Lock& lock) {
-  waits.changed().wait(lock, [&] { return failure ? moves.links_rest() : moves.idle(); });
-}
-
-void StoreParts::unpin(SegmentId segment, Tier tier) {
-  std::lock_guard lock(mutex);
-  residency.unpin(segment, tier);
-  waits.wake();
+  core.changed.wait(lock, [&] { return core.failure ? core.moves.links_rest() : core.moves.idle(); });
 }
 
 void StoreParts::evicting(const Action& action) {
   if (action.access == Access::kRead) {
-    ++counters.segments[action.segment].evictions;
-    ++counters.tiers[index_of(action.tier)].evictions;
+    ++core.segments[action.segment].counts.evictions;
+    ++core.counters.tiers[index_of(action.tier)].evictions;
   }
-  prefetcher.evicting(action);
-}
-
-void StoreParts::granted(const ActionNode& use) {
-  if (&use == waits.awaited()) waits.changed().notify_all();
-}
-
-void StoreParts::changed(SegmentId segment) {
-  leases.refresh(segment);
-  waits.arrived(segment);
+  free.evicting(action);
 }
 
 void StoreParts::finished(Action::Kind kind) {
-  if (kind != Action::Kind::kAlloc) counters.progress.fetch_add(1, std::memory_order_relaxed);
-  waits.done(closing || moves.idle());
-  if (kind == Action::Kind::kCopy) prefetcher.follow();
+  if (kind != Action::Kind::kAlloc) core.counters.progress.fetch_add(1, std::memory_order_relaxed);
+  program.finished();
+  free.finished(kind);
 }
 
 void StoreParts::no_memory(Tier tier, const Error& e) {
-  fail(Error(e.code(), e.where(), e.message() + "; " + report.what_holds(tier), e.hint()));
+  core.fail(Error(e.code(), e.where(), e.message() + "; " + report.what_holds(tier), e.hint()));
 }
 
 // Segments are charged in whole pages, so with a grain of one page no space is lost to rounding.
@@ -170,20 +108,42 @@ TensorStore::TensorStore(const Options& options) : parts_(std::make_unique<Store
 TensorStore::~TensorStore() = default;
 
 const TensorTable& TensorStore::table() const {
-  return parts_->table;
+  return parts_->core.table;
+}
+
+void TensorStore::run(const Program* program, const Program* next) {
+  StoreParts& p = *parts_;
+  StoreParts::Lock lock(p.core.mutex);
+  p.core.throw_failure();
+  const bool ran = p.program.runs();
+  if (!ran && program == nullptr) return;
+  if (!ran) p.free.close(lock);
+  if (program != nullptr && p.core.options.record) p.recorder.ran(*program);
+  p.program.run(program, next);
+  if (program == nullptr) p.free.open();
+}
+
+void TensorStore::acquire(std::span<const AccessStep> accesses, std::vector<Lease>& out, Stream* consumer) {
+  parts_->without_program("with a program, its operations are acquired").acquire(accesses, out, consumer);
+}
+
+void TensorStore::acquire_op(Stream* consumer, std::vector<Lease>& out) {
+  out.clear();  // takes the mutex, where it ends leases
+  StoreParts::Lock lock(parts_->core.mutex);
+  parts_->program.acquire_op(lock, consumer, out);
 }
 
 TensorId TensorStore::add(const TensorSpec& spec) {
   StoreParts& p = *parts_;
-  std::lock_guard lock(p.mutex);
-  p.throw_failure();
-  ZG_ASSERT(p.program == nullptr, "tensors are added between programs");
-  const TensorId id = p.table.add(spec);
+  std::lock_guard lock(p.core.mutex);
+  p.core.throw_failure();
+  ZG_ASSERT(!p.program.runs(), "tensors are added between programs");
+  const TensorId id = p.core.table.add(spec);
   try {
     p.grow();
   } catch (const Error&) {
-    if (NvmeCopies* nvme = p.mover.nvme()) nvme->destroy(p.table.tensor(id));
-    p.table.remove(id);
+    if (NvmeCopies* nvme = p.mover.nvme()) nvme->destroy(p.core.table.tensor(id));
+    p.core.table.remove(id);
     throw;
   }
   return id;
@@ -191,57 +151,29 @@ TensorId TensorStore::add(const TensorSpec& spec) {
 
 void TensorStore::remove(TensorId tensor) {
   StoreParts& p = *parts_;
-  const Tensor& t = p.table.tensor(tensor);
+  const Tensor& t = p.core.table.tensor(tensor);
   for (SegmentId id = t.first_segment; id < t.first_segment + t.segments; ++id) discard(id);
   drain();
-  std::lock_guard lock(p.mutex);
+  std::lock_guard lock(p.core.mutex);
   if (NvmeCopies* nvme = p.mover.nvme()) nvme->destroy(t);
-  p.table.remove(tensor);
+  p.core.table.remove(tensor);
 }
 
 void TensorStore::discard(SegmentId segment) {
-  StoreParts& p = *parts_;
-  StoreParts::Lock lock(p.mutex);
-  ZG_ASSERT(p.program == nullptr, "a program says itself what is dead");
-  p.check_access(segment, Tier::kHost);
-  Waiter waiter(p.waits, {segment, Tier::kHost, Access::kOverwrite, false}, nullptr);
-  while (true) {
-    p.throw_failure();
-    if (p.moves.moves(segment)) {
-      p.moves.demand(segment);
-      p.hinder(waiter, Waiter::Obstacle::kMoving, segment);
-    } else if (p.waits.in_the_way(waiter) || !p.leases.close_to_all(segment)) {
-      p.hinder(waiter, Waiter::Obstacle::kLeases);
-    } else {
-      break;
-    }
-    p.waits.wait(lock, waiter);
-  }
-  p.residency.discard(segment, p.actions);
-  p.moves.decided(p.actions, Urgency::kDemand);
+  parts_->core.check_access(segment, Tier::kHost);
+  parts_->without_program("a program says itself what is dead").discard(segment);
 }
 
 void TensorStore::prefetch(SegmentId segment, Tier tier) {
-  StoreParts& p = *parts_;
-  p.check_access(segment, tier);
-  std::lock_guard lock(p.mutex);
-  p.throw_failure();
-  if (p.program != nullptr || p.residency.copies().present(segment, tier) ||
-      !p.residency.copies().has_content(segment))
-    return;
-  (void)p.prefetcher.fetch(segment, tier, -1);
+  parts_->core.check_access(segment, tier);
+  if (!parts_->program.runs()) parts_->free.prefetch(segment, tier);
 }
 
 Pin TensorStore::pin(SegmentId segment, Tier tier) {
-  StoreParts& p = *parts_;
-  p.check_access(segment, tier);
-  {
-    std::lock_guard lock(p.mutex);
-    p.throw_failure();
-    p.residency.pin(segment, tier);
-  }
+  parts_->core.check_access(segment, tier);
+  parts_->free.pin(segment, tier);
   Pin pin;
-  pin.store_ = &p;
+  pin.store_ = parts_.get();
   pin.segment_ = segment;
   pin.tier_ = tier;
   prefetch(segment, tier);
@@ -259,54 +191,53 @@ Pin& Pin::operator=(Pin&& o) noexcept {
 }
 
 void Pin::release() {
-  if (store_ != nullptr) std::exchange(store_, nullptr)->unpin(segment_, tier_);
+  if (store_ != nullptr) std::exchange(store_, nullptr)->free.unpin(segment_, tier_);
 }
 
 bool TensorStore::has_content(SegmentId segment) const {
-  std::lock_guard lock(parts_->mutex);
-  return parts_->residency.copies().has_content(segment);
+  std::lock_guard lock(parts_->core.mutex);
+  return parts_->core.residency.copies().has_content(segment);
 }
 
 std::vector<std::int64_t> TensorStore::versions(SegmentId segment) const {
   StoreParts& p = *parts_;
-  p.check_access(segment, Tier::kHost);
-  StoreParts::Lock lock(p.mutex);
+  p.core.check_access(segment, Tier::kHost);
+  StoreParts::Lock lock(p.core.mutex);
   p.rest(lock);
   return p.mover.nvme() != nullptr ? p.mover.nvme()->versions(segment) : std::vector<std::int64_t>{};
 }
 
 void TensorStore::read_version(SegmentId segment, std::int64_t version, void* data) const {
   StoreParts& p = *parts_;
-  p.check_access(segment, Tier::kHost);
-  StoreParts::Lock lock(p.mutex);
+  p.core.check_access(segment, Tier::kHost);
+  StoreParts::Lock lock(p.core.mutex);
   p.rest(lock);
-  if (p.mover.nvme() == nullptr) throw NvmeCopies::no_version(p.table, segment, version);
+  if (p.mover.nvme() == nullptr) throw NvmeCopies::no_version(p.core.table, segment, version);
   p.mover.nvme()->read(segment, version, data);
 }
 
 std::int64_t TensorStore::write_back(std::span<const SegmentId> segments) {
   StoreParts& p = *parts_;
-  StoreParts::Lock lock(p.mutex);
-  ZG_ASSERT(p.program != nullptr && p.next == nullptr && p.accessed == p.program->access_count(),
-            "content is written back after a program that has ended");
+  StoreParts::Lock lock(p.core.mutex);
+  ZG_ASSERT(p.program.ended(), "content is written back after a program that has ended");
   p.drain(lock);
-  const std::int64_t before = p.residency.copies().traffic().nvme_write;
+  const std::int64_t before = p.core.residency.copies().traffic().nvme_write();
   for (const SegmentId id : segments) {
-    const bool there = p.residency.copies().present(id, Tier::kNvme);
-    if (const auto no_room = p.residency.write_back(id, p.actions)) {
-      p.actions.clear();  // after a failure the decisions are unusable
-      p.fail(Error(Errc::kMemory, "host tier",
-                   fmt::format("finds no room for {} ({}) on its way to NVMe", p.table.segment_name(id),
-                               format_bytes(no_room->needed)),
-                   "raise this tier's budget"));
-      p.throw_failure();
+    const bool there = p.core.residency.copies().present(id, Tier::kNvme);
+    if (const auto no_room = p.core.residency.write_back(id, p.core.actions)) {
+      p.core.actions.clear();  // after a failure the decisions are unusable
+      p.core.fail(Error(Errc::kMemory, "host tier",
+                        fmt::format("finds no room for {} ({}) on its way to NVMe",
+                                    p.core.table.segment_name(id), format_bytes(no_room->needed)),
+                        "raise this tier's budget"));
+      p.core.throw_failure();
     }
-    ZG_ASSERT(p.residency.copies().present(id, Tier::kNvme), "{} cannot be brought to NVMe",
-              p.table.segment_name(id));
+    ZG_ASSERT(p.core.residency.copies().present(id, Tier::kNvme), "{} cannot be brought to NVMe",
+              p.core.table.segment_name(id));
     p.mover.nvme()->expect(id, !there);
-    p.moves.decided(p.actions, Urgency::kWriteBack);
+    p.core.moves.decided(p.core.actions, Urgency::kWriteBack);
   }
-  return p.residency.copies().traffic().nvme_write - before;
+  return p.core.residency.copies().traffic().nvme_write() - before;
 }
 
 std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> segments) {
@@ -317,8 +248,8 @@ std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> 
   std::vector<PinnedVersion> pinned;
   for (const SegmentId id : segments) {
     for (;; std::this_thread::sleep_for(kPause)) {
-      StoreParts::Lock lock(p.mutex);
-      p.throw_failure();
+      StoreParts::Lock lock(p.core.mutex);
+      p.core.throw_failure();
       if (!p.mover.nvme()->has_expected(id)) continue;
       pinned.push_back({id, p.mover.nvme()->pin(id)});
       break;
@@ -328,42 +259,36 @@ std::vector<PinnedVersion> TensorStore::pin_versions(std::span<const SegmentId> 
 }
 
 void TensorStore::hasten(std::span<const SegmentId> segments) {
-  std::lock_guard lock(parts_->mutex);
-  for (const SegmentId id : segments) parts_->moves.hurry_write_backs(id);
+  std::lock_guard lock(parts_->core.mutex);
+  for (const SegmentId id : segments) parts_->core.moves.hurry_write_backs(id);
 }
 
 void TensorStore::unpin_versions(std::span<const PinnedVersion> versions) {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   for (const PinnedVersion& v : versions) parts_->mover.nvme()->unpin(v.segment, v.slot);
 }
 
 io::StoredSlot TensorStore::stored(const PinnedVersion& version) const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   return parts_->mover.nvme()->stored(version.segment, version.slot);
 }
 
 void TensorStore::step_begin(std::string_view name) {
-  StoreParts& p = *parts_;
-  std::lock_guard lock(p.mutex);
-  p.throw_failure();
-  ZG_ASSERT(p.program == nullptr, "steps are for who has no program");
-  p.prefetcher.begin_step(std::string(name));
+  FreeFront& free = parts_->without_program("steps are for who has no program");
+  std::lock_guard lock(parts_->core.mutex);
+  parts_->core.throw_failure();
+  free.prefetcher().begin_step(std::string(name));
 }
 
 void TensorStore::step_end() {
   StoreParts& p = *parts_;
-  std::lock_guard lock(p.mutex);
-  const Program* const record = p.prefetcher.end_step();
-  if (p.options.record && record != nullptr) p.recorder.ran(*record);
+  std::lock_guard lock(p.core.mutex);
+  const Program* const record = p.free.prefetcher().end_step();
+  if (p.core.options.record && record != nullptr) p.recorder.ran(*record);
 }
 
 void TensorStore::expect(const Program& program) {
-  StoreParts& p = *parts_;
-  std::lock_guard lock(p.mutex);
-  ZG_ASSERT(p.program == nullptr, "steps are for who has no program");
-  for (std::int32_t i = 0; i < program.access_count(); ++i)
-    p.check_access(program.access(i).segment, program.access(i).tier);
-  p.prefetcher.expect(program);
+  parts_->without_program("steps are for who has no program").expect(program);
 }
 
 void TensorStore::expect(const AccessTrace& trace) {
@@ -386,86 +311,82 @@ void TensorStore::expect(const AccessTrace& trace) {
 
 AccessTrace TensorStore::access_trace() const {
   const StoreParts& p = *parts_;
-  std::lock_guard lock(p.mutex);
-  return {p.table, p.options.budgets, p.recorder.programs(), p.recorder.sequence()};
+  std::lock_guard lock(p.core.mutex);
+  return {p.core.table, p.core.options.budgets, p.recorder.programs(), p.recorder.sequence()};
 }
 
 void TensorStore::demote_all() {
-  StoreParts& p = *parts_;
-  StoreParts::Lock lock(p.mutex);
-  ZG_ASSERT(p.program == nullptr, "a program says itself what moves");
-  p.drain(lock);  // segments with unfinished moves could not be demoted
-  p.residency.demote_all(p.actions);
-  p.moves.decided(p.actions, Urgency::kWriteBack);
-  p.prefetcher.expect_again();
-  p.prefetcher.rest();
+  FreeFront& free = parts_->without_program("a program says itself what moves");
+  StoreParts::Lock lock(parts_->core.mutex);
+  parts_->drain(lock);
+  free.demote_all();
 }
 
 void TensorStore::drain() {
-  StoreParts::Lock lock(parts_->mutex);
+  StoreParts::Lock lock(parts_->core.mutex);
   parts_->drain(lock);
 }
 
-Traffic TensorStore::traffic() const {
-  std::lock_guard lock(parts_->mutex);
-  return parts_->report.traffic();
+LinkBytes TensorStore::traffic() const {
+  std::lock_guard lock(parts_->core.mutex);
+  return parts_->core.moves.bytes();
 }
 
 std::int64_t TensorStore::first_written_bytes() const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   const NvmeCopies* const nvme = parts_->mover.nvme();
   return nvme != nullptr ? nvme->first_written_bytes() : 0;
 }
 
 double TensorStore::waited_seconds() const {
-  std::lock_guard lock(parts_->mutex);
-  const auto& waited_for = parts_->counters.waited_for;
+  std::lock_guard lock(parts_->core.mutex);
+  const auto& waited_for = parts_->core.counters.waited_for;
   return std::accumulate(waited_for.begin(), waited_for.end(), 0.0);
 }
 
 void TensorStore::observe_waits(WaitObserver* observer) {
   StoreParts& p = *parts_;
-  std::lock_guard lock(p.mutex);
-  ZG_ASSERT(p.program == nullptr || observer == nullptr, "{} runs", p.program->name());
-  p.waits.observe(observer);
+  std::lock_guard lock(p.core.mutex);
+  ZG_ASSERT(!p.program.runs() || observer == nullptr, "{} runs", p.program.program()->name());
+  p.program.observe(observer);
 }
 
 StoreStatistics TensorStore::statistics() const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   return parts_->report.statistics();
 }
 
 TensorStatistics TensorStore::statistics(TensorId tensor) const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   return parts_->report.statistics(tensor);
 }
 
 std::vector<SegmentReport> TensorStore::report(TensorId tensor) const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   return parts_->report.segments(tensor);
 }
 
 std::string TensorStore::explain(TensorId tensor) const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   return parts_->report.explain(tensor);
 }
 
 std::string TensorStore::state() const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   return parts_->report.state();
 }
 
 void TensorStore::check() const {
-  std::lock_guard lock(parts_->mutex);
+  std::lock_guard lock(parts_->core.mutex);
   parts_->report.check();
 }
 
 std::uint64_t TensorStore::progress() const {
-  return parts_->counters.progress.load(std::memory_order_relaxed);
+  return parts_->core.counters.progress.load(std::memory_order_relaxed);
 }
 
 int TensorStore::waiting() const {
-  return parts_->counters.waiting.load(std::memory_order_relaxed);
+  return parts_->core.counters.waiting.load(std::memory_order_relaxed);
 }
 
 }  // namespace zg

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "store/report.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/store/interrupt.hpp"
@@ -18,99 +19,60 @@ Tier other(Tier tier) {
 }  // namespace
 
 Waiter::Waiter(Waits& w, const AccessStep& a, Stream* c)
-    : waits(w), step(a), consumer(c), holder(w.leases_.holder()) {}
+    : waits(w), step(a), consumer(c), holder(w.core_.leases.holder()) {}
 
 Waiter::~Waiter() {
-  if (decided) --waits.leases_.claims(step.segment).intents[index_of(step.tier)];
+  if (decided) --waits.core_.leases.claims(step.segment).intents[index_of(step.tier)];
   if (taken) {
-    waits.leases_.words(step.segment).word[index_of(step.tier)].fetch_sub(CopyWord::kWriter);
+    waits.core_.leases.words(step.segment).word[index_of(step.tier)].fetch_sub(CopyWord::kWriter);
     LeaseTable::note_off(entry);
   }
   if (flagged) {
-    Waits::Line& line = waits.lines_[step.segment];
+    LeaseLine& line = waits.core_.segments[step.segment].line;
     if (!reads()) --line.writers;
-    if (--line.waiters == 0) waits.leases_.set_waited(step.segment, false);
+    if (--line.waiters == 0) waits.core_.leases.set_waited(step.segment, false);
   }
   if (in_line) waits.room_waiters_.fetch_sub(1);
   if (listed) waits.unlist(*this);
 }
 
-Waits::Waits(const TensorTable& table, const TensorStore::Options& options, const Residency& residency,
-             LeaseTable& leases, const MoveGraph& moves, Counters& counters,
-             std::function<std::string()> state)
-    : table_(table),
-      options_(options),
-      residency_(residency),
-      leases_(leases),
-      moves_(moves),
-      counters_(counters),
-      state_(std::move(state)) {}
-
 void Waits::list(Waiter& w) {
   w.listed = true;
   w.begin = Clock::now();
   w.uncounted.since = w.begin;
-  w.warn_at = options_.warn_after_seconds;
+  w.warn_at = core_.options.warn_after_seconds;
   waiters_.push_back(&w);
-  counters_.waiting.fetch_add(1);
+  core_.counters.waiting.fetch_add(1);
 }
 
 void Waits::unlist(Waiter& w) {
   waiters_.erase(std::find(waiters_.begin(), waiters_.end(), &w));
-  counters_.waiting.fetch_sub(1);
-  count(w.uncounted, WaitCause::kOther);
-  counters_.waited(w.step.segment, seconds_between(w.begin, w.uncounted.since));
+  core_.counters.waiting.fetch_sub(1);
+  core_.counters.count(w.uncounted, WaitCause::kOther);
+  core_.counters.waited(core_.segments[w.step.segment], seconds_between(w.begin, w.uncounted.since));
   wake();  // other waiters may have been behind this one
-}
-
-void Waits::count(Uncounted& wait, WaitCause next) {
-  const auto now = Clock::now();
-  counters_.waited_for[static_cast<std::size_t>(wait.cause)] += seconds_between(wait.since, now);
-  wait = {next, now};
 }
 
 void Waits::wake() {
   ++changes_;
-  changed_.notify_all();
+  core_.changed.notify_all();
 }
 
 void Waits::look_again(SegmentId segment) {
-  if (line(segment).waiters > 0) wake();
+  if (core_.segments[segment].line.waiters > 0) wake();
 }
 
 void Waits::arrived(SegmentId segment) {
   const auto waits_for_it = [&](const Waiter* w) {
     return w->obstacle == Obstacle::kMoving && w->moving == segment;
   };
-  if (std::any_of(waiters_.begin(), waiters_.end(), waits_for_it)) changed_.notify_all();
+  if (std::any_of(waiters_.begin(), waiters_.end(), waits_for_it)) core_.changed.notify_all();
 }
 
 void Waits::done(bool all) {
-  if (awaited_ != nullptr) look();
   ++changes_;
   const auto waits_for_any = [](const Waiter* w) { return w->obstacle != Obstacle::kMoving; };
-  if (all || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) changed_.notify_all();
-}
-
-void Waits::begin(const ActionNode& use) {
-  awaited_ = &use;
-  awaited_since_ = Clock::now();
-  awaiting_ = {WaitCause::kOther, awaited_since_};
-  look();
-}
-
-void Waits::look() {
-  Awaited found;  // a use that is granted waits only for its thread: cause "other"
-  if (awaited_->state == ActionNode::State::kPending) found = awaited_by(moves_, *awaited_);
-  count(awaiting_, found.cause);
-  if (observer_ != nullptr) observer_->awaits(found.cause, found.user);
-}
-
-double Waits::end() {
-  count(awaiting_, WaitCause::kOther);
-  awaited_ = nullptr;
-  if (observer_ != nullptr) observer_->awaits_nothing();
-  return seconds_between(awaited_since_, awaiting_.since);
+  if (all || std::any_of(waiters_.begin(), waiters_.end(), waits_for_any)) core_.changed.notify_all();
 }
 
 WaitCause Waits::cause_of(const Waiter& w) const {
@@ -125,12 +87,12 @@ WaitCause Waits::cause_of(const Waiter& w) const {
     case Obstacle::kMoving:
       break;
   }
-  return awaited_of(moves_, w.moving);
+  return awaited_of(core_.moves, w.moving);
 }
 
 bool Waits::in_the_way(const Waiter& w) const {
   const SegmentId id = w.step.segment;
-  const CopyWord& h = leases_.words(id);
+  const CopyWord& h = core_.leases.words(id);
   const std::size_t t = index_of(w.step.tier), o = index_of(other(w.step.tier));
   const std::uint64_t here = h.word[t].load(), there = h.word[o].load();
   const auto blocks = [&](std::uint64_t word) {
@@ -138,9 +100,9 @@ bool Waits::in_the_way(const Waiter& w) const {
   };
   if (!blocks(here) && !blocks(there)) return overtakes(w);
   // If all leases were passed to the consumer's own stream, the stream keeps the accesses in order.
-  const bool ready = residency_.copies().present(id, w.step.tier) &&
-                     (w.reads() || residency_.copies().sole(id, w.step.tier));
-  const LeaseTable::Claims& c = leases_.claims(id);
+  const bool ready = core_.residency.copies().present(id, w.step.tier) &&
+                     (w.reads() || core_.residency.copies().sole(id, w.step.tier));
+  const Claims& c = core_.leases.claims(id);
   return !(ready && !blocks(there) && w.consumer != nullptr && c.passed_to == w.consumer &&
            CopyWord::readers(here) + CopyWord::writers(here) == c.passed[t]);
 }
@@ -150,7 +112,7 @@ bool Waits::in_the_way(const Waiter& w) const {
 // if its thread holds a lease or a copy was decided for it: the others may be waiting for just that lease or
 // copy, so `w` must not wait for them.
 bool Waits::overtakes(const Waiter& w) const {
-  const Line& l = line(w.step.segment);
+  const LeaseLine& l = core_.segments[w.step.segment].line;
   if ((w.reads() ? l.writers : l.waiters) == 0 || w.decided || w.goes_first || w.holder.holds_any())
     return false;
   return std::any_of(waiters_.begin(), waiters_.end(), [&](const Waiter* o) {
@@ -186,9 +148,10 @@ void Waits::wait(Lock& lock, Waiter& w) {
   if (w.obstacle == Obstacle::kLeases && !w.flagged) {
     w.flagged = true;
     w.arrival = tickets_++;
-    ++lines_[w.step.segment].waiters;
-    if (!w.reads()) ++lines_[w.step.segment].writers;
-    leases_.set_waited(w.step.segment, true);
+    LeaseLine& line = core_.segments[w.step.segment].line;
+    ++line.waiters;
+    if (!w.reads()) ++line.writers;
+    core_.leases.set_waited(w.step.segment, true);
     return;
   }
   if (w.wants_room() && !w.in_line) {
@@ -198,22 +161,24 @@ void Waits::wait(Lock& lock, Waiter& w) {
     return;
   }
   check_waits(w);
-  count(w.uncounted, cause_of(w));
-  changed_.wait_for(lock, kPatience);
-  if (!w.taken) check_interrupted(lock, table_.segment_name(w.step.segment));  // else its memory comes soon
+  core_.counters.count(w.uncounted, cause_of(w));
+  core_.changed.wait_for(lock, kPatience);
+  if (!w.taken)
+    check_interrupted(lock, core_.table.segment_name(w.step.segment));  // else its memory comes soon
   const double waited = seconds_between(w.begin, Clock::now());
-  if (waited > w.warn_at && leases_.admits()) {
+  if (waited > w.warn_at && core_.leases.admits()) {
     w.warn_at *= 2;
-    const std::string what = describe(w);
+    const std::string text =
+        fmt::format("waiting for {} for {}\n{}", describe(w), format_seconds(waited), report_.state());
     lock.unlock();
-    log::warning("waiting for {} for {}\n{}", what, format_seconds(waited), state_());
+    log::warning("{}", text);
     lock.lock();
   }
 }
 
 void Waits::wait_until(Lock& lock, const std::function<bool()>& done) {
   while (!done()) {
-    changed_.wait_for(lock, kPatience);
+    core_.changed.wait_for(lock, kPatience);
     check_interrupted(lock, "store");
   }
 }
@@ -247,13 +212,13 @@ std::vector<const Waiter*> Waits::those_stuck() const {
   };
   const auto lives = [&](const Waiter* v) {
     if (v->obstacle == Obstacle::kRoom) {
-      return leases_.passed() > 0 ||
-             leases_.any_holder([&](const auto& o) { return o.holds_any() && can_go_on(o); }) ||
+      return core_.leases.passed() > 0 ||
+             core_.leases.any_holder([&](const auto& o) { return o.holds_any() && can_go_on(o); }) ||
              std::any_of(waiters_.begin(), waiters_.end(),
                          [&](const Waiter* o) { return o->decided && !is_stuck(o); });
     }
-    const CopyWord& h = leases_.words(v->step.segment);
-    return !leases_.any_holder([&](const auto& o) { return o.holds(h) && !can_go_on(o); });
+    const CopyWord& h = core_.leases.words(v->step.segment);
+    return !core_.leases.any_holder([&](const auto& o) { return o.holds(h) && !can_go_on(o); });
   };
   for (auto found = stuck.begin(); found != stuck.end();) {
     found = std::find_if(stuck.begin(), stuck.end(), lives);
@@ -265,16 +230,16 @@ std::vector<const Waiter*> Waits::those_stuck() const {
 // Throws if `w` can never go on and its thread holds leases that are in the way.
 void Waits::check_waits(const Waiter& w) const {
   if (w.obstacle != Obstacle::kLeases && w.obstacle != Obstacle::kRoom) return;
-  if (w.obstacle == Obstacle::kRoom && w.room.needed > residency_.copies().budget(w.room.tier))
+  if (w.obstacle == Obstacle::kRoom && w.room.needed > core_.residency.copies().budget(w.room.tier))
     throw_no_room(w, false);
   const std::vector<const Waiter*> all = those_stuck();
   if (std::find(all.begin(), all.end(), &w) == all.end()) return;
-  const bool anybody = leases_.any_holder([](const auto& o) { return o.holds_any(); });
+  const bool anybody = core_.leases.any_holder([](const auto& o) { return o.holds_any(); });
   if (!w.holder.holds_any() && (anybody || w.obstacle == Obstacle::kLeases))
     return;  // a waiter whose thread holds leases gets the error
   if (w.obstacle == Obstacle::kRoom) throw_no_room(w, anybody);
   throw Error(
-      Errc::kUsage, table_.segment_name(w.step.segment),
+      Errc::kUsage, core_.table.segment_name(w.step.segment),
       fmt::format(
           "cannot be acquired at the {}: its leases are held by this thread, or by one that waits for it",
           name_of(w.step.tier)),
@@ -282,37 +247,38 @@ void Waits::check_waits(const Waiter& w) const {
 }
 
 bool Waits::others_can_release(const Waiter& w) const {
-  return leases_.passed() > 0 ||
-         leases_.any_holder([&](const auto& o) { return &o != &w.holder && o.holds_any(); }) ||
+  return core_.leases.passed() > 0 ||
+         core_.leases.any_holder([&](const auto& o) { return &o != &w.holder && o.holds_any(); }) ||
          std::any_of(waiters_.begin(), waiters_.end(), [](const Waiter* o) { return o->decided; });
 }
 
 void Waits::throw_no_room(const Waiter& w, bool held) const {
-  throw Error(Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
-              fmt::format("no room for {} ({}): {} the budget of {}", table_.segment_name(w.step.segment),
-                          format_bytes(table_.segment(w.step.segment).charge_at(w.room.tier)),
-                          held ? "the leases that are held fill"
-                               : "it, what is pinned and what may not be demoted pass",
-                          format_bytes(residency_.copies().budget(w.room.tier))),
-              "release leases, or raise this tier's budget");
+  throw Error(
+      Errc::kMemory, name_of(w.room.tier) + std::string(" tier"),
+      fmt::format(
+          "no room for {} ({}): {} the budget of {}", core_.table.segment_name(w.step.segment),
+          format_bytes(core_.table.segment(w.step.segment).charge_at(w.room.tier)),
+          held ? "the leases that are held fill" : "it, what is pinned and what may not be demoted pass",
+          format_bytes(core_.residency.copies().budget(w.room.tier))),
+      "release leases, or raise this tier's budget");
 }
 
 std::string Waits::describe(const Waiter& w) const {
   static constexpr const char* kAccess[] = {"read", "write", "overwrite"};
   std::string text = fmt::format("{} of {} at {}: ", kAccess[static_cast<int>(w.step.access)],
-                                 table_.segment_name(w.step.segment), name_of(w.step.tier));
+                                 core_.table.segment_name(w.step.segment), name_of(w.step.tier));
   switch (w.obstacle) {
     case Obstacle::kNone:
       return text + "nothing";
     case Obstacle::kMoving:
-      return text + fmt::format("{} is on its way", table_.segment_name(w.moving));
+      return text + fmt::format("{} is on its way", core_.table.segment_name(w.moving));
     case Obstacle::kLeases: {
       int readers = 0, writers = 0;
-      for (const auto& word : leases_.words(w.step.segment).word) {
+      for (const auto& word : core_.leases.words(w.step.segment).word) {
         readers += CopyWord::readers(word.load());
         writers += CopyWord::writers(word.load());
       }
-      const int(&passed)[2] = leases_.claims(w.step.segment).passed;
+      const int(&passed)[2] = core_.leases.claims(w.step.segment).passed;
       return text + fmt::format("leases of others ({} read, {} write; {} of them passed to a stream)",
                                 readers, writers, passed[0] + passed[1]);
     }

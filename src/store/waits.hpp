@@ -1,4 +1,5 @@
-// The acquires that wait: what each of them waits for, which goes first, and which waits would never end.
+// The acquires that wait without a program: what each of them waits for, which goes first, and which waits
+// would never end.
 //
 // Why no acquire waits for leases for ever. Two things could make it wait for ever: that no lease can be
 // released any more (deadlock), or that others always get the lease or the room first (starvation).
@@ -11,32 +12,23 @@
 //
 // The store's mutex guards all members but the atomic ones; the caller of each function holds it.
 //
-// Invariants: a Waiter is listed from its first wait() until it is destroyed. lines_ and room_waiters_ count
-// the waiters for leases and for room. While any wait for the leases of a segment, kWaited is set in its
-// words.
+// Invariants: a Waiter is listed from its first wait() until it is destroyed. The segments'
+// LeaseLines and room_waiters_ count the waiters for leases and for room. While any wait for the leases of a
+// segment, kWaited is set in its words.
 #pragma once
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "store/counters.hpp"
-#include "store/leases.hpp"
+#include "store/core.hpp"
 #include "store/wait_cause.hpp"
 
 namespace zg {
 
+class StoreReport;
 class Waits;
-
-// The part of a wait that is not in the statistics yet, and its cause.
-struct Uncounted {
-  WaitCause cause = WaitCause::kOther;
-  Clock::time_point since{};
-};
 
 // An acquire on the slow path, without a program. It is made, used and destroyed under the store's mutex.
 struct Waiter {
@@ -62,7 +54,7 @@ struct Waiter {
   bool taken = false;                  // the word counts its lease; the copy has no memory yet
   LeaseTable::Entry* entry = nullptr;  // if taken
   bool made = false;                   // if taken: the segment had no content before
-  bool flagged = false;                // counted in its segment's Line
+  bool flagged = false;                // counted in its segment's LeaseLine
   bool in_line = false;                // counted in room_waiters_
   bool listed = false;
   bool missed = false;        // the tier had no copy
@@ -77,18 +69,12 @@ struct Waiter {
 
 class Waits {
  public:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = StoreCore::Lock;
   using Obstacle = Waiter::Obstacle;
-  struct Line {  // acquires that wait for the leases of a segment to end
-    int waiters = 0, writers = 0;
-  };
 
-  // `state` is called, without the mutex, for the log of a wait that takes long.
-  Waits(const TensorTable& table, const TensorStore::Options& options, const Residency& residency,
-        LeaseTable& leases, const MoveGraph& moves, Counters& counters, std::function<std::string()> state);
-  void grow(std::int32_t segments) { lines_.grow(segments); }
+  Waits(StoreCore& core, const StoreReport& report) : core_(core), report_(report) {}
 
-  // Without a program. Whether leases conflict with this acquire, or acquires that came before it and wait
+  // Whether leases conflict with this acquire, or acquires that came before it and wait
   // for leases of the same segment.
   bool in_the_way(const Waiter& waiter) const;
   bool is_behind(const Waiter& waiter) const;  // whether other waiters for room go first
@@ -113,51 +99,26 @@ class Waits {
   void done(bool all);
   std::uint64_t changes() const { return changes_; }
   bool anybody_wants_room() const { return room_waiters_.load() != 0; }
-  std::condition_variable& changed() { return changed_; }
   const std::vector<Waiter*>& waiters() const { return waiters_; }
-  const Line& line(SegmentId segment) const { return lines_[segment]; }
   std::string describe(const Waiter& waiter) const;
-
-  // With a program. The cause of its thread's wait is determined when the wait begins, whenever a move or use
-  // ends during the wait (by the thread that ended it, so that the waiting thread need not wake up for that),
-  // and when the waiting thread wakes up. The time until the next of these moments is counted for that cause,
-  // so the parts add up to the whole wait.
-  void begin(const ActionNode& use);
-  void look();
-  double end();  // seconds since begin()
-  const ActionNode* awaited() const { return awaited_; }
-  WaitCause cause() const { return awaiting_.cause; }
-  void observe(WaitObserver* observer) { observer_ = observer; }
 
  private:
   friend struct Waiter;
   void list(Waiter& waiter);
   void unlist(Waiter& waiter);
-  void count(Uncounted& wait, WaitCause next);
   WaitCause cause_of(const Waiter& waiter) const;
   bool overtakes(const Waiter& waiter) const;
   void check_waits(const Waiter& waiter) const;
   void check_interrupted(Lock& lock, const std::string& where);  // throws if the user interrupts
   std::vector<const Waiter*> those_stuck() const;
 
-  const TensorTable& table_;
-  const TensorStore::Options& options_;
-  const Residency& residency_;
-  LeaseTable& leases_;
-  const MoveGraph& moves_;
-  Counters& counters_;
-  std::function<std::string()> state_;
-  std::condition_variable changed_;
+  StoreCore& core_;
+  const StoreReport& report_;  // for the log of a wait that takes long
   std::uint64_t changes_ = 0;  // changes so far after which a waiter may be able to go on
-  StableArray<Line> lines_;
   std::vector<Waiter*> waiters_;
   std::uint64_t tickets_ = 0;
   std::atomic<int> room_waiters_{0};
   const void* turn_ = nullptr;
-  const ActionNode* awaited_ = nullptr;  // the use that the thread that runs a program waits for
-  Uncounted awaiting_;
-  Clock::time_point awaited_since_;
-  WaitObserver* observer_ = nullptr;
 };
 
 }  // namespace zg

@@ -40,11 +40,11 @@ LiveLine::Sample LiveLine::sample() {
   Sample s{Clock::now(), {}};
   for (int r = 0; r < trainer_.local_ranks(); ++r) s.moved += trainer_.rank(r).store().traffic();
   if (const io::Engine* io = trainer_.node().io()) {
-    s.moved.nvme_read = s.moved.nvme_write = 0;
+    for (const Link link : {kNvmeRead, kNvmeWrite, kDirectRead, kDirectWrite}) s.moved[link] = 0;
     for (int d = 0; d < io->drive_count(); ++d) {
       const io::LinkCounters counters = io->counters(d);
-      s.moved.nvme_read += counters.read_bytes;
-      s.moved.nvme_write += counters.write_bytes;
+      s.moved[kNvmeRead] += counters.read_bytes;
+      s.moved[kNvmeWrite] += counters.write_bytes;
     }
   }
   return s;
@@ -58,17 +58,15 @@ void LiveLine::run() {
     lock.unlock();
     const Sample now = sample();
     const double seconds = seconds_between(last_.at, now.at);
-    const auto rate = [&](std::int64_t Traffic::*link) {
-      return static_cast<double>(now.moved.*link - last_.moved.*link) / seconds;
-    };
+    const LinkBytes moved = now.moved - last_.moved;
+    const auto rate = [&](Link link) { return static_cast<double>(moved[link]) / seconds; };
     LiveStep s{.step = step,
                .steps = steps_,
                .seconds = seconds_between(began, now.at),
                .work = trainer_.rank().engine().work(),
-               .host_to_device = rate(&Traffic::host_to_device),
-               .device_to_host = rate(&Traffic::device_to_host)};
-    if (trainer_.node().io() != nullptr)
-      s.nvme = LiveStep::Rates{rate(&Traffic::nvme_read), rate(&Traffic::nvme_write)};
+               .host_to_device = rate(kToDevice),
+               .device_to_host = rate(kToHost)};
+    if (trainer_.node().io() != nullptr) s.nvme = LiveStep::Rates{rate(kNvmeRead), rate(kNvmeWrite)};
     last_ = now;
     const std::string line = live_line(s);
     lock.lock();

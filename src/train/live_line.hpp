@@ -43,7 +43,7 @@ class LiveLine {
  private:
   struct Sample {
     Clock::time_point at;
-    Traffic moved;  // of NVMe as the drives count it, by blocks; of the other links by segments
+    LinkBytes moved;  // of NVMe as the drives count it, by blocks; of the other links by segments
   };
   Sample sample();
   void run();

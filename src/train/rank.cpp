@@ -94,7 +94,7 @@ void Rank::adopt() {
   engine_->adopt_state();
 }
 
-Traffic Rank::forecast() const {
+LinkBytes Rank::forecast() const {
   return zg::forecast(*plan_.layout, *plan_.programs, plan_.resident, engine_->history());
 }
 

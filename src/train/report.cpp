@@ -63,9 +63,9 @@ std::string pipeline_text(const RunSummary& r, const Layout& layout) {
 }
 
 // The rate of a step's mixture of reads and writes, in bytes per second, as the bound assumes it.
-double mixed_rate(const Roofs& roofs, const Traffic& t) {
-  const double seconds = nvme_seconds(roofs, t.nvme_read, t.nvme_write, 0);
-  return seconds > 0 ? static_cast<double>(t.nvme_read + t.nvme_write) / seconds : 0;
+double mixed_rate(const Roofs& roofs, const LinkBytes& t) {
+  const double seconds = nvme_seconds(roofs, t.nvme_read(), t.nvme_write(), 0);
+  return seconds > 0 ? static_cast<double>(t.nvme_read() + t.nvme_write()) / seconds : 0;
 }
 
 }  // namespace
@@ -97,23 +97,23 @@ std::string progress_line(const StepRecord& r, std::int64_t steps, double eta_se
   return fmt::format(
       "step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  ETA {}  nvme r {} w {}  h2d {}  d2h {}{}  stall {:.0f}%{}",
       r.step, steps, s.loss, skipped, tokens_per_second, format_seconds(eta_seconds),
-      format_bytes(s.traffic.nvme_read), format_bytes(s.traffic.nvme_write),
-      format_bytes(s.traffic.host_to_device), format_bytes(s.traffic.device_to_host), ranks,
-      100 * s.stall / s.seconds, causes.empty() ? "" : " (" + causes + ")");
+      format_bytes(s.traffic.nvme_read()), format_bytes(s.traffic.nvme_write()),
+      format_bytes(s.traffic[kToDevice]), format_bytes(s.traffic[kToHost]), ranks, 100 * s.stall / s.seconds,
+      causes.empty() ? "" : " (" + causes + ")");
 }
 
 std::string plan_report(const Trainer& trainer) {
   const RunPlan& plan = trainer.plan();
-  const Traffic t = trainer.totals().per_step;
+  const LinkBytes t = trainer.totals().per_step;
   const Budgets& peak = trainer.totals().peak;
   std::string text = fmt::format(
       "{}\nit fits: peak device {}, host {}\nbytes per step: nvme read {}, nvme write {}, host->device {}, "
       "device->host {}",
-      trainer.describe(), format_bytes(peak.device), format_bytes(peak.host), format_bytes(t.nvme_read),
-      format_bytes(t.nvme_write), format_bytes(t.host_to_device), format_bytes(t.device_to_host));
+      trainer.describe(), format_bytes(peak.device), format_bytes(peak.host), format_bytes(t.nvme_read()),
+      format_bytes(t.nvme_write()), format_bytes(t[kToDevice]), format_bytes(t[kToHost]));
   if (plan.resident.direct) {
-    text += fmt::format("; of the nvme bytes past the host: read {}, written {}", format_bytes(t.direct_read),
-                        format_bytes(t.direct_write));
+    text += fmt::format("; of the nvme bytes past the host: read {}, written {}",
+                        format_bytes(t[kDirectRead]), format_bytes(t[kDirectWrite]));
   }
   if (trainer.ranks() > 1) {
     text += "\nbytes per step from rank to rank:";
@@ -140,7 +140,7 @@ std::string plan_report(const Trainer& trainer) {
 std::string final_report(const RunSummary& r, Trainer& trainer) {
   const Roofs& roofs = r.roofs;
   const RunPlan& plan = trainer.plan();
-  const Traffic planned = trainer.totals().per_step;
+  const LinkBytes planned = trainer.totals().per_step;
   const Budgets budgets = trainer.totals().budgets;
   const Bound bound = bound_of(roofs, plan.flops_per_step(), planned);
   io::Engine* io = trainer.node().io();
@@ -158,19 +158,20 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
   const auto per_step = [&](std::int64_t bytes) { return bytes / std::max<std::int64_t>(1, r.steps); };
   t += fmt::format("\n  {:<20} {:>12} {:>12} {:>8} {:>12}\n", "link, bytes per step", "measured", "formula",
                    "", "at its roof");
-  const auto row = [&](const char* name, std::int64_t Traffic::*link, double roof) {
-    t += fmt::format("  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name, format_bytes(per_step(r.measured.*link)),
-                     format_bytes(per_step(r.formula.*link)),
-                     r.measured.*link == r.formula.*link ? "exact" : "differs",
-                     roof > 0 ? format_seconds(static_cast<double>(planned.*link) / roof) : "-");
+  const auto row = [&](const char* name, double roof, const auto& bytes_of) {
+    const std::int64_t measured = bytes_of(r.measured), formula = bytes_of(r.formula);
+    t += fmt::format("  {:<20} {:>12} {:>12} {:>8} {:>12}\n", name, format_bytes(per_step(measured)),
+                     format_bytes(per_step(formula)), measured == formula ? "exact" : "differs",
+                     roof > 0 ? format_seconds(static_cast<double>(bytes_of(planned)) / roof) : "-");
   };
-  row("nvme read", &Traffic::nvme_read, roofs.nvme_read);
-  row("nvme write", &Traffic::nvme_write, roofs.nvme_write);
-  row("host -> device", &Traffic::host_to_device, roofs.host_to_device);
-  row("device -> host", &Traffic::device_to_host, roofs.device_to_host);
-  if (r.formula.direct_read + r.formula.direct_write > 0) {
-    row("nvme -> device", &Traffic::direct_read, roofs.nvme_read);
-    row("device -> nvme", &Traffic::direct_write, roofs.nvme_write);
+  const auto over = [](Link link) { return [link](const LinkBytes& bytes) { return bytes[link]; }; };
+  row("nvme read", roofs.nvme_read, [](const LinkBytes& bytes) { return bytes.nvme_read(); });
+  row("nvme write", roofs.nvme_write, [](const LinkBytes& bytes) { return bytes.nvme_write(); });
+  row("host -> device", roofs.host_to_device, over(kToDevice));
+  row("device -> host", roofs.device_to_host, over(kToHost));
+  if (r.formula[kDirectRead] + r.formula[kDirectWrite] > 0) {
+    row("nvme -> device", roofs.nvme_read, over(kDirectRead));
+    row("device -> nvme", roofs.nvme_write, over(kDirectWrite));
   }
   if (r.own_seconds.size() > 1) t += ranks_text(r);
   if (!r.stage_seconds.empty()) t += pipeline_text(r, *plan.layout);

@@ -383,8 +383,8 @@ class Planner {
     return false;
   }
 
-  static std::int64_t total(const Traffic& t) {
-    return t.nvme_read + t.nvme_write + t.host_to_device + t.device_to_host + t.direct_read + t.direct_write;
+  static std::int64_t total(const LinkBytes& t) {
+    return t.nvme_read() + t.nvme_write() + t[kToDevice] + t[kToHost] + t[kDirectRead] + t[kDirectWrite];
   }
 
   // The smallest budgets for the present layout, with all that the device's budget holds; after fit().

@@ -89,10 +89,10 @@ std::string step_json(const StepRecord& r) {
   j["loader_ms"] = ms(r.loader_seconds);
   std::int64_t exchanged = 0;
   for (const CommTraffic& t : s.comm.all) exchanged += t.sent;
-  j["bytes"] = {{"nvme_read", s.traffic.nvme_read},
-                {"nvme_write", s.traffic.nvme_write},
-                {"h2d", s.traffic.host_to_device},
-                {"d2h", s.traffic.device_to_host},
+  j["bytes"] = {{"nvme_read", s.traffic.nvme_read()},
+                {"nvme_write", s.traffic.nvme_write()},
+                {"h2d", s.traffic[kToDevice]},
+                {"d2h", s.traffic[kToHost]},
                 {"comm", exchanged}};
   if (r.ranks() > 1) {
     for (int i = 0; i < kCommAxes; ++i) {

@@ -36,12 +36,8 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-constexpr std::int64_t Traffic::*kBytes[] = {&Traffic::nvme_read,      &Traffic::nvme_write,
-                                             &Traffic::host_to_device, &Traffic::device_to_host,
-                                             &Traffic::direct_read,    &Traffic::direct_write};
-
-void each(Traffic& traffic, const auto& f) {
-  for (const auto link : kBytes) f(traffic.*link);
+void each(LinkBytes& traffic, const auto& f) {
+  for (std::int64_t& bytes : traffic.of) f(bytes);
 }
 void each(CommTraffics& comm, const auto& f) {
   for (CommTraffic& t : comm.all) f(t.sent), f(t.received), f(t.calls);
@@ -417,11 +413,11 @@ std::vector<double> Trainer::measure_here() {
     return rates;
   }
   io::Engine& io = *node_->io();
-  const Traffic planned = totals_.per_step;
-  const auto moved = static_cast<double>(planned.nvme_read + planned.nvme_write);
+  const LinkBytes planned = totals_.per_step;
+  const auto moved = static_cast<double>(planned.nvme_read() + planned.nvme_write());
   // A step that only reads, or only writes, has no mixture.
   roofs_.nvme_mixed_reads =
-      moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read) / moved, 0.05, 0.95) : 0.5;
+      moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read()) / moved, 0.05, 0.95) : 0.5;
   std::vector<double> shares;
   // Beside the budgets a process has no room for more than the run itself will have in flight. Files with
   // state in them are not written to: what an earlier run has measured counts.

@@ -170,16 +170,16 @@ TEST(AdaptersInTiles, StepsWriteTheAdaptersAlone) {
       passes += bytes(tile.weight) * (block ? 3 * s.layout.micro_batches : 1);
     }
   }
-  const Traffic step = make_plan(layout, run.programs(), run.budgets()).per_step;
-  EXPECT_GT(step.nvme_write, 0);
-  EXPECT_LE(step.nvme_write, own);
-  EXPECT_LE(step.nvme_read, passes + own * s.layout.micro_batches * 3);
+  const LinkBytes step = make_plan(layout, run.programs(), run.budgets()).per_step;
+  EXPECT_GT(step.nvme_write(), 0);
+  EXPECT_LE(step.nvme_write(), own);
+  EXPECT_LE(step.nvme_read(), passes + own * s.layout.micro_batches * 3);
   run.initialize();
   for (int i = 0; i < 3; ++i) (void)run.step(i < 2 ? Then::kTrain : Then::kPause);
   run.engine().flush();
-  const Traffic all = run.engine().settled_traffic();
+  const LinkBytes all = run.engine().settled_traffic();
   EXPECT_EQ(all, forecast(layout, run.programs(), run.budgets(), run.engine().history()));
-  EXPECT_LT(all.nvme_write, 4 * own);
+  EXPECT_LT(all.nvme_write(), 4 * own);
 }
 
 // A layer that the device has no room for, beside its adapters.

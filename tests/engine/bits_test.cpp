@@ -46,9 +46,9 @@ class Placements : public testing::TestWithParam<Case> {
     expect_same_bits(baseline(), result);
     run.expect_within_budgets();
     if (setup.layout.drives > 0 && setup.room == Room::kSmallest) {
-      const Traffic t = run.engine().traffic();
-      EXPECT_GT(t.nvme_read, 0);
-      EXPECT_GT(t.nvme_write, 0);
+      const LinkBytes t = run.engine().traffic();
+      EXPECT_GT(t.nvme_read(), 0);
+      EXPECT_GT(t.nvme_write(), 0);
     }
   }
   // The run with which all others are compared; made once for each model.
@@ -67,7 +67,7 @@ class Placements : public testing::TestWithParam<Case> {
 TEST_P(Placements, TheBaselineLearnsAndMovesNothing) {
   TinyRun run(everything_in_the_device(GetParam()));
   const TinyResult result = run.train(kSteps, kEvaluations);
-  EXPECT_EQ(run.engine().settled_traffic(), Traffic{});
+  EXPECT_EQ(run.engine().settled_traffic(), LinkBytes{});
   ASSERT_EQ(result.losses.size(), static_cast<std::size_t>(kSteps));
   for (std::size_t i = 1; i < result.losses.size(); ++i) EXPECT_NE(result.losses[i], result.losses[i - 1]);
   for (const double n : result.norms) EXPECT_GT(n, GetParam().arch == Arch::kGpt2 ? 0.1 : 0.01);
@@ -115,9 +115,9 @@ TEST_P(Placements, WhatSinksGoesPastTheHost) {
     EXPECT_LE(past.budgets().host, around.budgets().host);
     expect_same_bits(baseline(), past.train(kSteps, kEvaluations));
     past.expect_within_budgets();
-    const Traffic t = past.engine().settled_traffic();
+    const LinkBytes t = past.engine().settled_traffic();
     if (on_device) {
-      EXPECT_GT(std::min(t.direct_read, t.direct_write), 0);
+      EXPECT_GT(std::min(t[kDirectRead], t[kDirectWrite]), 0);
     }
   }
 }

@@ -121,12 +121,12 @@ TEST(Frozen, CostsNoBytes) {
       run.engine().flush();
       return run.engine().settled_traffic();
     };
-    const Traffic a = moved(all), b = moved(some);
+    const LinkBytes a = moved(all), b = moved(some);
     // Their gradients stay away from the link in all steps, and their weights, which never change, from the
     // second on: in the first they are fetched like all.
-    EXPECT_EQ(a.device_to_host - b.device_to_host, 4 * gradients);
+    EXPECT_EQ(a[kToHost] - b[kToHost], 4 * gradients);
     EXPECT_EQ(b, forecast(some.layout(), some.programs(), some.budgets(), some.engine().history()));
-    EXPECT_GE(a.host_to_device - b.host_to_device, 3 * gradients);
+    EXPECT_GE(a[kToDevice] - b[kToDevice], 3 * gradients);
   }
 }
 

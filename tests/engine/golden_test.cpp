@@ -53,7 +53,7 @@ TEST_P(EngineGolden, TenStepsOfAdamW) {
     }
   }
   run.expect_within_budgets();
-  EXPECT_GT(run.engine().traffic().nvme_read, 0);
+  EXPECT_GT(run.engine().traffic().nvme_read(), 0);
 }
 
 constexpr Accumulation kOrders[] = {Accumulation::kLayerMajor, Accumulation::kMicroBatchMajor};

@@ -141,20 +141,20 @@ TEST(Lora, StepsWriteTheAdaptersAlone) {
       passes += bytes(tile.weight) * (tile.unit > 0 && tile.unit < layout.head_unit() ? 2 : 1);
     }
   }
-  const Traffic step = make_plan(layout, run.programs(), run.budgets()).per_step;
-  EXPECT_GT(step.nvme_write, 0);
-  EXPECT_LE(step.nvme_write, own);
-  EXPECT_LE(step.nvme_read, passes + own);
-  EXPECT_GE(step.nvme_read, passes / 2);
+  const LinkBytes step = make_plan(layout, run.programs(), run.budgets()).per_step;
+  EXPECT_GT(step.nvme_write(), 0);
+  EXPECT_LE(step.nvme_write(), own);
+  EXPECT_LE(step.nvme_read(), passes + own);
+  EXPECT_GE(step.nvme_read(), passes / 2);
   run.initialize();
   (void)run.step(Then::kTrain), (void)run.step(Then::kTrain);
   const StepResult measured = run.step(Then::kTrain);
-  EXPECT_LE(measured.traffic.nvme_write, own);
+  EXPECT_LE(measured.traffic.nvme_write(), own);
   (void)run.step(Then::kPause);
   run.engine().flush();
-  const Traffic all = run.engine().settled_traffic();
+  const LinkBytes all = run.engine().settled_traffic();
   EXPECT_EQ(all, forecast(layout, run.programs(), run.budgets(), run.engine().history()));
-  EXPECT_LT(all.nvme_write, 4 * own);
+  EXPECT_LT(all.nvme_write(), 4 * own);
 }
 
 // On two and on three ranks, with whatever sharding: the bits of each other, and the numbers of one rank.

@@ -450,7 +450,7 @@ TEST(PipelineTiers, BreadthFirstFetchesWeightsLeast) {
     for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {
       if (layout.has_unit(u)) weights += model.units()[static_cast<std::size_t>(u)].count * 4;
     }
-    return static_cast<double>(plan.per_step.host_to_device) / static_cast<double>(weights);
+    return static_cast<double>(plan.per_step[kToDevice]) / static_cast<double>(weights);
   };
   const double breadth = fetched(PipelineSchedule::kBreadthFirst),
                depth = fetched(PipelineSchedule::kDepthFirst);

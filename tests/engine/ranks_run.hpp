@@ -201,7 +201,7 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
       ranks_run::collect_first_gradients(run, all, gradients);
     }
     EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));
-    const Traffic moved = run.engine().settled_traffic();
+    const LinkBytes moved = run.engine().settled_traffic();
     if (look == Look::kAtTheEnd) {
       EXPECT_EQ(moved, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
       EXPECT_EQ(run.engine().comm(), comm_forecast(run.layout(), run.programs(), run.engine().history()));

@@ -69,14 +69,14 @@ TEST(Staging, OneCopyAStepInEachDirection) {
           out[i - begin] = static_cast<float>(reference_element(p, i));
       });
       (void)device.take_copies();
-      const Traffic own = engine_traffic_per_step(layout);
+      const LinkBytes own = engine_traffic_per_step(layout);
       const auto expect_copies = [&](std::int64_t up) {
         const auto copies = device.take_copies();
         ASSERT_EQ(copies.size(), 2u);
         EXPECT_TRUE(copies[0].to_device);
         EXPECT_FALSE(copies[1].to_device);
         EXPECT_EQ(copies[0].bytes, up);
-        EXPECT_EQ(copies[1].bytes, own.device_to_host);
+        EXPECT_EQ(copies[1].bytes, own[kToHost]);
         for (const auto& c : copies) EXPECT_TRUE(c.pinned) << c.bytes;
       };
       for (int step = 0; step < 2; ++step) {
@@ -87,7 +87,7 @@ TEST(Staging, OneCopyAStepInEachDirection) {
         UpdateRule rule;
         rule.params.step = step + 1;
         (void)engine.train_step(step, micro_batches, rule, step == 0 ? Then::kTrain : Then::kPause);
-        expect_copies(own.host_to_device);
+        expect_copies(own[kToDevice]);
       }
       engine.flush();
       EXPECT_TRUE(device.take_copies().empty());
@@ -97,7 +97,7 @@ TEST(Staging, OneCopyAStepInEachDirection) {
       });
       // As many micro-batches as are evaluated together.
       const std::int64_t absent = 3 - layout.options.live_micro_batches();
-      expect_copies(own.host_to_device - absent * 2 * 4 * s.layout.micro_batch.rows());
+      expect_copies(own[kToDevice] - absent * 2 * 4 * s.layout.micro_batch.rows());
       EXPECT_FALSE(device.nothing_pinned());
     }
     EXPECT_TRUE(device.nothing_pinned()) << "the engine gave its memory back";

@@ -151,7 +151,7 @@ TEST(BoundOf, IsTheSlowestLink) {
   r.flops = 1e9;
   r.host_to_device = 2e9, r.device_to_host = 1e9;
   r.nvme_read = 4e8, r.nvme_write = 2e8;
-  const Traffic t{400'000'000, 100'000'000, 1'000'000'000, 250'000'000};
+  const LinkBytes t{1'000'000'000, 250'000'000, 400'000'000, 100'000'000};
   const Bound half = bound_of(r, 1e9, t);
   EXPECT_DOUBLE_EQ(half.compute, 1);
   EXPECT_DOUBLE_EQ(half.nvme, 1.5);
@@ -238,7 +238,7 @@ TEST(RaiseTo, MeetsTheStepThatWasFaster) {
           .nvme_mixed = 1e9,
           .nvme_mixed_reads = 0.25,
           .nvme_first_write = 5e8};
-  const Traffic t{3'000'000'000, 4'000'000'000, 500'000'000, 500'000'000};
+  const LinkBytes t{500'000'000, 500'000'000, 3'000'000'000, 4'000'000'000};
   EXPECT_FALSE(raise_to(r, bound_of(r, 1e8, t, 1'000'000), 10));
   EXPECT_EQ(r.nvme_read, 2e9);
   ASSERT_TRUE(raise_to(r, bound_of(r, 1e8, t, 1'000'000), 2));

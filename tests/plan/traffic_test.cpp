@@ -9,20 +9,20 @@ namespace zg::test {
 namespace {
 
 // What `steps` steps move, and the updates that they defer.
-Traffic moved(const TinySetup& setup, std::int64_t steps) {
+LinkBytes moved(const TinySetup& setup, std::int64_t steps) {
   TinyRun run(setup);
   run.initialize();
   for (std::int64_t i = 1; i <= steps; ++i) (void)run.step(i < steps ? Then::kTrain : Then::kPause);
   run.engine().flush();
-  const Traffic t = run.engine().settled_traffic();
+  const LinkBytes t = run.engine().settled_traffic();
   EXPECT_EQ(t, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
   return t;
 }
 
-void expect_per_step(const TinySetup& setup, const Traffic& formula) {
-  const auto text = [](const Traffic& t) {
-    return fmt::format("nvme r {} w {}, h2d {}, d2h {}", t.nvme_read, t.nvme_write, t.host_to_device,
-                       t.device_to_host);
+void expect_per_step(const TinySetup& setup, const LinkBytes& formula) {
+  const auto text = [](const LinkBytes& t) {
+    return fmt::format("nvme r {} w {}, h2d {}, d2h {}", t.nvme_read(), t.nvme_write(), t[kToDevice],
+                       t[kToHost]);
   };
   EXPECT_EQ(text(moved(setup, 6) - moved(setup, 5)), text(formula));
   const TinyRun run(setup);
@@ -91,9 +91,9 @@ TEST(BytesPerStep, OptimizerAtTheHost) {
           // What is updated on the device stays there: weight, gradient and state.
           std::vector<Sizes> units = sizes_of(s);
           units.erase(units.begin(), units.begin() + static_cast<std::ptrdiff_t>(on_device));
-          Traffic formula;
-          formula.host_to_device = total(units, &Sizes::weight);
-          formula.device_to_host = total(units, &Sizes::gradient);
+          LinkBytes formula;
+          formula[kToDevice] = total(units, &Sizes::weight);
+          formula[kToHost] = total(units, &Sizes::gradient);
           expect_per_step(s, formula);
         }
       }
@@ -132,9 +132,9 @@ TEST(BytesPerStep, DeviceOfTwoBlocks) {
             2 * block.weight_pages + 4096 * s.layout.micro_batches);
   s.room = Room::kGiven;
   s.budgets = {2 * block.weight_pages + activations, 16 << 20};
-  Traffic formula;
-  formula.host_to_device = embedding.weight + 2 * layers * block.weight + head.weight + embedding.sum;
-  formula.device_to_host = total(units, &Sizes::gradient) + embedding.sum;
+  LinkBytes formula;
+  formula[kToDevice] = embedding.weight + 2 * layers * block.weight + head.weight + embedding.sum;
+  formula[kToHost] = total(units, &Sizes::gradient) + embedding.sum;
   expect_per_step(s, formula);
 }
 
@@ -175,10 +175,10 @@ TEST(BytesPerStep, HostOfOneUpdate) {
         const std::int64_t kept = timing == UpdateTiming::kDeferred
                                       ? block.weight_pages + head.weight_pages
                                       : block.weight_pages + units[0].weight_pages;
-        Traffic formula;
-        formula.nvme_read = formula.nvme_write = total(units, &Sizes::state_pages) + all_weights - kept;
-        formula.host_to_device = total(units, &Sizes::weight);
-        formula.device_to_host = total(units, &Sizes::gradient);
+        LinkBytes formula;
+        formula[kNvmeRead] = formula[kNvmeWrite] = total(units, &Sizes::state_pages) + all_weights - kept;
+        formula[kToDevice] = total(units, &Sizes::weight);
+        formula[kToHost] = total(units, &Sizes::gradient);
         expect_per_step(s, formula);
       }
     }
@@ -190,15 +190,15 @@ TEST(BytesPerStep, TheEngineAddsTokensAndSums) {
   TinySetup s;
   TinyRun run(s);
   run.initialize();
-  const Traffic before = run.engine().traffic();
+  const LinkBytes before = run.engine().traffic();
   for (int i = 0; i < 4; ++i) (void)run.step(i < 3 ? Then::kTrain : Then::kPause);
   run.engine().flush();
-  const Traffic of_store = run.engine().settled_traffic(), own = run.engine().traffic() - before - of_store;
+  const LinkBytes of_store = run.engine().settled_traffic(), own = run.engine().traffic() - before - of_store;
   const std::int64_t tokens = 2 * 4 * s.layout.micro_batches * s.layout.micro_batch.rows();
   const auto sums = static_cast<std::int64_t>(8 * (1 + run.model().units().size()));
   ASSERT_LE(sums, 256);
-  EXPECT_EQ(own, (Traffic{0, 0, 4 * (256 + tokens), 4 * sums}));
-  EXPECT_EQ(engine_traffic_per_step(run.layout()), (Traffic{0, 0, 256 + tokens, sums}));
+  EXPECT_EQ(own, (LinkBytes{4 * (256 + tokens), 4 * sums}));
+  EXPECT_EQ(engine_traffic_per_step(run.layout()), (LinkBytes{256 + tokens, sums}));
 }
 
 // Whatever the budgets: the store moves what the plan foretells, to the byte, with evaluations between the
@@ -292,10 +292,10 @@ TEST_P(Forecast, IsWhatMovesUnderAnyBudgets) {
       if (evaluation) (void)run.evaluate();
     }
     run.engine().flush();
-    const Traffic t = run.engine().settled_traffic();
+    const LinkBytes t = run.engine().settled_traffic();
     EXPECT_EQ(t, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
     run.expect_within_budgets();
-    with_traffic += t == Traffic{} ? 0 : 1;
+    with_traffic += t == LinkBytes{} ? 0 : 1;
     if (HasFailure()) break;
   }
   EXPECT_GT(with_traffic, 40);
@@ -329,7 +329,7 @@ TEST(History, OfALongRunIsShort) {
     // The initialisation, and of each ten: nine, and the last.
     EXPECT_EQ(history.size(), 7u) << name_of(timing);
     run.engine().flush();
-    const Traffic t = run.engine().settled_traffic();
+    const LinkBytes t = run.engine().settled_traffic();
     EXPECT_EQ(t, forecast(run.layout(), run.programs(), run.budgets(), run.engine().history()));
   }
 }

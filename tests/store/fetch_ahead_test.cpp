@@ -34,13 +34,13 @@ TEST(FetchAhead, WhatTheDeviceHasNoRoomForComesToTheHost) {
   Deadline deadline(60, [&] { return store.state(); });
   store.step_begin();
   read_all(*rig);
-  const Traffic before = store.traffic();
+  const LinkBytes before = store.traffic();
   store.step_end();  // from now on it is known that the same will come again
   store.drain();
-  const Traffic ahead = store.traffic() - before;
+  const LinkBytes ahead = store.traffic() - before;
   // Half of each budget.
-  EXPECT_EQ(ahead.host_to_device, kDevice / 2 * kBytes);
-  EXPECT_EQ(ahead.nvme_read, (kDevice / 2 + kHost / 2) * kBytes);
+  EXPECT_EQ(ahead[kToDevice], kDevice / 2 * kBytes);
+  EXPECT_EQ(ahead.nvme_read(), (kDevice / 2 + kHost / 2) * kBytes);
   rig->within_budgets();
 }
 
@@ -49,13 +49,13 @@ TEST(FetchAhead, NothingIsReadTwice) {
   TensorStore& store = *rig->store;
   Deadline deadline(60, [&] { return store.state(); });
   for (int step = 0; step < 6; ++step) {
-    const Traffic before = store.traffic();
+    const LinkBytes before = store.traffic();
     store.step_begin();
     read_all(*rig);
     store.step_end();
     store.drain();
     // What was fetched for the next step is counted with this one.
-    const std::int64_t read = (store.traffic() - before).nvme_read;
+    const std::int64_t read = (store.traffic() - before).nvme_read();
     EXPECT_TRUE(step == 0 || read <= kSegments * kBytes) << "step " << step << ": " << read;
   }
   EXPECT_EQ(store.statistics().left_record, 0);

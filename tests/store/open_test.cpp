@@ -47,7 +47,7 @@ TEST(OpenStore, StreamsMoreThanMemoryHoldsAndLeavesNothingBehind) {
     opened->store().drain();
     EXPECT_LE(opened->host().peak(), 6 * kPage);
     EXPECT_LE(opened->device().arena().peak(), 2 * kPage);
-    EXPECT_GT(opened->store().traffic().nvme_read, 0);
+    EXPECT_GT(opened->store().traffic().nvme_read(), 0);
     EXPECT_NE(opened->io(), nullptr);
     EXPECT_FALSE(std::filesystem::is_empty(dir.path()));
     opened.reset();

@@ -113,8 +113,8 @@ TEST(KeepByValue, WhatIsKeptFitsAndSavesWhatItSays) {
     const ReplayResult r = replay(trace, budgets, lru_policy(), {.keep = kept});
     EXPECT_FALSE(r.obstacle) << "room was to be left for every operation";
     const ReplayResult lru = replay(trace, budgets, lru_policy());
-    with += r.per_round.nvme_read + r.per_round.nvme_write;
-    without += lru.per_round.nvme_read + lru.per_round.nvme_write;
+    with += r.per_round.nvme_read() + r.per_round.nvme_write();
+    without += lru.per_round.nvme_read() + lru.per_round.nvme_write();
   }
   EXPECT_LE(with, without);
 }

@@ -332,7 +332,7 @@ TEST(Policy, WriteCostTradesDistanceForWrites) {
     std::vector<Action> actions;
     for (std::int32_t op = 0; op < 3; ++op) EXPECT_FALSE(residency.decide(0, op, actions));
     EXPECT_EQ(residency.copies().present(0, Tier::kHost) + residency.copies().present(1, Tier::kHost), 1);
-    EXPECT_EQ(residency.copies().traffic().nvme_write,
+    EXPECT_EQ(residency.copies().traffic().nvme_write(),
               residency.copies().present(1, Tier::kHost) ? 0 : kPage);
     return residency.copies().present(1, Tier::kHost) ? 0 : 1;
   };
@@ -350,7 +350,7 @@ TEST(Policy, WriteCostSavesWritesAndCostsReads) {
   const std::uint64_t seed = test_seed(4405);
   SCOPED_TRACE(seed);
   Random random(seed);
-  std::map<double, Traffic> sums;
+  std::map<double, LinkBytes> sums;
   for (int trial = 0; trial < 200; ++trial) {
     const std::int32_t n = 6 + below(random, 8);
     const AccessTrace trace = equal_trace(n, random_accesses(random, n, 60, {.write_percent = 25}));
@@ -358,10 +358,10 @@ TEST(Policy, WriteCostSavesWritesAndCostsReads) {
       sums[cost] += replay(trace, {0, (2 + n / 3) * kPage}, next_use_policy({.write_cost = cost})).per_round;
     }
   }
-  EXPECT_LT(sums[1].nvme_write, sums[0].nvme_write);
-  EXPECT_LT(sums[8].nvme_write, sums[1].nvme_write);
-  EXPECT_GT(sums[1].nvme_read, sums[0].nvme_read);
-  EXPECT_GT(sums[8].nvme_read, sums[1].nvme_read);
+  EXPECT_LT(sums[1].nvme_write(), sums[0].nvme_write());
+  EXPECT_LT(sums[8].nvme_write(), sums[1].nvme_write());
+  EXPECT_GT(sums[1].nvme_read(), sums[0].nvme_read());
+  EXPECT_GT(sums[8].nvme_read(), sums[1].nvme_read());
 }
 
 TEST(Policy, IsFoundByName) {

@@ -38,7 +38,7 @@ inline Tier home_of(const TensorTable& table, SegmentId id) {
 }
 
 // The traffic of the whole scenario; nullopt if it does not fit.
-inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets) {
+inline std::optional<LinkBytes> dry_run(const Scenario& s, const Budgets& budgets) {
   Residency residency(s.table, budgets);
   std::vector<Action> ignored;
   const auto never_held = [](SegmentId, Tier) { return false; };
@@ -58,8 +58,8 @@ inline std::optional<Traffic> dry_run(const Scenario& s, const Budgets& budgets)
   return residency.copies().traffic();
 }
 
-// A multiple of the unit that fits where one unit less does not, found by halving: a GPU's segments are of megabytes, and
-// page by page there are tens of thousands of dry runs.
+// A multiple of the unit that fits where one unit less does not, found by halving: a GPU's segments are of
+// megabytes, and page by page there are tens of thousands of dry runs.
 template <class Fits>
 std::int64_t smallest_that_fits(std::int64_t unit, Fits&& fits) {
   if (fits(0)) return 0;
@@ -72,7 +72,8 @@ std::int64_t smallest_that_fits(std::int64_t unit, Fits&& fits) {
   return high * unit;
 }
 
-// The smallest device budget with which host memory for everything suffices, and the smallest host budget for it.
+// The smallest device budget with which host memory for everything suffices, and the smallest host budget for
+// it.
 inline Budgets smallest_budgets(const Scenario& s, bool direct = false) {
   Budgets budgets{0, s.table.total_charge(Tier::kHost), direct};
   const auto search = [&](std::int64_t& budget, std::int64_t unit) {

@@ -174,13 +174,13 @@ TEST(NvmeBound, NoPolicyIsBelowItAndNextUseReadsThatMuchOfEqualSegments) {
       const ReplayResult r = replay(trace, budgets, policy, {.rounds = 64});
       ASSERT_FALSE(r.obstacle);
       if (r.cycle == 0) continue;  // the mean of some rounds may lie below that of all
-      EXPECT_GE(r.per_round.nvme_read, bound.read);
-      EXPECT_GE(r.per_round.nvme_write, bound.write);
+      EXPECT_GE(r.per_round.nvme_read(), bound.read);
+      EXPECT_GE(r.per_round.nvme_write(), bound.write);
     }
     if (!equal) continue;
     const ReplayResult r = replay(trace, budgets, next_use_policy(), {.rounds = 200});
     ASSERT_GT(r.cycle, 0);
-    EXPECT_LE(r.per_round.nvme_read - bound.read, 1) << "rounded up, and down";
+    EXPECT_LE(r.per_round.nvme_read() - bound.read, 1) << "rounded up, and down";
   }
 }
 
@@ -207,8 +207,8 @@ TEST(NvmeBound, OfTwoTiersAndOperationsThatHoldSeveralSegments) {
       const ReplayResult r = replay(trace, budgets, policy, {.rounds = 64});
       if (r.obstacle || r.cycle == 0) continue;
       ++compared;
-      EXPECT_GE(r.per_round.nvme_read, bound.read);
-      EXPECT_GE(r.per_round.nvme_write, bound.write);
+      EXPECT_GE(r.per_round.nvme_read(), bound.read);
+      EXPECT_GE(r.per_round.nvme_write(), bound.write);
     }
   }
   EXPECT_GE(compared, 200);

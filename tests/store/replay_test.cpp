@@ -70,9 +70,9 @@ TEST(Replay, NextUseReadsAsLittleAsTheOfflineOptimumOnAThousandPeriodicTraces) {
     ASSERT_FALSE(r.obstacle);
     const auto expected = belady(period, r.rounds.size(), room);
     for (std::size_t i = 0; i < r.rounds.size(); ++i) {
-      ASSERT_EQ(r.rounds[i].nvme_read, expected[i].reads * kPage) << "round " << i;
+      ASSERT_EQ(r.rounds[i].nvme_read(), expected[i].reads * kPage) << "round " << i;
       if (!overwrites) {
-        ASSERT_EQ(r.rounds[i].nvme_write, expected[i].writes * kPage) << "round " << i;
+        ASSERT_EQ(r.rounds[i].nvme_write(), expected[i].writes * kPage) << "round " << i;
       }
     }
   }
@@ -91,30 +91,30 @@ TEST(Replay, ACyclicScanSavesWhatPinningSaves) {
         const ReplayResult best = replay(trace, budgets, next_use_policy(), {.rounds = 4 * n});
         ASSERT_GT(best.cycle, 0);
         EXPECT_EQ((n - 1) % best.cycle, 0);
-        Traffic sum;
+        LinkBytes sum;
         for (std::size_t i = 0; i < static_cast<std::size_t>(n - 1); ++i) {
           // The last n - 1 rounds, as far as they were carried out; those before repeat them.
           sum += best.rounds[best.rounds.size() - 1 - i % static_cast<std::size_t>(best.cycle)];
         }
         const std::int64_t misses = std::int64_t{n} * (n - k);
-        EXPECT_EQ(sum.nvme_read, misses * kPage);
-        EXPECT_EQ(sum.nvme_write, access == Access::kWrite ? misses * kPage : 0);
+        EXPECT_EQ(sum.nvme_read(), misses * kPage);
+        EXPECT_EQ(sum.nvme_write(), access == Access::kWrite ? misses * kPage : 0);
 
         std::vector<SegmentId> pinned;
         for (SegmentId id = 0; id < k - 1; ++id) pinned.push_back(id);
         const ReplayResult pins = replay(trace, budgets, next_use_policy(), {.keep = pinned});
         const std::int64_t streamed = (k == n ? 0 : n - k + 1) * kPage;
-        EXPECT_EQ(pins.per_round.nvme_read, streamed);
-        EXPECT_EQ(pins.per_round.nvme_write, access == Access::kWrite ? streamed : 0);
-        EXPECT_LE(best.per_round.nvme_read, pins.per_round.nvme_read);
-        EXPECT_GE(best.per_round.nvme_read, (n - k) * kPage);
+        EXPECT_EQ(pins.per_round.nvme_read(), streamed);
+        EXPECT_EQ(pins.per_round.nvme_write(), access == Access::kWrite ? streamed : 0);
+        EXPECT_LE(best.per_round.nvme_read(), pins.per_round.nvme_read());
+        EXPECT_GE(best.per_round.nvme_read(), (n - k) * kPage);
 
         const ReplayResult lru = replay(trace, budgets, lru_policy());
         const ReplayResult clock = replay(trace, budgets, clock_policy());
         EXPECT_EQ(lru.counts_per_round.hits, k < n ? 0 : n) << "each leaves just before it is needed";
-        EXPECT_EQ(lru.per_round.nvme_read, k < n ? n * kPage : 0);
-        EXPECT_GE(clock.per_round.nvme_read, best.per_round.nvme_read);
-        EXPECT_LE(clock.per_round.nvme_read, lru.per_round.nvme_read);
+        EXPECT_EQ(lru.per_round.nvme_read(), k < n ? n * kPage : 0);
+        EXPECT_GE(clock.per_round.nvme_read(), best.per_round.nvme_read());
+        EXPECT_LE(clock.per_round.nvme_read(), lru.per_round.nvme_read());
       }
     }
   }
@@ -125,7 +125,7 @@ TEST(Replay, FindsTheCycleAndItsMean) {
   const AccessTrace trace = equal_trace(4, scan(4, Access::kRead));
   const ReplayResult r = replay(trace, {0, 3 * kPage}, next_use_policy());
   EXPECT_EQ(r.cycle, 3);
-  EXPECT_EQ(r.per_round.nvme_read, 4 * kPage / 3);
+  EXPECT_EQ(r.per_round.nvme_read(), 4 * kPage / 3);
   EXPECT_LT(r.rounds.size(), 8u) << "it stops when it repeats itself";
   EXPECT_EQ(r.runs.size(), r.rounds.size());
   EXPECT_EQ(r.counts_per_round.accesses, 4);
@@ -155,15 +155,15 @@ TEST(Replay, ACycleThatIsFoundGoesOn) {
       Residency residency(trace.table, budgets, policy);
       for (SegmentId id = 0; id < n; ++id) residency.assume_content(id, Tier::kNvme);
       const auto found = static_cast<std::size_t>(r.cycle);
-      std::vector<Traffic> rounds;
+      std::vector<LinkBytes> rounds;
       for (std::size_t i = 0; i < r.rounds.size() + 2 * found; ++i) {
-        const Traffic before = residency.copies().traffic();
+        const LinkBytes before = residency.copies().traffic();
         residency.set_future(&trace.programs[0], nullptr);
         std::vector<Action> actions;
         for (std::int32_t op = 0; op < trace.programs[0].op_count(); ++op)
           ASSERT_FALSE(residency.decide(0, op, actions));
         rounds.push_back(residency.copies().traffic() - before);
-        const Traffic expected = i < r.rounds.size() ? r.rounds[i] : rounds[i - found];
+        const LinkBytes expected = i < r.rounds.size() ? r.rounds[i] : rounds[i - found];
         ASSERT_EQ(rounds.back(), expected) << "round " << i << ", cycle " << found;
       }
     }
@@ -176,7 +176,7 @@ TEST(Replay, CountsHitsAndEvictionsAtBothTiers) {
   const AccessTrace trace = equal_trace(2, {at_device(0), at_device(0), at_device(1)});
   const ReplayResult r = replay(trace, {kPage, 2 * kPage}, next_use_policy());
   EXPECT_EQ(r.counts_per_round, (ReplayCounts{3, 1, 2, 2, 0}));
-  EXPECT_EQ(r.per_round, (Traffic{.host_to_device = 2 * kPage}));
+  EXPECT_EQ(r.per_round, (LinkBytes{2 * kPage}));
   EXPECT_EQ(r.peak.device, kPage);
   EXPECT_EQ(r.peak.host, 2 * kPage);
   // A write at the device makes the host's copy useless: it was not evicted.
@@ -196,12 +196,12 @@ TEST(Replay, ContentThatNobodyWroteLiesAsLowAsItMay) {
   };
   const ReplayResult r = run({at_host(0), at_host(1), at_device(2)}, {kPage, 2 * kPage});
   ASSERT_FALSE(r.obstacle);
-  EXPECT_EQ(r.rounds[0], (Traffic{.nvme_read = kPage}));
+  EXPECT_EQ(r.rounds[0], (LinkBytes{0, 0, kPage}));
   // A segment that ends a round without content has content again in the next.
   const ReplayResult dead =
       run({at_host(0, Access::kRead, true), at_host(1, Access::kRead, true)}, {0, 2 * kPage});
   ASSERT_FALSE(dead.obstacle);
-  EXPECT_EQ(dead.per_round, (Traffic{.nvme_read = kPage}));
+  EXPECT_EQ(dead.per_round, (LinkBytes{0, 0, kPage}));
   // No room for segments that may not be demoted.
   const ReplayResult none = run({at_host(0), at_host(1)}, {0, kPage});
   ASSERT_TRUE(none.obstacle);

@@ -39,10 +39,7 @@ TEST(ResidencyDirect, ADirectLinkNeedsNoHostMemory) {
       replay(actions);
     }
     if (lowest == Tier::kHost) continue;
-    const Traffic expected{.nvme_read = 3 * kPage,
-                           .nvme_write = 2 * 3 * kPage,
-                           .direct_read = 3 * kPage,
-                           .direct_write = 2 * 3 * kPage};
+    const LinkBytes expected{0, 0, 0, 0, 3 * kPage, 2 * 3 * kPage};
     EXPECT_EQ(residency.copies().traffic(), expected);
     EXPECT_EQ(replay.traffic(), expected);
   }
@@ -78,15 +75,15 @@ TEST(ResidencyDirect, WhatTheHostNeedsSoonerStaysThere) {
   };
   for (const auto& policy : {default_policy(), next_use_policy()}) {
     // H is read once; D comes directly, twice.
-    EXPECT_EQ(moved(true, 0, policy), (Traffic{.nvme_read = 3 * kPage, .direct_read = 2 * kPage}));
+    EXPECT_EQ(moved(true, 0, policy), (LinkBytes{0, 0, kPage, 0, 2 * kPage}));
     // D takes H's place, and comes from there the second time; H is read again.
-    EXPECT_EQ(moved(false, 0, policy), (Traffic{.nvme_read = 3 * kPage, .host_to_device = 2 * kPage}));
+    EXPECT_EQ(moved(false, 0, policy), (LinkBytes{2 * kPage, 0, 3 * kPage}));
     // The same in either order.
-    EXPECT_EQ(moved(false, -1, policy).direct_read, 2 * kPage);
-    EXPECT_EQ(moved(true, 1, policy).direct_read, 0);
+    EXPECT_EQ(moved(false, -1, policy)[kDirectRead], 2 * kPage);
+    EXPECT_EQ(moved(true, 1, policy)[kDirectRead], 0);
   }
   // A policy that knows no future keeps the copy that passes the host.
-  EXPECT_EQ(moved(true, 0, lru_policy()).direct_read, 0);
+  EXPECT_EQ(moved(true, 0, lru_policy())[kDirectRead], 0);
 }
 
 // To evict past the host a segment that only the device has, it must be written to NVMe. So a clean copy at
@@ -107,8 +104,7 @@ TEST(ResidencyDirect, WhatIsFreeMakesWayForWhatIsNot) {
       std::vector<Action> actions;
       EXPECT_FALSE(residency.decide(0, op, actions));
     }
-    EXPECT_EQ(residency.copies().traffic(), (Traffic{.nvme_read = 3 * kPage, .device_to_host = kPage}))
-        << direct;
+    EXPECT_EQ(residency.copies().traffic(), (LinkBytes{0, kPage, 3 * kPage})) << direct;
   }
 }
 
@@ -133,7 +129,7 @@ TEST(ResidencyDirect, ADirectLinkCostsTheDrivesNothing) {
           const auto in_four_rounds = [&](bool direct) {
             Residency residency(table, {device * kPage, host * kPage, direct});
             for (SegmentId id = 0; id < kSegments; ++id) residency.assume_content(id, Tier::kNvme);
-            Traffic before;
+            LinkBytes before;
             for (int round = 0; round < 8; ++round) {
               if (round == 4) before = residency.copies().traffic();
               residency.set_future(&program, &program);
@@ -145,14 +141,14 @@ TEST(ResidencyDirect, ADirectLinkCostsTheDrivesNothing) {
             }
             return residency.copies().traffic() - before;
           };
-          const Traffic without = in_four_rounds(false), with = in_four_rounds(true);
-          EXPECT_LE(with.nvme_read, without.nvme_read);
-          EXPECT_LE(with.nvme_write, without.nvme_write);
-          EXPECT_LE(with.host_to_device, without.host_to_device);
-          moved[{access, and_back}].first += without.nvme_read + without.nvme_write;
-          moved[{access, and_back}].second += with.nvme_read + with.nvme_write;
+          const LinkBytes without = in_four_rounds(false), with = in_four_rounds(true);
+          EXPECT_LE(with.nvme_read(), without.nvme_read());
+          EXPECT_LE(with.nvme_write(), without.nvme_write());
+          EXPECT_LE(with[kToDevice], without[kToDevice]);
+          moved[{access, and_back}].first += without.nvme_read() + without.nvme_write();
+          moved[{access, and_back}].second += with.nvme_read() + with.nvme_write();
           if (access == Access::kWrite) {
-            EXPECT_EQ(with.direct_read, with.nvme_read) << "a copy at the host would be old at once";
+            EXPECT_EQ(with[kDirectRead], with.nvme_read()) << "a copy at the host would be old at once";
           }
         }
       }

@@ -44,7 +44,7 @@ class Replay {
   }
 
   std::int64_t used(Tier tier) const { return used_[index(tier)]; }
-  const Traffic& traffic() const { return traffic_; }
+  const LinkBytes& traffic() const { return traffic_; }
 
  private:
   static std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
@@ -74,15 +74,11 @@ class Replay {
           EXPECT_TRUE(memory);
         }
         copies[index(a.tier)] = true;
-        if (a.from == Tier::kNvme) traffic_.nvme_read += s.charge;
-        if (a.tier == Tier::kNvme) traffic_.nvme_write += s.charge;
         if (a.tier != Tier::kHost && a.from != Tier::kHost) {
           EXPECT_TRUE(budgets_.direct) << "no link between device and NVMe";
-          (a.from == Tier::kNvme ? traffic_.direct_read : traffic_.direct_write) += s.charge;
-        } else {
-          if (a.from == Tier::kDevice) traffic_.device_to_host += s.bytes;
-          if (a.tier == Tier::kDevice) traffic_.host_to_device += s.bytes;
         }
+        traffic_[link_between(a.from, a.tier)] +=
+            a.from == Tier::kNvme || a.tier == Tier::kNvme ? s.charge : s.bytes;
         break;
       case Action::Kind::kUse:
         EXPECT_TRUE(memory);
@@ -98,7 +94,7 @@ class Replay {
   std::map<std::pair<SegmentId, Tier>, bool> memory_;
   std::vector<std::array<bool, kTiers>> copies_;
   std::array<std::int64_t, 2> used_{};
-  Traffic traffic_;
+  LinkBytes traffic_;
 };
 
 inline Program trace_of(const std::vector<AccessStep>& accesses, int segments,

@@ -50,7 +50,7 @@ std::vector<Misses> decided(const std::vector<AccessStep>& period, int segments,
   }
   std::vector<Misses> per_round;
   for (int r = 0; r < rounds; ++r) {
-    const Traffic before = residency.copies().traffic();
+    const LinkBytes before = residency.copies().traffic();
     residency.set_future(&program, &program);
     for (std::int32_t op = 0; op < program.op_count(); ++op) {
       std::vector<Action> actions;
@@ -59,8 +59,8 @@ std::vector<Misses> decided(const std::vector<AccessStep>& period, int segments,
       replay(actions);
       EXPECT_EQ(replay.used(Tier::kHost), residency.copies().used(Tier::kHost));
     }
-    const Traffic moved = residency.copies().traffic() - before;
-    per_round.push_back({moved.nvme_read / kPage, moved.nvme_write / kPage});
+    const LinkBytes moved = residency.copies().traffic() - before;
+    per_round.push_back({moved.nvme_read() / kPage, moved.nvme_write() / kPage});
   }
   return per_round;
 }
@@ -299,13 +299,13 @@ TEST(Residency, DeadContentIsDroppedWithoutWriteBack) {
     return residency.copies().traffic();
   };
   // 0 is overwritten before it is read again: its first content never leaves.
-  EXPECT_EQ(run({w(0), w(1, true), w(0), r(0)}), (Traffic{}));
+  EXPECT_EQ(run({w(0), w(1, true), w(0), r(0)}), (LinkBytes{}));
   // For comparison: where 0 is read again, it is written.
-  EXPECT_EQ(run({w(0), w(1, true), r(0)}), (Traffic{.nvme_read = kPage, .nvme_write = kPage}));
+  EXPECT_EQ(run({w(0), w(1, true), r(0)}), (LinkBytes{0, 0, kPage, kPage}));
   // The program declares the use to be the last.
-  EXPECT_EQ(run({w(0, true), w(1, true), w(2, true), w(0)}), (Traffic{}));
+  EXPECT_EQ(run({w(0, true), w(1, true), w(2, true), w(0)}), (LinkBytes{}));
   // A clean copy is evicted for free, however often.
-  EXPECT_EQ(run({w(0), w(1), r(0), r(1), r(0)}), (Traffic{.nvme_read = 3 * kPage, .nvme_write = 2 * kPage}));
+  EXPECT_EQ(run({w(0), w(1), r(0), r(1), r(0)}), (LinkBytes{0, 0, 3 * kPage, 2 * kPage}));
 }
 
 TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
@@ -326,7 +326,7 @@ TEST(Residency, AmongEquallyFarTheFreeOneGoes) {
     EXPECT_FALSE(residency.decide(0, 0, actions));
     EXPECT_FALSE(residency.decide(0, 1, actions));
     EXPECT_FALSE(residency.decide(1, 0, actions));
-    EXPECT_EQ(residency.copies().traffic().nvme_write, 0) << "variant " << variant;
+    EXPECT_EQ(residency.copies().traffic().nvme_write(), 0) << "variant " << variant;
     EXPECT_FALSE(residency.copies().present(clean, Tier::kHost));
     EXPECT_TRUE(residency.copies().present(dirty, Tier::kHost));
   }

@@ -200,9 +200,9 @@ TEST(StoreFree, ThreadsMatchTheModelOverThreeTiers) {
     const Shares shares = make_shares(random, drives, 6);
     Rig rig(shares.table, tight_budgets(shares), Nvme::kMemory);
     run_threads(rig, shares, seed, 400);
-    const Traffic moved = rig.store->traffic();
-    EXPECT_GT(moved.nvme_read, 0);
-    EXPECT_GT(moved.device_to_host, 0);
+    const LinkBytes moved = rig.store->traffic();
+    EXPECT_GT(moved.nvme_read(), 0);
+    EXPECT_GT(moved[kToHost], 0);
   }
 }
 
@@ -213,7 +213,7 @@ TEST(StoreFree, ThreadsMatchTheModelWithoutNvme) {
   const Shares shares = make_shares(random, 0, 6);
   Rig rig(shares.table, tight_budgets(shares), nullptr);
   run_threads(rig, shares, seed, 1500);
-  EXPECT_EQ(rig.store->traffic().nvme_read, 0);
+  EXPECT_EQ(rig.store->traffic().nvme_read(), 0);
 }
 
 TEST(StoreFree, ThreadsMatchTheModelOnTheRealEngine) {

@@ -34,7 +34,7 @@ struct KeepRig {
   // Runs a step; returns the bytes that it read from NVMe.
   std::int64_t step() {
     store.drain();
-    const Traffic before = store.traffic();
+    const LinkBytes before = store.traffic();
     store.step_begin();
     for (SegmentId id = 0; id < kSegments; ++id) {
       const Lease lease = store.acquire(id, Tier::kHost, Access::kRead);
@@ -42,7 +42,7 @@ struct KeepRig {
     }
     store.step_end();
     store.drain();
-    return (store.traffic() - before).nvme_read;
+    return (store.traffic() - before).nvme_read();
   }
 };
 

@@ -138,7 +138,7 @@ TEST(StorePieces, GoOnToTheDeviceWhileOthersAreStillRead) {
   reader.join();
   EXPECT_EQ(rig.device.to_device, kPieces);
   rig.expect_written(lease);
-  EXPECT_EQ(rig.store.traffic().host_to_device, kBytes);
+  EXPECT_EQ(rig.store.traffic()[kToDevice], kBytes);
 }
 
 TEST(StorePieces, GoOnToNvmeWhileOthersAreStillCopied) {

@@ -16,12 +16,12 @@ void check(const Scenario& scenario, const Budgets& budgets, int depth, Nvme nvm
   Rig rig(scenario.table, budgets, nvme, depth);
   ModelRun(rig, scenario, seed)();
   EXPECT_EQ(rig.store->traffic(), *expected)
-      << "nvme read " << rig.store->traffic().nvme_read << " for " << expected->nvme_read << ", written "
-      << rig.store->traffic().nvme_write << " for " << expected->nvme_write << ", to device "
-      << rig.store->traffic().host_to_device << " for " << expected->host_to_device << ", from device "
-      << rig.store->traffic().device_to_host << " for " << expected->device_to_host << ", directly "
-      << rig.store->traffic().direct_read << " for " << expected->direct_read << " and "
-      << rig.store->traffic().direct_write << " for " << expected->direct_write;
+      << "nvme read " << rig.store->traffic().nvme_read() << " for " << expected->nvme_read() << ", written "
+      << rig.store->traffic().nvme_write() << " for " << expected->nvme_write() << ", to device "
+      << rig.store->traffic()[kToDevice] << " for " << (*expected)[kToDevice] << ", from device "
+      << rig.store->traffic()[kToHost] << " for " << (*expected)[kToHost] << ", directly "
+      << rig.store->traffic()[kDirectRead] << " for " << (*expected)[kDirectRead] << " and "
+      << rig.store->traffic()[kDirectWrite] << " for " << (*expected)[kDirectWrite];
 }
 
 bool some_direct(Random& random) {

@@ -14,7 +14,7 @@ namespace {
 struct Store {
   Scenario scenario;
   Budgets budgets;
-  Traffic expected;
+  LinkBytes expected;
 };
 
 Store random_store(Random& random, int drives) {

@@ -73,10 +73,10 @@ TEST(StoreStep, TheSecondStepMissesNothing) {
 TEST(StoreStep, WhatHasRoomStays) {
   Steps steps;
   for (int i = 0; i < 3; ++i) (void)steps.step(up_to(kSegments));
-  const Traffic before = steps.store().traffic();
+  const LinkBytes before = steps.store().traffic();
   constexpr int kTimes = 4;
   for (int i = 0; i < kTimes; ++i) (void)steps.step(up_to(kSegments));
-  const std::int64_t read = (steps.store().traffic() - before).nvme_read / kPage;
+  const std::int64_t read = (steps.store().traffic() - before).nvme_read() / kPage;
   EXPECT_LE(read, kTimes * (kSegments - kRoom / 2 + 1));  // LRU: all of them
 }
 

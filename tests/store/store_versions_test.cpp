@@ -113,11 +113,11 @@ TEST(StoreVersions, APinnedVersionStays) {
     std::vector<Action> ignored;
     paper.set_future(&program, nullptr);
     for (std::int32_t op = 0; op < 2; ++op) EXPECT_FALSE(paper.decide(0, op, ignored).has_value());
-    const std::int64_t before = paper.copies().traffic().nvme_write;
+    const std::int64_t before = paper.copies().traffic().nvme_write();
     for (const SegmentId id : both) EXPECT_FALSE(paper.write_back(id, ignored).has_value());
-    EXPECT_EQ(rig.store->write_back(both), paper.copies().traffic().nvme_write - before);
+    EXPECT_EQ(rig.store->write_back(both), paper.copies().traffic().nvme_write() - before);
     EXPECT_EQ(rig.store->write_back(both), 0) << "nothing is dirty";
-    EXPECT_EQ(rig.store->traffic().nvme_write, paper.copies().traffic().nvme_write);
+    EXPECT_EQ(rig.store->traffic().nvme_write(), paper.copies().traffic().nvme_write());
     if (round == 2) pinned = rig.store->pin_versions(both);
     if (round == 2) {
       ASSERT_EQ(pinned.size(), 2u);
@@ -207,7 +207,7 @@ TEST(StoreVersions, WhatAThreadWaitsForGoesFirst) {
     }
     drive.hold(io::Op::kWrite);
     EXPECT_EQ(rig.store->write_back(all), kCount * 2 * kPage);
-    EXPECT_EQ(rig.store->traffic().nvme_write, (round - 1) * kCount * 2 * kPage);
+    EXPECT_EQ(rig.store->traffic().nvme_write(), (round - 1) * kCount * 2 * kPage);
     EXPECT_EQ(rig.store->first_written_bytes(), std::min(round - 1, 2) * kCount * 2 * kPage);
     EXPECT_EQ(drive.write_priority(), io::Priority::kWriteBack);
     const int before = drive.promoted();
@@ -218,7 +218,7 @@ TEST(StoreVersions, WhatAThreadWaitsForGoesFirst) {
     const std::vector<PinnedVersion> pinned = rig.store->pin_versions(all);
     EXPECT_EQ(drive.write_priority(), io::Priority::kDemand);
     rig.store->drain();
-    EXPECT_EQ(rig.store->traffic().nvme_write, round * kCount * 2 * kPage);
+    EXPECT_EQ(rig.store->traffic().nvme_write(), round * kCount * 2 * kPage);
     EXPECT_EQ(rig.store->first_written_bytes(), std::min(round, 2) * kCount * 2 * kPage);
     const int then = drive.promoted();
     rig.store->hasten(all);  // nothing is under way

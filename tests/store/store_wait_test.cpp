@@ -62,11 +62,11 @@ TEST(StoreCounts, HitsMissesAndBytesByHand) {
   s = f.store().statistics();
   EXPECT_EQ(s.links[kToHost].bytes, kPage);
   EXPECT_EQ(s.links[kNvmeWrite].bytes, kPage);
-  const Traffic t = f.store().traffic();
-  EXPECT_EQ(t.host_to_device, s.links[kToDevice].bytes);
-  EXPECT_EQ(t.device_to_host, s.links[kToHost].bytes);
-  EXPECT_EQ(t.nvme_write, s.links[kNvmeWrite].bytes);
-  EXPECT_EQ(t.nvme_read, s.links[kNvmeRead].bytes);
+  const LinkBytes t = f.store().traffic();
+  EXPECT_EQ(t[kToDevice], s.links[kToDevice].bytes);
+  EXPECT_EQ(t[kToHost], s.links[kToHost].bytes);
+  EXPECT_EQ(t.nvme_write(), s.links[kNvmeWrite].bytes);
+  EXPECT_EQ(t.nvme_read(), s.links[kNvmeRead].bytes);
   EXPECT_EQ(f.store().statistics(0).bytes[kToHost], kPage);
   EXPECT_EQ(f.store().statistics(2).bytes[kNvmeWrite], kPage);
   EXPECT_EQ(f.store().statistics(1).hits, 0);
@@ -91,7 +91,7 @@ TEST(StoreCounts, WhatIsAboutToBeWrittenIsNotWrittenBackBefore) {
   Free f(kSegments, {0, 16 * kPage}, true);
   for (SegmentId id = 0; id < kSegments; ++id) f.write(id);
   f.store().drain();
-  EXPECT_LE(f.store().traffic().nvme_write, kSegments * kPage);
+  EXPECT_LE(f.store().traffic().nvme_write(), kSegments * kPage);
   for (SegmentId id = 0; id < kSegments; ++id) f.read(id);
 }
 

@@ -334,11 +334,11 @@ TEST_F(WaitCauseTest, ADrainWaitsForMovesBehindAStreamsUse) {
   {
     NamedThread helper("helper", [&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      EXPECT_EQ(store().traffic().device_to_host, 0);
+      EXPECT_EQ(store().traffic()[kToHost], 0);
       gate.set();
     });
     store().drain();
-    EXPECT_EQ(store().traffic().device_to_host, kPage);
+    EXPECT_EQ(store().traffic()[kToHost], kPage);
   }
   next();
   finish();

@@ -56,7 +56,7 @@ class Pinned : public CheckpointFixture {
     const Outcome elsewhere =
         run("elsewhere", settings + Strings{"steps=7", "tiers.device=64MiB"}, three.newest);
     expect_tail(whole, elsewhere);
-    EXPECT_EQ(elsewhere.summary.measured.nvme_read, 0);
+    EXPECT_EQ(elsewhere.summary.measured.nvme_read(), 0);
     // From a copy, in which all tensors are, in several files.
     const std::string copy =
         export_checkpoint(system_files(), first, directory_ + "/copies", {}, std::int64_t{16} << 10);
@@ -160,14 +160,14 @@ TEST_F(Pinned, OtherBudgetsAndKindsGoOnToTheBit) {
 // All state is in memory when the checkpoint comes, or as much as the host has room for.
 TEST_F(Pinned, WriteWhatIsNewerInMemoryAlone) {
   const auto written = [&](const std::string& name, const Strings& more) {
-    return run(name, drives(name) + more + Strings{"steps=4"}).summary.measured.nvme_write;
+    return run(name, drives(name) + more + Strings{"steps=4"}).summary.measured.nvme_write();
   };
   const Strings much{"tiers.host=64MiB", "tiers.device=64MiB"};
   const Strings none{"checkpoint.every=0", "checkpoint.on_interrupt=true"};
   const auto without = [&](const std::string& name, const Strings& more) {
     Trainer trainer(config(name, drives(name) + more + none + Strings{"steps=4"}), {});
     trainer.start();
-    return trainer.run().measured.nvme_write;
+    return trainer.run().measured.nvme_write();
   };
   const std::int64_t rest = written("much", much);
   const std::int64_t pinned = Checkpoint(directory_ + "/much/checkpoints/0001-step-4").manifest().pinned;

@@ -72,7 +72,7 @@ TEST_P(Resumed, GoesOnToTheBit) {
                                                    "tiers.nvme.0.path=" + directory_ + "/disk",
                                                    "aio.backend=threads", "threads.compute=1"},
                                 kept);
-  EXPECT_GT(elsewhere.summary.measured.nvme_read, 0);
+  EXPECT_GT(elsewhere.summary.measured.nvme_read(), 0);
   expect_tail(whole, elsewhere);
   fs::create_directories(directory_ + "/again");
   expect_tail(whole, run("again", settings + Strings{"steps=7", "tiers.device=64MiB"}, kept));

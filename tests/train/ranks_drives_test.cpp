@@ -79,17 +79,17 @@ TEST_F(RanksOnDrives, MoveTheBytesOfOne) {
     trainer.start();
     const RunSummary summary = trainer.run();
     EXPECT_EQ(summary.measured, summary.formula);
-    Traffic sum;
+    LinkBytes sum;
     for (const RunPlan& plan : trainer.plans()) sum += plan.dry_run.per_step;
     return sum;
   };
-  const Traffic one = per_step(1);
-  EXPECT_GT(one.nvme_read, 20 << 20);
+  const LinkBytes one = per_step(1);
+  EXPECT_GT(one.nvme_read(), 20 << 20);
   for (const int ranks : {2, 4}) {
     SCOPED_TRACE(fmt::format("{} ranks", ranks));
-    const Traffic many = per_step(ranks);
-    EXPECT_LE(static_cast<double>(many.nvme_read), 1.02 * static_cast<double>(one.nvme_read));
-    EXPECT_LE(static_cast<double>(many.nvme_write), 1.02 * static_cast<double>(one.nvme_write));
+    const LinkBytes many = per_step(ranks);
+    EXPECT_LE(static_cast<double>(many.nvme_read()), 1.02 * static_cast<double>(one.nvme_read()));
+    EXPECT_LE(static_cast<double>(many.nvme_write()), 1.02 * static_cast<double>(one.nvme_write()));
   }
 }
 

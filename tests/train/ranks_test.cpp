@@ -12,7 +12,7 @@ class RanksOfARun : public RunTest {
     std::vector<double> losses;
     std::optional<double> val_loss;
     std::string model;  // the saved weights
-    Traffic measured, formula;
+    LinkBytes measured, formula;
     CommTraffics comm, comm_formula;
   };
   struct Losses final : TrainObserver {

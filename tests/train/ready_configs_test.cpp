@@ -72,7 +72,7 @@ TEST_P(ReadyConfigurations, FitsItsNode) {
     EXPECT_NEAR(static_cast<double>(plan.model->parameter_count() - adapters) / 1e9, GetParam().billions,
                 0.05);
     EXPECT_EQ(plan.tile_bytes(), 0);  // layers are whole
-    EXPECT_EQ(plan.dry_run.per_step.nvme_read > 0, GetParam().on_drives);
+    EXPECT_EQ(plan.dry_run.per_step.nvme_read() > 0, GetParam().on_drives);
   }
 }
 

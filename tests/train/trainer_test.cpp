@@ -199,7 +199,7 @@ TEST_F(TrainerLibrary, APlanCanBeMadeForAMachineThatIsNotThere) {
   machine.gpu = Hardware::Gpu{.sizes = &gpu, .memory = 24 * kMiB, .granule = 2 * kMiB, .numa_nodes = {1}};
   const RunPlan plan = make_run_plan(c, model, 500, machine), again = make_run_plan(c, model, 500, machine);
   EXPECT_TRUE(plan.dry_run.fits);
-  EXPECT_GT(plan.dry_run.per_step.host_to_device, 0);
+  EXPECT_GT(plan.dry_run.per_step[kToDevice], 0);
   EXPECT_EQ(plan.dry_run.per_step, again.dry_run.per_step);
   EXPECT_EQ(plan.cores.nodes, again.cores.nodes);
   EXPECT_EQ(plan.budgets.device, 24 * kMiB);

@@ -69,7 +69,7 @@ struct StepResult {
   double stall = 0;    // part of it in which the compute stream had no work; the sum of stall_for
   StallTimes stall_for;
   Phases phases;
-  Traffic traffic;
+  LinkBytes traffic;
   std::int64_t first_written = 0;  // bytes to NVMe that were first writes, to slots that were empty
   CommTraffics comm;               // with other ranks
   // How long each axis was busy, waits for other ranks included; gathers may run beside compute.
@@ -83,7 +83,7 @@ struct StepResult {
 };
 
 // What the engine itself copies in each training step, besides the store's moves: tokens and sums.
-Traffic engine_traffic_per_step(const Layout& layout);
+LinkBytes engine_traffic_per_step(const Layout& layout);
 
 class ModelOps;
 class OpContext;
@@ -155,10 +155,10 @@ class StepExecutor {
                    float* out);
 
   // Bytes over the links since the start: the store's moves, and the engine's own copies of tokens and sums.
-  Traffic traffic() const;
+  LinkBytes traffic() const;
   const History& history() const { return history_; }
   // The store's part of traffic() since initialize(), once all decided moves are done. Only between programs.
-  Traffic settled_traffic();
+  LinkBytes settled_traffic();
 
   // What this rank has exchanged with others since the start, but for of_all_ranks().
   CommTraffics comm() const;
@@ -210,9 +210,9 @@ class StepExecutor {
   const std::uint64_t identity_;    // unique among the engines of this process
   std::vector<std::uint64_t> key_;  // of the operation being issued
   ProgramSequence sequence_;
-  Traffic own_;
+  LinkBytes own_;
   CommTraffic asked_;  // by of_all_ranks()
-  Traffic initial_;    // the store's traffic at the end of initialize()
+  LinkBytes initial_;  // the store's traffic at the end of initialize()
   History history_;
 };
 

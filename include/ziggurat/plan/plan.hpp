@@ -13,7 +13,7 @@ namespace zg {
 struct Plan {
   bool fits = false;
   std::optional<NoRoom> obstacle;  // where it does not fit
-  Traffic per_step;                // the store's, of a step in the steady state
+  LinkBytes per_step;              // the store's, of a step in the steady state
   CommTraffics comm_per_step;      // with other ranks
   Budgets peak;                    // bytes used of each budget, without the workspace
 };
@@ -24,8 +24,8 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
 
 // The traffic of a run with this history (StepExecutor::history), once all its moves are done. The traffic of
 // the initialisation is not counted.
-Traffic forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
-                 const History& history);
+LinkBytes forecast(const Layout& layout, const StepPrograms& programs, const Budgets& budgets,
+                   const History& history);
 
 // The bytes of each budget to leave free for moves under way, so that a fetch need not wait for the
 // write-back that makes room for it: the bytes that the tier's links have in flight at once (`in_flight`),
@@ -66,7 +66,7 @@ struct Bound {
   std::string by;  // "compute", "nvme", "host->device", "device->host"
   double compute = 0, nvme = 0, host_to_device = 0, device_to_host = 0;
 };
-Bound bound_of(const Roofs& roofs, double flops, const Traffic& traffic, std::int64_t first_written = 0);
+Bound bound_of(const Roofs& roofs, double flops, const LinkBytes& traffic, std::int64_t first_written = 0);
 
 // A step that took less time than its bound shows that a roof was measured too low (under load, or for too
 // short a time). Raises the roofs of each link whose time in `bound` is more than `seconds` so far that the

@@ -10,27 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "ziggurat/store/statistics.hpp"
 #include "ziggurat/store/table.hpp"
 
 namespace zg {
-
-// Bytes over each link. Bytes between NVMe and the device that do not pass the host count twice: in nvme_*
-// and in direct_*.
-struct Traffic {
-  std::int64_t nvme_read = 0, nvme_write = 0, host_to_device = 0, device_to_host = 0;
-  std::int64_t direct_read = 0, direct_write = 0;
-  Traffic operator-(const Traffic& o) const {
-    return {nvme_read - o.nvme_read,           nvme_write - o.nvme_write,   host_to_device - o.host_to_device,
-            device_to_host - o.device_to_host, direct_read - o.direct_read, direct_write - o.direct_write};
-  }
-  Traffic& operator+=(const Traffic& o) {
-    nvme_read += o.nvme_read, nvme_write += o.nvme_write;
-    host_to_device += o.host_to_device, device_to_host += o.device_to_host;
-    direct_read += o.direct_read, direct_write += o.direct_write;
-    return *this;
-  }
-  bool operator==(const Traffic&) const = default;
-};
 
 struct Budgets {
   std::int64_t device = 0, host = 0;
@@ -55,7 +38,7 @@ class CopyTable {
   bool may_go_direct(SegmentId id) const {
     return budgets_.direct && table_.segment(id).lowest == Tier::kNvme;
   }
-  const Traffic& traffic() const { return traffic_; }
+  const LinkBytes& traffic() const { return traffic_; }
   // A hash of which tiers have copies. Where it is equal, the same program moves the same bytes again, if the
   // policy does not decide by past uses.
   std::uint64_t fingerprint() const;
@@ -93,7 +76,7 @@ class CopyTable {
   std::vector<State> states_;
   std::array<std::vector<SegmentId>, 2> resident_;
   std::array<std::int64_t, 2> used_{}, peak_{};
-  Traffic traffic_;
+  LinkBytes traffic_;
 };
 
 }  // namespace zg

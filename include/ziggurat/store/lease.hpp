@@ -37,7 +37,7 @@ class Lease {
 
  private:
   friend class LeaseTable;
-  friend struct StoreParts;
+  friend class FreeFront;
   StoreParts* store_ = nullptr;
   ActionNode* node_ = nullptr;               // with a program
   std::atomic<CopyWord*>* entry_ = nullptr;  // without one: the holder's entry for it

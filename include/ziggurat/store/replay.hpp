@@ -38,13 +38,13 @@ struct ReplayResult {
   std::int64_t obstacle_run = 0;
   std::int32_t obstacle_op = 0;
 
-  std::vector<Traffic> runs;         // of each program that ran, over all rounds
-  std::vector<Traffic> rounds;       // of each round of the sequence
+  std::vector<LinkBytes> runs;       // of each program that ran, over all rounds
+  std::vector<LinkBytes> rounds;     // of each round of the sequence
   std::vector<ReplayCounts> counts;  // of each round
   // The last `cycle` rounds move the same bytes over and over again. 0: no repetition was found, and the
   // means below are over the second half of all rounds.
   int cycle = 0;
-  Traffic per_round;  // mean over the cycle, rounded to bytes
+  LinkBytes per_round;  // mean over the cycle, rounded to bytes
   ReplayCounts counts_per_round;
   Budgets peak;  // bytes used of each budget
 };

@@ -15,6 +15,11 @@ class Stream;
 enum Link : std::uint8_t { kToDevice, kToHost, kNvmeRead, kNvmeWrite, kDirectRead, kDirectWrite };
 inline constexpr int kLinks = 6;
 const char* name_of(Link link);  // "host->device", ...
+constexpr Link link_between(Tier from, Tier to) {
+  if (from == Tier::kNvme) return to == Tier::kDevice ? kDirectRead : kNvmeRead;
+  if (to == Tier::kNvme) return from == Tier::kDevice ? kDirectWrite : kNvmeWrite;
+  return to == Tier::kDevice ? kToDevice : kToHost;
+}
 
 // Bytes over each link.
 struct LinkBytes {

@@ -24,7 +24,7 @@
 // itself waiting, so that a lease can still be released. Once all holders wait, a thread that holds leases
 // gets an Error instead: kUsage where the waits form a cycle over segments, kMemory where they are for room.
 // A thread that needs several segments at once takes them by acquire(span), which takes all or none and so
-// never waits for leases while it holds some. src/store/mover.hpp argues why moves cannot wait for ever.
+// never waits for leases while it holds some. src/store/move_graph.hpp argues why no move waits for ever.
 //
 // Errors: after a transfer has failed the store is failed for good, and every later acquire throws Error(kIo)
 // that names segment, tier, drive and cause. A copy with a wrong checksum is such a failure. So is memory
@@ -174,8 +174,8 @@ class TensorStore final {
   // which a thread holds are not waited for.
   void drain();
 
-  Traffic traffic() const;  // bytes that have crossed each link
-  // Bytes of traffic().nvme_write that were first writes, to slots that were empty.
+  LinkBytes traffic() const;  // bytes that have crossed each link
+  // Bytes of traffic().nvme_write() that were first writes, to slots that were empty.
   std::int64_t first_written_bytes() const;
   double waited_seconds() const;  // in acquire, summed over all threads
   // Null: nobody observes. Called while no program runs; the observer outlives the programs that it observes.

@@ -32,7 +32,7 @@ class Rank {
   // The same from the state that was adopted.
   void adopt();
   // The forecast for the programs that have run so far, without the engine's own bytes.
-  Traffic forecast() const;
+  LinkBytes forecast() const;
 
  private:
   void begin_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const;

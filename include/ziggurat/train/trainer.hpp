@@ -81,7 +81,7 @@ struct RunSummary {
   // Bytes over all processes: the peak of each tier and of resident memory, and the size of the NVMe tier's
   // files.
   std::int64_t peak_device = 0, peak_host = 0, peak_resident = 0, nvme_files = 0;
-  Traffic measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
+  LinkBytes measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
   // The same between the ranks. Summed over the steps: how long an axis was busy (mean of the ranks), and
   // StepRecord's seconds.
   CommTraffics comm, comm_formula;
@@ -163,7 +163,7 @@ class Trainer {
   // Sums over all ranks.
   struct Totals {
     Budgets budgets, peak;  // peak: how much of the budgets the plan takes
-    Traffic per_step;       // as planned; after start() with the engine's own
+    LinkBytes per_step;     // as planned; after start() with the engine's own
     CommTraffics comm;      // in a step, as planned
     std::int64_t nvme = 0;  // bytes of the NVMe tier
   };

@@ -51,7 +51,7 @@ TEST(DirectStore, ProgramsMatchTheModelAndTheDryRun) {
   const std::uint64_t seed = test_seed(909);
   SCOPED_TRACE(seed);
   Random random(seed);
-  Traffic sum;
+  LinkBytes sum;
   for (int trial = 0; trial < 6; ++trial) {
     SCOPED_TRACE(trial);
     Scenario s = random_scenario(random, 1 + below(random, 2), 8, {.ops = 12});
@@ -79,8 +79,8 @@ TEST(DirectStore, ProgramsMatchTheModelAndTheDryRun) {
     EXPECT_EQ(rig.store->traffic(), *expected);
     if (HasFailure()) return;
   }
-  EXPECT_GT(sum.direct_read, 0);
-  EXPECT_GT(sum.direct_write, 0);
+  EXPECT_GT(sum[kDirectRead], 0);
+  EXPECT_GT(sum[kDirectWrite], 0);
   EXPECT_GT(cufile.transfers, 0);
   EXPECT_EQ(cufile.files, 0);
 }

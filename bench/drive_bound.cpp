@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "bench/store_support.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/philox.hpp"
-#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/store/dry_run.hpp"
 #include "ziggurat/train/machine.hpp"
@@ -35,7 +35,7 @@ constexpr const char* kHelp = R"(What it prints, one row a cell:
   stall     share of it in which nothing was computed, since bytes were waited for
   eta       bytes moved / bytes that the drives offered in just that window, stalls and changes taken out; what
             was in flight at its ends counts where it ended, so a short window may come out above 1
-  best      the fixed depth (aio.queue_depth=N, aio.adaptive_depth=false) with the highest eta
+  best      the fixed depth (aio.queue_depth=N) with the highest eta
   ratio     eta of the default / eta of the best fixed depth; 1: nothing was left to tune
   time      step s of the fastest fixed depth / step s of the default. Another depth has the plan keep other room
             free (tiers.read_ahead), and so moves other bytes: a higher eta may be a slower step
@@ -94,7 +94,7 @@ struct Options {
   std::int64_t layers = 12, width = 768, vocab = 8192, tokens = 64, device = 160;
   std::int64_t rounds = 3, steps = 6, warmup = 2;
   double rate_factor = 1;  // of all drives
-  bool tiny = false, adaptive = false;
+  bool tiny = false;
   std::string out, directory;
 };
 
@@ -115,11 +115,8 @@ struct Cell {
 };
 
 struct Setting {
-  int depth = 0;  // 0: the default, kAdaptive: found at run time
-  static constexpr int kAdaptive = -1;
-  std::string name() const {
-    return depth == 0 ? "default" : depth == kAdaptive ? "adaptive" : fmt::format("depth {}", depth);
-  }
+  int depth = 0;  // 0: the default
+  std::string name() const { return depth == 0 ? "default" : fmt::format("depth {}", depth); }
 };
 
 // NVMe bytes of a step as its plan decides them: those before the head, and those from it on.
@@ -209,11 +206,7 @@ std::vector<std::string> overrides_of(const Options& o, const Cell& cell, const 
                                   fmt::format("tiers.host={}MiB", cell.host), "tiers.nvme=" + drives.dump(),
                                   "gradient_clipping=" + (cell.clip == "none" ? "0" : cell.clip),
                                   "aio.backend=ram"};
-  if (setting.depth > 0) {
-    all.push_back(fmt::format("aio.queue_depth={}", setting.depth));
-    all.push_back("aio.adaptive_depth=false");
-  }
-  if (setting.depth == Setting::kAdaptive) all.push_back("aio.adaptive_depth=true");
+  if (setting.depth > 0) all.push_back(fmt::format("aio.queue_depth={}", setting.depth));
   all.insert(all.end(), o.overrides.begin(), o.overrides.end());
   return all;
 }
@@ -503,7 +496,6 @@ void run(Options o, int argc, char** argv, const std::vector<Scenario>& scenario
   for (const int depth : o.depths) {
     if (depth > 0) settings.push_back({depth});
   }
-  if (o.adaptive) settings.push_back({Setting::kAdaptive});
   ordered_json all = provenance(argc, argv);
   all["settings"] = settings_of(o);
   all["cells"] = ordered_json::array();
@@ -567,7 +559,6 @@ int main(int argc, char** argv) {
   app.add_option("--width", o.width)->capture_default_str();
   app.add_option("--vocab", o.vocab)->check(CLI::Range(1, 65536))->capture_default_str();
   app.add_option("--tokens", o.tokens, "Of the one sequence of a step")->capture_default_str();
-  app.add_flag("--adaptive", o.adaptive, "Also with aio.adaptive_depth");
   app.add_option("--rate-factor", o.rate_factor,
                  "All drives are so many times as fast: less where this processor does not let them bind")
       ->check(CLI::PositiveNumber)

@@ -108,19 +108,16 @@ int main(int argc, char** argv) {
       const char* name;
       Priority write_back = Priority::kWriteBack;
       std::int64_t in_flight = 0;  // bytes; 0: the default
-      bool adapts = false;
       std::vector<Round> rounds = {};
     };
     Way ways[] = {{.name = "one priority", .write_back = Priority::kDemand},
                   {.name = "priorities"},
-                  {.name = "priorities, 32 MiB", .in_flight = kBytesInFlight},
-                  {.name = "priorities, depth adapts", .adapts = true}};
+                  {.name = "priorities, 32 MiB", .in_flight = kBytesInFlight}};
     for (int r = 0; r < rounds; ++r) {
       for (Way& way : ways) {
         EngineOptions options;
         options.backend = path.empty() ? Backend::kRam : Backend::kAuto;
         options.ram = {.bytes_per_second = 2e9, .latency_seconds = 100e-6};
-        options.adapt_depth = way.adapts;
         options.queue_depth = static_cast<int>(way.in_flight / options.block_size);
         const auto engine =
             make_engine(options, {{.path = path, .bytes = kDrive, .kind = FileKind::kScratch}});

@@ -124,8 +124,7 @@ bool Bench::drives_keep_bytes() const {
 void Bench::open() {
   engine_ = make_engine(options_.engine, options_.drives);
   const EngineOptions& e = options_.engine;
-  const int depth = e.queue_depth != 0 ? e.queue_depth : default_queue_depth(e.block_size);
-  depth_ = e.adapt_depth ? std::max(depth, e.max_queue_depth) : depth;
+  depth_ = e.queue_depth != 0 ? e.queue_depth : default_queue_depth(e.block_size);
   // The engine still bounds what is in flight; the other half are requests whose checksum is being made.
   if (options_.verify) depth_ *= 2;
   std::vector<std::string> names;

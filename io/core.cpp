@@ -39,7 +39,6 @@ int queue_depth_within(std::int64_t memory, std::int64_t drives, std::int64_t bl
 EngineOptions with_depth(EngineOptions o) {
   if (o.queue_depth != 0) return o;
   o.queue_depth = default_queue_depth(o.block_size);
-  if (o.adapt_depth) o.queue_depth = std::min(o.queue_depth, o.max_queue_depth);
   return o;
 }
 
@@ -88,9 +87,7 @@ void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
     return static_cast<int>(all / drive.lanes + (queue < all % drive.lanes ? 1 : 0));
   };
   LaneOptions o;
-  o.adapt = options_.adapt_depth;
   o.depth = share(options_.queue_depth);
-  o.cap = o.adapt ? share(options_.max_queue_depth) : o.depth;
   o.make_queue = [&drive, queue](int depth) { return drive.spec.make_queue(static_cast<int>(queue), depth); };
   add_lane(drive, std::move(o), static_cast<int>(queue),
            drive.lanes > 1 ? fmt::format(".{}", queue) : std::string());
@@ -100,7 +97,7 @@ void EngineCore::make_lane(Drive& drive, std::uint32_t queue) {
 void EngineCore::make_direct_lane(Drive& drive) {
   LaneOptions o;
   o.block_size = std::max(options_.block_size, kMaxPieceBytes);
-  o.depth = o.cap = options_.direct_threads;
+  o.depth = options_.direct_threads;
   o.make_queue = drive.spec.make_direct_queue;
   add_lane(drive, std::move(o), options_.queues, ".gpu");
 }
@@ -243,7 +240,6 @@ std::string DriveReport::endurance_text() const {
 
 std::string EngineCore::describe() const {
   std::string text = fmt::format("{} (depth {}", io::name_of(backend_), options_.queue_depth);
-  if (options_.adapt_depth) text += fmt::format(" to begin with, up to {}", options_.max_queue_depth);
   if (options_.queues > 1) text += fmt::format(", {} queues", options_.queues);
   text += fmt::format(", {} blocks", format_bytes(options_.block_size));
   if (!lanes_.empty()) text += ", " + lanes_[0]->features();

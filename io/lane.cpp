@@ -43,14 +43,13 @@ Lane::Lane(LaneOptions options, EngineState& state, BusyClock& busy)
       state_(state),
       busy_(busy),
       slots_(options_.index, options_.count),
-      blocks_(static_cast<std::size_t>(options_.cap)),
-      controller_(options_.depth, options_.cap) {
-  const auto cap = static_cast<std::uint32_t>(options_.cap);
-  free_ids_.reserve(cap);
-  for (std::uint32_t id = cap; id-- > 0;) free_ids_.push_back(id);
-  done_.reserve(cap);
-  deliveries_.reserve(cap);
-  edges_.reserve(cap);
+      blocks_(static_cast<std::size_t>(options_.depth)) {
+  const auto depth = static_cast<std::uint32_t>(options_.depth);
+  free_ids_.reserve(depth);
+  for (std::uint32_t id = depth; id-- > 0;) free_ids_.push_back(id);
+  done_.reserve(depth);
+  deliveries_.reserve(depth);
+  edges_.reserve(depth);
   counters_.depth.store(options_.depth, std::memory_order_relaxed);
   if (options_.trace != nullptr) {
     trace_lane_[0] = options_.trace->lane(fmt::format("{} read", options_.name));

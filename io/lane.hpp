@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "io/depth_controller.hpp"
 #include "io/fair_queue.hpp"
 #include "io/queue.hpp"
 #include "ziggurat/base/buffer.hpp"
@@ -61,8 +60,7 @@ struct LaneOptions {
   std::string name, thread_name;
   std::int64_t bytes = 0;  // size of the drive's file
   std::int64_t block_size = 0;
-  int depth = 1, cap = 1;              // blocks in flight at the start, and at most
-  bool adapt = false;                  // find the depth at run time
+  int depth = 1;                       // blocks in flight at most
   std::uint32_t index = 0, count = 1;  // of this lane, and of all lanes of the engine; part of the tickets
   std::vector<int> cpus = {};
   std::function<std::unique_ptr<Queue>(int depth)> make_queue;
@@ -174,7 +172,6 @@ class Lane {
     bool reading_edge = false;  // the first phase of an edge write
     bool write_back = false;
     int stalls = 0;
-    Clock::time_point begun;
     Buffer bounce;  // reused by later blocks with this id
     bool reserve_bounce(std::int64_t bytes);
   };
@@ -245,10 +242,8 @@ class Lane {
   std::vector<std::uint32_t> free_ids_;
   std::vector<BlockDone> done_;
   std::vector<Delivery> deliveries_;
-  DepthController controller_;
   int in_flight_ = 0, write_back_in_flight_ = 0;
-  bool depth_bound_ = false;  // a transfer waits only for the depth, or for write-back's share of it
-  Clock::time_point now_;     // read once in each round of the loop
+  Clock::time_point now_;  // read once in each round of the loop
   Clock::time_point last_demand_{};
   Clock::time_point last_span_end_[2] = {};
   NamedThread thread_;

@@ -53,7 +53,7 @@ bool Lane::make_queue() {
   std::unique_ptr<Error> failed;
   std::unique_ptr<Queue> queue;
   try {
-    queue = options_.make_queue(options_.cap);
+    queue = options_.make_queue(options_.depth);
   } catch (const Error& e) {
     failed = std::make_unique<Error>(e.code(), e.where(), e.message(), e.hint());
   } catch (const std::exception& e) {
@@ -114,26 +114,21 @@ void Lane::apply_promotions() {
 // blocks that the drive has already.
 bool Lane::may_begin_write_back() const {
   if (now_ - last_demand_ > kDemandMemory) return true;
-  return write_back_in_flight_ < std::max(1, controller_.depth() / kWriteBackShare);
+  return write_back_in_flight_ < std::max(1, options_.depth / kWriteBackShare);
 }
 
 // Begins as many blocks as the depth allows. Returns whether it began any.
 bool Lane::issue() {
   bool any = false;
-  depth_bound_ = false;
   while (!ready_.empty()) {
     auto* slot = static_cast<Slot*>(ready_.choose(may_begin_write_back()));
-    if (slot == nullptr) {
-      depth_bound_ = true;  // by write-back's share of it
-      return any;
-    }
+    if (slot == nullptr) return any;  // write-back has its share of the depth
     if (slot->error != 0 || slot->issued == slot->transfer.bytes) {
       all_issued(*slot);
       if (slot->outstanding == 0) finish(*slot);
       continue;
     }
-    depth_bound_ = in_flight_ >= controller_.depth();
-    if (depth_bound_ || free_ids_.empty()) return any;
+    if (free_ids_.empty()) return any;
     const Cut cut = Cut::next(*slot, options_.block_size);
     if (!cut.direct && !blocks_[free_ids_.back()].reserve_bounce(cut.page_bytes)) {
       slot->error = ENOMEM;
@@ -201,7 +196,6 @@ void Lane::begin_block(Slot& slot, const Cut& cut) {
   flight.cut = cut;
   flight.user = static_cast<char*>(t.data) + slot.issued;
   flight.stalls = 0;
-  flight.begun = now_;
   flight.reading_edge = cut.is_edge_write(t.op);
   if (!cut.direct && t.op == Op::kWrite && !flight.reading_edge)
     std::memcpy(flight.bounce.data(), flight.user, static_cast<std::size_t>(cut.bytes));
@@ -237,7 +231,6 @@ void Lane::reap(Clock::time_point deadline) {
   counters_.last_done_ns.store(ns_of(now_), std::memory_order_relaxed);
   busy_.block_done(now_);
   for (const BlockDone& done : done_) handle(done);
-  counters_.depth.store(controller_.depth(), std::memory_order_relaxed);
 }
 
 void Lane::handle(const BlockDone& done) {
@@ -245,9 +238,6 @@ void Lane::handle(const BlockDone& done) {
   ZG_ASSERT(flight.slot != nullptr, "{}: block {} is done, but was not in flight", options_.name, done.id);
   if (settle(flight, done.result) == Settled::kGoesOn) return;
   Slot& slot = *flight.slot;
-  if (options_.adapt) {
-    controller_.done(now_, flight.cut.page_bytes, seconds_between(flight.begun, now_), depth_bound_);
-  }
   if (flight.cut.is_edge_write(slot.op)) release_edge(flight.cut.page_offset);
   flight.slot = nullptr;
   free_ids_.push_back(done.id);

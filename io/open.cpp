@@ -36,12 +36,6 @@ void check(const EngineOptions& o, const std::vector<DriveOptions>& drives) {
       throw Error(Errc::kUsage, key, fmt::format("{}", value), fmt::format("1 to {}", most));
   };
   in_range("aio.queue_depth", o.queue_depth, kMaxDepth);
-  if (o.adapt_depth) in_range("aio.max_queue_depth", o.max_queue_depth, kMaxDepth);
-  if (o.adapt_depth && o.max_queue_depth < o.queue_depth) {
-    throw Error(Errc::kUsage, "aio.max_queue_depth",
-                fmt::format("{}, with a queue_depth of {}", o.max_queue_depth, o.queue_depth),
-                "at least the depth that it begins with");
-  }
   in_range("aio.queues", o.queues, kMaxQueues);
   in_range("aio.intra_op_parallelism", o.threads, kMaxThreads);
   if (o.direct != nullptr) in_range("direct_threads", o.direct_threads, kMaxThreads);

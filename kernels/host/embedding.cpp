@@ -143,7 +143,7 @@ void check_positions(std::int64_t tokens, const Args& args) {
   }
 }
 
-void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t rows, const TablePart& part) {
+void check_ids(std::int64_t tokens, const std::int32_t* ids, std::int64_t rows, const VocabShard& part) {
   const std::int64_t vocabulary = part.whole > 0 ? part.whole : rows;
   for (std::int64_t r = 0; r < tokens; ++r) {
     ZG_ASSERT(ids[r] >= 0 && ids[r] < vocabulary, "token {} has id {}, vocabulary {}", r, ids[r], vocabulary);

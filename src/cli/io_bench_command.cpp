@@ -35,7 +35,7 @@ constexpr std::int64_t kDefaultBlocks = 65536;
 struct Flags {
   std::vector<std::string> paths, files;
   std::string op = "read", pattern = "sequential", block_size = "1MiB", size, backend = "auto";
-  std::string registered = "on", verify = "off", adaptive = "off", huge_pages = "on";
+  std::string registered = "on", verify = "off", huge_pages = "on";
   int queue_depth = 0, queues = 1, threads = 4;
   std::optional<double> seconds;
   double ramp = 0.5;
@@ -231,8 +231,6 @@ io::BenchOptions options_of(const Flags& f) {
   o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
   o.engine.block_size = block_size_of(f.block_size);
   o.engine.queue_depth = f.queue_depth != 0 ? f.queue_depth : io::default_queue_depth(o.engine.block_size);
-  o.engine.adapt_depth = f.adaptive == "on";
-  o.engine.max_queue_depth = std::max(o.engine.max_queue_depth, o.engine.queue_depth);
   o.engine.queues = f.queues;
   o.engine.threads = f.threads;
   o.engine.registered = f.registered == "on";
@@ -287,7 +285,7 @@ void print_text(const Flags& f, const io::BenchOptions& o, const io::BenchResult
   print_latency("write", r.write);
   std::printf("CPU        %.3f s per GB (%.0f%% of one core)\n", r.cpu_seconds_per_gb(),
               r.seconds > 0 ? 100 * r.cpu_seconds / r.seconds : 0.0);
-  for (std::size_t i = 0; i < o.drives.size() && o.drives.size() + (o.engine.adapt_depth ? 1 : 0) > 1; ++i) {
+  for (std::size_t i = 0; o.drives.size() > 1 && i < o.drives.size(); ++i) {
     std::printf("%-10s %s: %s, depth %d\n", i == 0 ? "paths" : "", o.drives[i].path.c_str(),
                 format_rate(r.drive_bytes_per_second[i]).c_str(), r.drive_depth[i]);
   }
@@ -404,7 +402,6 @@ void add_options(CLI::App& c, Flags& f) {
   c.add_flag("--sqpoll", f.sqpoll,
              "io_uring: a kernel thread takes submissions, at the price of its CPU time");
   c.add_flag("--iopoll", f.iopoll, "io_uring: poll for completions (drives with poll queues)");
-  choice("--adaptive", f.adaptive, on_off, "The engine finds the depth itself, beginning with --queue-depth");
   choice("--verify", f.verify, on_off,
          "Checksum what is written, and compare what is read. Twice the depth is offered, so that "
          "checksums are computed beside the transfers; the latency includes that wait");

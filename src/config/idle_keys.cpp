@@ -39,8 +39,6 @@ const Idle kIdle[] = {
     {"sample.prompt", no_text, "no text is generated: sample.tokens is 0"},
     {"checkpoint.keep", no_checkpoints, kNoCheckpoints},
     {"checkpoint.state", no_checkpoints, kNoCheckpoints},
-    {"aio.max_queue_depth", [](const RunConfig& run) { return !run.aio.adaptive_depth; },
-     "it is for aio.adaptive_depth, which is off"},
     {"fp16.initial_scale_power", constant_scale, kConstant},
     {"fp16.loss_scale_window", constant_scale, kConstant},
     {"fp16.hysteresis", constant_scale, kConstant},

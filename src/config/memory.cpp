@@ -57,13 +57,6 @@ const Keys& aio_keys() {
        fmt::format("as many blocks as fill a quarter of `tiers.host`, divided by the number of drives, "
                    "within {} to {} MiB for each; at least 4 and at most 128",
                    io::kBytesInFlight >> 20, io::kMostBytesInFlight >> 20)},
-      {"adaptive_depth", &A::adaptive_depth, BoolSpec{},
-       "Each queue begins with `queue_depth` and searches for the smallest depth that loses "
-       "little bandwidth. For runs where latency counts for more than the last percents of "
-       "bandwidth."},
-      {"max_queue_depth", IntSpec{.fallback = d.max_queue_depth, .min = 1, .max = 4096},
-       "Largest depth that `adaptive_depth` may take; `queue_depth` or more.",
-       fmt::format("`{}`, or `queue_depth` if that is more", d.max_queue_depth)},
       {"queues", &A::queues, IntSpec{.min = 1, .max = 64},
        "Queues of a drive, each with an I/O thread. They share the drive's `queue_depth`."},
       {"sqpoll", &A::sqpoll, BoolSpec{},
@@ -242,17 +235,12 @@ void read_aio(Section& root, RunConfig& run) {
   using io::Backend;
   aio->read_into(out);
   out.require = out.backend != Backend::kAuto;
-  // Without the key the depth stays 0, "not stated": the plan then finds one that is within the cap of
-  // `adaptive_depth`.
+  // Without the key the depth stays 0, "not stated": the plan then finds one.
   if (aio->is_auto("queue_depth")) {
     aio->notice("queue_depth", "\"auto\": the plan finds it");
   } else if (aio->has("queue_depth")) {
     out.queue_depth = static_cast<int>(aio->integer("queue_depth"));
   }
-  IntSpec cap = aio->spec_of<IntSpec>("max_queue_depth");
-  cap.fallback = std::max<std::int64_t>(cap.fallback, out.queue_depth);
-  cap.min = std::max<std::int64_t>(cap.min, out.queue_depth);
-  out.max_queue_depth = static_cast<int>(aio->integer("max_queue_depth", cap));
   const bool can_be_uring = out.backend == Backend::kAuto || out.backend == Backend::kUring;
   for (const auto& [key, on] : {std::pair{"sqpoll", out.sqpoll}, std::pair{"iopoll", out.iopoll}}) {
     if (on && !can_be_uring) aio->notice(key, "has no effect: aio.backend is not \"io_uring\"");

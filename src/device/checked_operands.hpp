@@ -108,7 +108,7 @@ inline void check_bias_gradient(const GemmOptions& o, DType t, const View& c, st
   expect_row_scratch(o.scratch, a, row_groups, c.rows);
 }
 
-inline void expect_part(const TablePart& part, std::int64_t rows) {
+inline void expect_part(const VocabShard& part, std::int64_t rows) {
   ZG_ASSERT(part.first >= 0 && part.first + (part.whole > 0 ? rows : 0) <= part.whole,
             "{} rows from row {} on, of {}", rows, part.first, part.whole);
 }

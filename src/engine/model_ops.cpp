@@ -28,8 +28,8 @@ std::unique_ptr<Exchange> exchange_over(OpContext& context, CommRank* comm, Comm
 
 ModelOps::ModelOps(OpContext& context, const StepExecutor::Options& o)
     : context_(context),
-      parts_(exchange_over<GroupExchange>(context, o.comm, CommAxis::kTensor)),
-      sequences_(exchange_over<ContextParts>(context, o.comm, CommAxis::kContext)),
+      parts_(exchange_over<TensorParallelComm>(context, o.comm, CommAxis::kTensor)),
+      sequences_(exchange_over<ContextParallelComm>(context, o.comm, CommAxis::kContext)),
       model_(parts_ != nullptr ? context.layout.model->with(*parts_) : *context.layout.model) {
   const ModelConfig& c = model_.config();
   if (c.dropout == DropoutRates{} && c.lora.dropout == 0) return;

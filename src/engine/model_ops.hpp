@@ -7,9 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "engine/context_parts.hpp"
+#include "engine/context_parallel_comm.hpp"
 #include "engine/op_context.hpp"
-#include "engine/part_exchange.hpp"
+#include "engine/tensor_parallel_comm.hpp"
 #include "engine/tile_call.hpp"
 
 namespace zg {
@@ -53,9 +53,9 @@ class ModelOps {
   View rows(const StepOp& op, Operand operand);
 
   OpContext& context_;
-  std::unique_ptr<GroupExchange> parts_;     // null: the model is whole
-  std::unique_ptr<ContextParts> sequences_;  // null: sequences are whole
-  const Model model_;                        // the layout's, with parts_
+  std::unique_ptr<TensorParallelComm> parts_;       // null: the model is whole
+  std::unique_ptr<ContextParallelComm> sequences_;  // null: sequences are whole
+  const Model model_;                               // the layout's, with parts_
   // By unit; empty: nothing is ever dropped.
   std::vector<std::array<RandomKey, 2>> dropout_keys_;
   std::vector<RandomKey> adapter_keys_;

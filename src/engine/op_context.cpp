@@ -43,11 +43,11 @@ OpContext::OpContext(const StepExecutor::Options& o)
   ZG_ASSERT_EQ(o.comm->rank(), place().rank());
   const auto group = [&](CommAxis axis) { return make_group(o.comm, axis); };
   // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
-  numbers = group(CommAxis::kNumbers);
+  numbers = group(CommAxis::kScalars);
   shards = group(CommAxis::kShards);
   replicas = group(CommAxis::kReplicas);
-  pieces = group(CommAxis::kPieces);
-  copies = group(CommAxis::kCopies);
+  pieces = group(CommAxis::kDataParallel);
+  copies = group(CommAxis::kReplicated);
   stages = group(CommAxis::kStages);
 }
 

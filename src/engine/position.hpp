@@ -171,16 +171,16 @@ inline StepExecutor::Meeting Position::meeting(CommAxis axis, std::int64_t layer
     case CommAxis::kShards:
       m.what = "gather of " + unit;
       break;
-    case CommAxis::kPieces:
+    case CommAxis::kDataParallel:
       m.what = "sum of the gradient of " + unit;
       break;
     case CommAxis::kReplicas:
       m.what = "gather of the gradient of " + unit;
       break;
-    case CommAxis::kNumbers:
+    case CommAxis::kScalars:
       m.what = "exchange of numbers";
       break;
-    case CommAxis::kCopies:
+    case CommAxis::kReplicated:
       m.what = "sum of the gradients of " + unit + " that several parts hold";
       break;
     case CommAxis::kTensor:

@@ -105,13 +105,13 @@ CommTraffics StepExecutor::comm() const {
   };
   const OpContext& c = *context_;
   add(CommAxis::kShards, c.shards);
-  add(CommAxis::kPieces, c.pieces);
+  add(CommAxis::kDataParallel, c.pieces);
   add(CommAxis::kReplicas, c.replicas);
-  add(CommAxis::kNumbers, c.numbers);
-  add(CommAxis::kCopies, c.copies);
+  add(CommAxis::kScalars, c.numbers);
+  add(CommAxis::kReplicated, c.copies);
   add(CommAxis::kStages, c.stages);
   model_->add_traffic(all);
-  all[CommAxis::kNumbers] = all[CommAxis::kNumbers] - asked_;
+  all[CommAxis::kScalars] = all[CommAxis::kScalars] - asked_;
   return all;
 }
 
@@ -123,10 +123,10 @@ std::vector<std::vector<double>> StepExecutor::exchange(std::span<const double> 
   } else {
     const Position::Waiting waiting(context_->position, Position::Waits::kForRanks);
     context_->stall.mark(StallCause::kRanks);
-    context_->timer.begin_comm(CommAxis::kNumbers);
+    context_->timer.begin_comm(CommAxis::kScalars);
     context_->numbers->all_gather(numbers_, mine.data(), all.data(), static_cast<std::int64_t>(n),
                                   DType::kF64);
-    context_->timer.end_comm(CommAxis::kNumbers);
+    context_->timer.end_comm(CommAxis::kScalars);
     context_->stall.mark(StallCause::kOther);
   }
   std::vector<std::vector<double>> by_rank;

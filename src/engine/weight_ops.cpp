@@ -124,7 +124,7 @@ void WeightOps::finish_gradient(const StepOp& op) {
       sum_quantized(*context_.replicas, part);
     }
   } else if (context_.pieces != nullptr) {
-    const OpTimer::Comm timed(context_.timer, stream, CommAxis::kPieces, op);
+    const OpTimer::Comm timed(context_.timer, stream, CommAxis::kDataParallel, op);
     context_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - tile.first, mine.count).data,
                                     mine.count, sum.dtype, Reduction::kSum);
   }
@@ -201,7 +201,7 @@ void WeightOps::sum_copies(const StepOp& op) {
   const View all =
       whole_view(layout_, context_.data(op, Operand::kAccumulator), layout_.tile(op.tile).accumulator);
   const std::int64_t begin = layout_.tile(op.tile).first;
-  const OpTimer::Comm timed(context_.timer, stream, CommAxis::kCopies, op);
+  const OpTimer::Comm timed(context_.timer, stream, CommAxis::kReplicated, op);
   const auto all_reduce = [&](const View& v) {
     context_.copies->all_reduce(stream, v.data, v.count(), v.dtype, Reduction::kSum);
   };

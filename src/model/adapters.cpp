@@ -205,7 +205,7 @@ void Adapters::drop(const Adapter& adapter, const View& x, const View& y) const 
                      .positions = call_.shape.positions(),
                      .first_row = 0,
                      .first_sequence = call_.dropout->first_sequence,
-                     .first_column = is_split_by_inputs(adapter.input) ? call_.part.part * x.cols : 0},
+                     .first_column = is_split_by_inputs(adapter.input) ? call_.shard.index * x.cols : 0},
                     y);
 }
 

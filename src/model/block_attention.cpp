@@ -8,10 +8,10 @@ namespace zg::model {
 namespace {
 
 bool is_ring(BatchShape shape) {
-  return shape.part.parts > 1 && shape.part.method == ContextMethod::kRing;
+  return shape.sequence_shard.degree > 1 && shape.sequence_shard.method == ContextMethod::kRing;
 }
 bool is_ulysses(BatchShape shape) {
-  return shape.part.parts > 1 && shape.part.method == ContextMethod::kUlysses;
+  return shape.sequence_shard.degree > 1 && shape.sequence_shard.method == ContextMethod::kUlysses;
 }
 
 std::int64_t q_columns(const ModelConfig& c) {
@@ -23,7 +23,7 @@ std::int64_t kv_columns(const ModelConfig& c) {
 
 // The shape of what attention computes at once: with Ulysses whole sequences, and a share of the heads.
 AttentionShape attention_shape(const ModelConfig& c, BatchShape shape, const AttentionRule& rule) {
-  const std::int64_t share = is_ulysses(shape) ? shape.part.parts : 1;
+  const std::int64_t share = is_ulysses(shape) ? shape.sequence_shard.degree : 1;
   ZG_ASSERT(c.heads % share == 0 && c.kv_heads % share == 0, "{} and {} heads in {} shares", c.heads,
             c.kv_heads, share);
   return {.batch = shape.sequences,
@@ -50,16 +50,17 @@ struct RingBlock {
     block = {.batch = shape.sequences, .queries = time, .keys = time, .query_step = time, .key_step = time};
     block.heads = c.heads, block.kv_heads = c.kv_heads, block.head_size = c.head_size;
     block.rule = rule;
-    block.causal = from == shape.part.part;
+    block.causal = from == shape.sequence_shard.index;
     block.merge = !block.causal;
     block.query_positions = shape.positions();
-    SequencePart other = shape.part;
-    other.part = from;
+    SequenceShard other = shape.sequence_shard;
+    other.index = from;
     block.key_positions = other.positions(time);
     // One of the two chunks alone: all of its rows are of one stretch.
     const auto stretch = [chunk](std::int64_t first) { return RowPositions(chunk, first, first); };
-    if (from < shape.part.part) block.keys = chunk, block.key_positions = stretch(block.key_positions.early);
-    if (from > shape.part.part) {
+    if (from < shape.sequence_shard.index)
+      block.keys = chunk, block.key_positions = stretch(block.key_positions.early);
+    if (from > shape.sequence_shard.index) {
       block.queries = chunk, first_query = chunk;
       block.query_positions = stretch(block.query_positions.at(chunk));
     }
@@ -72,14 +73,14 @@ struct RingBlock {
 };
 
 int part_at(BatchShape shape, int step) {
-  return (shape.part.part - step + shape.part.parts) % shape.part.parts;
+  return (shape.sequence_shard.index - step + shape.sequence_shard.degree) % shape.sequence_shard.degree;
 }
 
 void ring_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
   const std::int64_t q_cols = q_columns(call.config);
   const View q = saved.qkv.col_range(0, q_cols);
   call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)), w.kv[0]);
-  const int parts = call.shape.part.parts;
+  const int parts = call.shape.sequence_shard.degree;
   for (int step = 0; step < parts; ++step) {
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
     const RingBlock r(call.config, call.shape, call.rule, part_at(call.shape, step));
@@ -117,7 +118,7 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
   ops.cast(s, saved.qkv.col_range(q_cols, kv_cols), w.kv[0]);
   ops.zero(s, w.sums);
   ops.zero(s, w.dkv[0]);
-  const int parts = call.shape.part.parts;
+  const int parts = call.shape.sequence_shard.degree;
   for (int step = 0; step < parts; ++step) {
     const View &here = w.kv[step % 2], &next = w.kv[(step + 1) % 2];
     const View &sums = w.dkv[step % 2], &next_sums = w.dkv[(step + 1) % 2];
@@ -163,14 +164,14 @@ std::int64_t width_of(const Columns& columns, std::int64_t parts) {
 
 // The rows of a buffer that holds all rows of `parts` parts, each with a share of the columns.
 View in_shares(const View& buffer, BatchShape shape, std::int64_t width) {
-  return {buffer.data, buffer.dtype, shape.rows() * shape.part.parts, width};
+  return {buffer.data, buffer.dtype, shape.rows() * shape.sequence_shard.degree, width};
 }
 
 // visit(rows of sequence b, columns for part i or of it, rows and columns of the packed piece).
 template <class F>
 void for_pieces(BatchShape shape, const Columns& columns, std::int64_t b, const View& rows,
                 const View& packed, const F& visit) {
-  const std::int64_t parts = shape.part.parts, time = shape.time;
+  const std::int64_t parts = shape.sequence_shard.degree, time = shape.time;
   for (std::int64_t i = 0; i < parts; ++i) {
     std::int64_t at = 0;
     for (const HeadColumns& c : columns) {
@@ -187,7 +188,7 @@ void for_pieces(BatchShape shape, const Columns& columns, std::int64_t b, const 
 // rows [N, ...] of this rank become `whole`: its share of the heads, of all rows of each sequence.
 void to_heads(const Call& call, const AttentionWorkspace& w, const Columns& columns, const View& rows,
               const View& whole) {
-  const std::int64_t parts = call.shape.part.parts, all = parts * call.shape.time;
+  const std::int64_t parts = call.shape.sequence_shard.degree, all = parts * call.shape.time;
   const View packed = in_shares(w.packed, call.shape, width_of(columns, parts));
   const View out = in_shares(whole, call.shape, packed.cols);
   for (std::int64_t b = 0; b < call.shape.sequences; ++b) {
@@ -200,7 +201,7 @@ void to_heads(const Call& call, const AttentionWorkspace& w, const Columns& colu
 // And back.
 void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& columns, const View& whole,
              const View& rows) {
-  const std::int64_t parts = call.shape.part.parts, all = parts * call.shape.time;
+  const std::int64_t parts = call.shape.sequence_shard.degree, all = parts * call.shape.time;
   const View packed = in_shares(w.packed, call.shape, width_of(columns, parts));
   const View in = in_shares(whole, call.shape, packed.cols);
   for (std::int64_t b = 0; b < call.shape.sequences; ++b) {
@@ -244,22 +245,24 @@ struct UlyssesViews {
   View qkv, att, documents, sinks;
   UlyssesViews(const Call& call, const SavedAttention& saved)
       : shape(attention_shape(call)),
-        qkv(in_shares(saved.qkv, call.shape, width_of(qkv_columns(call.config), call.shape.part.parts))),
-        att(in_shares(saved.whole, call.shape, width_of(q_only(call.config), call.shape.part.parts))) {
+        qkv(in_shares(saved.qkv, call.shape,
+                      width_of(qkv_columns(call.config), call.shape.sequence_shard.degree))),
+        att(in_shares(saved.whole, call.shape,
+                      width_of(q_only(call.config), call.shape.sequence_shard.degree))) {
     const std::int64_t rows = call.shape.rows();
-    if (call.documents) documents = call.documents.col_range(rows, rows * call.shape.part.parts);
+    if (call.documents) documents = call.documents.col_range(rows, rows * call.shape.sequence_shard.degree);
     sinks = share_of(call, call.sinks);
   }
   // This rank's share of `numbers`, which has one for each head.
   View share_of(const Call& call, const View& numbers) const {
-    return numbers ? numbers.col_range(call.shape.part.part * shape.heads, shape.heads) : View();
+    return numbers ? numbers.col_range(call.shape.sequence_shard.index * shape.heads, shape.heads) : View();
   }
 };
 
 }  // namespace
 
 AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, const BatchShape& shape) {
-  const std::int64_t sequence = shape.first + shape.time * shape.part.parts;
+  const std::int64_t sequence = shape.first + shape.time * shape.sequence_shard.degree;
   const double scalar = c.block.query_pre_attn_scalar;
   AttentionRule rule{.window = c.has_window(layer) && c.block.window < sequence ? c.block.window : 0,
                      .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
@@ -286,7 +289,7 @@ AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, D
   const DType a = accumulator_of(dtype);
   std::int64_t bytes = 0;
   if (is_ring(shape)) {
-    const RingBlock r(c, shape, rule, shape.part.part);
+    const RingBlock r(c, shape, rule, shape.sequence_shard.index);
     bytes = sizes.attention_block_scratch_bytes(dtype, r.block);
     sums = plan.take(a, n, q);
     for (View& v : kv) v = plan.take(dtype, n, kv_cols);
@@ -368,7 +371,7 @@ void attention_backward(const Call& call, const SavedAttention& saved, const Att
 std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchShape shape,
                                        Direction direction) {
   using Kind = ContextCall::Kind;
-  const int parts = shape.part.parts;
+  const int parts = shape.sequence_shard.degree;
   std::vector<ContextCall> calls;
   const std::int64_t rows = shape.rows(), q = q_columns(c), kv = kv_columns(c);
   if (is_ring(shape)) {

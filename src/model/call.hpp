@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "model/part.hpp"
+#include "model/tensor_shard.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/model.hpp"
 
@@ -62,11 +62,11 @@ inline View param_view(const View& flat, const Param& param) {
 
 // Rows that an exchange with the other parts makes: begun, and there when it is ended. What a call enqueues
 // between the two runs beside the exchange. Several are ended in the order in which they were begun.
-class Begun {
+class PendingCollective {
  public:
-  Begun() = default;
+  PendingCollective() = default;
   // exchange: null: the rows are there already.
-  Begun(const View& rows, PartExchange* exchange, Stream& stream)
+  PendingCollective(const View& rows, TensorParallelGroup* exchange, Stream& stream)
       : rows_(rows), exchange_(exchange), stream_(&stream) {}
   View end() const {
     if (exchange_ != nullptr) exchange_->end(*stream_);
@@ -75,7 +75,7 @@ class Begun {
 
  private:
   View rows_ = {};
-  PartExchange* exchange_ = nullptr;
+  TensorParallelGroup* exchange_ = nullptr;
   Stream* stream_ = nullptr;
 };
 
@@ -85,8 +85,8 @@ enum class Dropped { kEmbedding, kAttention, kMlp };
 
 // Whether a block needs memory for the gradient of what it dropped of all rows; where a part has a piece of
 // the rows, that lies among those of all parts.
-inline bool drops_own_rows(const ModelConfig& config, const ModelPart& part) {
-  return config.dropout.residual > 0 && !part.sequence;
+inline bool drops_own_rows(const ModelConfig& config, const TensorShard& shard) {
+  return config.dropout.residual > 0 && !shard.sequence;
 }
 
 // A call under way: the caller's operands, without those that the call leaves alone, and what it takes of the
@@ -99,10 +99,10 @@ struct Call : UnitCall {
   DType dtype;
   const Unit& unit;
   std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
-  ModelPart part = {};            // `config` has its sizes
+  TensorShard shard = {};         // `config` has its sizes
   Tokens tokens = {};             // that it has of the vocabulary
   std::int64_t whole_vocabulary = 0;
-  PartExchange* exchange = nullptr;  // null: the model is whole
+  TensorParallelGroup* exchange = nullptr;  // null: the model is whole
   // A call on the output matrix: the index of the matrix in the unit, and the number of its rows, with the
   // zero rows after them that products see.
   std::size_t matrix = 0;
@@ -115,31 +115,31 @@ struct Call : UnitCall {
   // gradient: the call does not compute it.
   View sinks = {}, d_sinks = {};
 
-  bool is_part() const { return part.parts > 1; }
+  bool is_part() const { return shard.degree > 1; }
   // The rows of the embedding from `first` on that a part has, or one of its tiles.
-  TablePart table_part(std::int64_t first) const {
+  VocabShard table_part(std::int64_t first) const {
     const bool split = is_part() || tiles != nullptr;
     return {tokens.first + first, split ? whole_vocabulary : 0, first > 0};
   }
   // The rows of a matrix of all rows that this part goes on with: all, or its piece of them.
   View mine(const View& x) const {
-    if (!part.sequence) return x;
-    const std::int64_t rows = x.rows / part.parts;
-    return x.row_range(part.part * rows, rows);
+    if (!shard.sequence) return x;
+    const std::int64_t rows = x.rows / shard.degree;
+    return x.row_range(shard.index * rows, rows);
   }
   // All rows of x, of which a part may have its own alone: x, or `room` [N, C] with those of all parts.
-  [[nodiscard]] Begun begin_all_rows(const View& x, const View& room) const {
-    if (!part.sequence) return {x, nullptr, stream};
+  [[nodiscard]] PendingCollective begin_all_rows(const View& x, const View& room) const {
+    if (!shard.sequence) return {x, nullptr, stream};
     exchange->all_gather(stream, x, room);
     return {room, exchange, stream};
   }
   View all_rows(const View& x, const View& room) const { return begin_all_rows(x, room).end(); }
   // all_rows() of the gradient of what forward dropped, by the gradient `dy` of what was left of it. dy stays
   // as it is. own: as large as dy, of a part that has all rows; `room` is for those of a part that has not.
-  [[nodiscard]] Begun begin_all_rows_dropped(Dropped what, const View& dy, const View& own,
-                                             const View& room) const {
+  [[nodiscard]] PendingCollective begin_all_rows_dropped(Dropped what, const View& dy, const View& own,
+                                                         const View& room) const {
     if (!drops(what)) return begin_all_rows(dy, room);
-    const View kept = part.sequence ? mine(room) : own;
+    const View kept = shard.sequence ? mine(room) : own;
     drop(what, dy, kept);
     return begin_all_rows(kept, room);
   }
@@ -155,14 +155,14 @@ struct Call : UnitCall {
                  .key = dropout->keys[what == Dropped::kMlp ? 1 : 0],
                  .step = dropout->step,
                  .positions = positions,
-                 .first_row = part.sequence ? part.part * x.rows : 0,
+                 .first_row = shard.sequence ? shard.index * x.rows : 0,
                  .first_sequence = dropout->first_sequence},
                 y);
   }
   // The sum of `partial` [N, C] over the parts: mine(), in its memory.
-  [[nodiscard]] Begun begin_sum_of_parts(const View& partial) const {
+  [[nodiscard]] PendingCollective begin_sum_of_parts(const View& partial) const {
     const View sum = mine(partial);
-    if (part.sequence) {
+    if (shard.sequence) {
       exchange->reduce_scatter(stream, partial, sum);
     } else if (is_part()) {
       exchange->all_reduce(stream, sum);
@@ -281,7 +281,7 @@ struct Call : UnitCall {
   void linear_sum_add(Dropped what, const View& x, std::size_t w, const View& bias, const View& addend,
                       const View& y, const View& room) const {
     if (!is_part() && !drops(what)) return linear_add(x, w, bias, addend, y);
-    linear(x, w, part.part == 0 ? bias : View{}, room);
+    linear(x, w, shard.index == 0 ? bias : View{}, room);
     const View sum = sum_of_parts(room);
     if (drops(what)) drop(what, sum, sum);
     ops.add(stream, sum, addend, y);

@@ -25,12 +25,12 @@ std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
 }  // namespace
 
 std::int64_t DenseBlock::saved_bytes(BatchShape batch, Backward how) const {
-  return DenseSaved({shape_.here, shape_.part, shape_.dtype, batch, how}, nullptr).bytes;
+  return DenseSaved({shape_.here, shape_.shard, shape_.dtype, batch, how}, nullptr).bytes;
 }
 
 std::int64_t DenseBlock::scratch_bytes(BatchShape batch, Backward how) const {
   const AttentionRule rule = attention_rule(shape_.whole, layer_, batch);
-  return DenseWorkspace({shape_.here, shape_.part, shape_.dtype, batch, how}, rule, *shape_.sizes, nullptr)
+  return DenseWorkspace({shape_.here, shape_.shard, shape_.dtype, batch, how}, rule, *shape_.sizes, nullptr)
       .bytes;
 }
 
@@ -49,15 +49,15 @@ View DenseBlock::tile_sums(BatchShape batch, void* at) const {
   return {at, accumulator, batch.rows(), widest};
 }
 
-std::vector<PartCall> DenseBlock::exchanges(ModelCall call, BatchShape batch) const {
-  std::vector<PartCall> calls;
-  const ModelPart& part = shape_.part;
-  if (part.parts == 1) return calls;
-  const std::int64_t elements = residual_rows(part, batch) * shape_.whole.width;
+std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape batch) const {
+  std::vector<TensorParallelCall> calls;
+  const TensorShard& shard = shape_.shard;
+  if (shard.degree == 1) return calls;
+  const std::int64_t elements = residual_rows(shard, batch) * shape_.whole.width;
   const AdapterList adapters(shape_.whole);
-  const auto sum = [&] { calls.push_back(sum_over_parts(part, elements, shape_.dtype)); };
+  const auto sum = [&] { calls.push_back(sum_over_parts(shard, elements, shape_.dtype)); };
   const auto gather = [&] {
-    if (part.sequence) calls.push_back({PartCall::Kind::kAllGather, elements, shape_.dtype});
+    if (shard.sequence) calls.push_back({TensorParallelCall::Kind::kAllGather, elements, shape_.dtype});
   };
   switch (call) {
     case kBlock:

@@ -15,7 +15,7 @@ class DenseBlock final : public Block {
 
   std::int64_t saved_bytes(BatchShape batch, Backward how) const override;
   std::int64_t workspace_bytes(BatchShape batch, Backward how) const override;
-  std::vector<PartCall> exchanges(ModelCall call, BatchShape batch) const override;
+  std::vector<TensorParallelCall> exchanges(ModelCall call, BatchShape batch) const override;
   std::vector<ContextCall> context_calls(BatchShape batch, Direction direction) const override;
   std::vector<TileUse> tile_uses(ModelCall call) const override;
   // width * (2 q + 2 kv + the MLP's matrices * inner) for the products with weights, and q * time for the two

@@ -48,7 +48,7 @@ inline std::int64_t norm_columns(const ModelConfig& c) {
 // The values that determine the sizes of the buffers.
 struct DenseShape {
   const ModelConfig& config;  // with the sizes of the part
-  ModelPart part;
+  TensorShard shard;
   DType dtype;
   BatchShape batch;
   Backward how;
@@ -70,9 +70,9 @@ struct DenseSaved {
   std::int64_t bytes = 0;
 
   DenseSaved(const DenseShape& of, void* base) {
-    const auto& [c, part, t, shape, how] = of;
+    const auto& [c, shard, t, shape, how] = of;
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), residual = residual_rows(part, shape);
+    const std::int64_t n = shape.rows(), residual = residual_rows(shard, shape);
     const DType a = accumulator_of(t);
     const auto norm = [&](bool has, View& rows, View& stats) {
       if (!has) return;
@@ -122,11 +122,11 @@ struct DenseWorkspace {
   std::int64_t bytes = 0;
 
   DenseWorkspace(const DenseShape& of, const AttentionRule& rule, const OpSizes& sizes, void* base) {
-    const auto& [c, part, t, shape, how] = of;
+    const auto& [c, shard, t, shape, how] = of;
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(part, shape);
+    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(shard, shape);
     const DType a = accumulator_of(t);
-    const bool branches = drops_own_rows(c, part) || c.norms_after();
+    const bool branches = drops_own_rows(c, shard) || c.norms_after();
     const View first =
         plan.take(t, n, std::max({c.inner, qkv_columns(c), branches ? c.width : std::int64_t{0}}));
     d_act = View(first.data, t, n, c.inner);
@@ -136,7 +136,7 @@ struct DenseWorkspace {
     d_norm = View(second.data, t, n, c.width);
     d_att = View(second.data, t, n, q);
     narrow = View(second.data, t, residual, c.width);
-    if (part.sequence) all_rows = plan.take(t, n, c.width);
+    if (shard.sequence) all_rows = plan.take(t, n, c.width);
     attention = AttentionWorkspace(plan, c, t, shape, rule, sizes);
     const std::int64_t biases = widest_bias(c);
     const View partials = plan.take(a, sizes.row_groups(), std::max(2 * norm_columns(c), biases));

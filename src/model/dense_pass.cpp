@@ -49,8 +49,8 @@ struct DenseCall {
         ops(from.ops),
         s(from.stream),
         p(c),
-        f({c, from.part, from.dtype, from.shape, how}, from.saved),
-        w({c, from.part, from.dtype, from.shape, how}, from.rule, from.ops, from.workspace),
+        f({c, from.shard, from.dtype, from.shape, how}, from.saved),
+        w({c, from.shard, from.dtype, from.shape, how}, from.rule, from.ops, from.workspace),
         adapters(call, f.adapters, w.adapters),
         attention{Dropped::kAttention, f.attention.att, p.o, p.o_bias, p.after1, f.after1,
                   f.after_stats1,      AdapterInput::kO},
@@ -141,7 +141,7 @@ struct DenseCall {
   void add(const Branch& b, const View& addend, const View& y) const {
     if (b.norm == kNone) return add_product(b, addend, y);
     const View& product = call.is_part() ? w.d_norm : b.kept;
-    call.linear(b.input, b.matrix, call.part.part == 0 ? bias(b.bias) : View{}, product);
+    call.linear(b.input, b.matrix, call.shard.index == 0 ? bias(b.bias) : View{}, product);
     adapters.forward(b.adapters, b.input, product);
     if (call.is_part()) ops.cast(s, call.sum_of_parts(product), b.kept);
     norm(b.norm, kNone, b.kept, w.narrow, b.stats);
@@ -159,7 +159,7 @@ struct DenseCall {
       call.linear_sum_add(b.what, b.input, b.matrix, bias(b.bias), addend, y, w.d_norm);
       return adapters.forward(b.adapters, b.input, y);
     }
-    call.linear(b.input, b.matrix, call.part.part == 0 ? bias(b.bias) : View{}, w.d_norm);
+    call.linear(b.input, b.matrix, call.shard.index == 0 ? bias(b.bias) : View{}, w.d_norm);
     adapters.forward(b.adapters, b.input, w.d_norm);
     const View sum = call.sum_of_parts(w.d_norm);
     if (call.drops(b.what)) call.drop(b.what, sum, sum);
@@ -199,14 +199,14 @@ class DenseBackward : DenseCall {
       call.linear_dx(dy, p.down, w.d_act);
       adapters_of_last(mlp, dy, w.d_act);
     }
-    const Begun input = rows_for_weight(AdapterInput::kGateUp, input2());
+    const PendingCollective input = rows_for_weight(AdapterInput::kGateUp, input2());
     if (c.form().gated) {
       ops.swiglu_backward(s, f.gate_up, w.d_act, f.gate_up, c.block.gate);
     } else if (!fused) {
       ops.gelu_backward(s, f.gate_up, w.d_act, w.d_act);
     }
     const View& d = c.form().gated ? f.gate_up : w.d_act;
-    const Begun sum = first_products(AdapterInput::kGateUp, gate_up(), d, input);
+    const PendingCollective sum = first_products(AdapterInput::kGateUp, gate_up(), d, input);
     if (half_ && !c.form().gated) ops.cast(s, d, f.gate_up);
     if (holds()) ops.cast(s, dx, w.held);
     add_through_norm({p.norm2, p.norm2_bias, f.x1, f.stats2}, sum, dx);
@@ -219,7 +219,7 @@ class DenseBackward : DenseCall {
     if (whole_) weight_gradient(attention, dy);
     call.linear_dx(dy, p.o, w.d_att);
     adapters_of_last(attention, dy, w.d_att);
-    const Begun input = rows_for_weight(AdapterInput::kQkv, input1(x));
+    const PendingCollective input = rows_for_weight(AdapterInput::kQkv, input1(x));
     attention_backward(with_sinks(p.sinks == kNone ? View() : norm_sum(p.sinks)), f.attention, w.attention,
                        w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
@@ -239,7 +239,7 @@ class DenseBackward : DenseCall {
                                           .weight = c.block.norm_weight});
           });
     }
-    const Begun sum = first_products(AdapterInput::kQkv, qkv(), w.d_qkv, input);
+    const PendingCollective sum = first_products(AdapterInput::kQkv, qkv(), w.d_qkv, input);
     if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
     add_through_norm({p.norm1, p.norm1_bias, x, f.stats1}, sum, dx);
     if (holds()) ops.cast(s, w.held, x);
@@ -274,16 +274,17 @@ class DenseBackward : DenseCall {
   }
   // The input of a branch's first products, which the gradients of their weights, or of their adapters, need:
   // gathered beside what comes before these.
-  Begun rows_for_weight(AdapterInput which, const View& rows) const {
+  PendingCollective rows_for_weight(AdapterInput which, const View& rows) const {
     const bool needed = whole_ || (trains_adapters_ && adapters.any(which));
-    return needed ? call.begin_all_rows(rows, w.all_rows) : Begun();
+    return needed ? call.begin_all_rows(rows, w.all_rows) : PendingCollective();
   }
   // The gradient of that input, by that of the products: its sum over the parts goes on beside the gradients
   // of the weights.
-  Begun first_products(AdapterInput which, const Stack& stack, const View& dy, const Begun& input) const {
+  PendingCollective first_products(AdapterInput which, const Stack& stack, const View& dy,
+                                   const PendingCollective& input) const {
     stack.backward_input(dy, w.d_norm);
     adapters.backward_input(which, dy, w.d_norm);
-    const Begun sum = call.begin_sum_of_parts(w.d_norm);
+    const PendingCollective sum = call.begin_sum_of_parts(w.d_norm);
     if (whole_) stack.backward_weight(dy, input.end());
     if (trains_adapters_ && adapters.any(which)) adapters.backward_weight(which, dy, input.end());
     return sum;
@@ -295,7 +296,7 @@ class DenseBackward : DenseCall {
     View x, stats;
   };
   // Adds the gradient of a branch's input to the gradient dx of the residual stream before it.
-  void add_through_norm(const NormBefore& norm, const Begun& sum, const View& dx) const {
+  void add_through_norm(const NormBefore& norm, const PendingCollective& sum, const View& dx) const {
     const View d = sum.end();
     if (norm.weight == kNone) return ops.add(s, d, dx, dx);
     if (norm.bias != kNone) {
@@ -364,12 +365,12 @@ void dense_backward_weight(const Call& call) {
   if (!own) b.adapters.begin_backward();
   // What the first half has left of the residual stream's gradient behind a branch, or of its norm's input.
   const auto gradient_of = [&](const Branch& branch, const View& residual) {
-    if (!own && !b.adapters.any(branch.adapters)) return Begun();
+    if (!own && !b.adapters.any(branch.adapters)) return PendingCollective();
     if (branch.norm != kNone) return call.begin_all_rows(branch.kept, b.w.all_rows);
     return call.begin_all_rows_dropped(branch.what, residual, b.w.d_norm, b.w.all_rows);
   };
   const auto input_of = [&](AdapterInput which, const View& rows) {
-    return own || b.adapters.any(which) ? call.begin_all_rows(rows, b.w.d_norm) : Begun();
+    return own || b.adapters.any(which) ? call.begin_all_rows(rows, b.w.d_norm) : PendingCollective();
   };
   const auto of_last = [&](const Branch& branch, const View& dy) {
     if (own) b.weight_gradient(branch, dy);
@@ -380,8 +381,8 @@ void dense_backward_weight(const Call& call) {
     b.adapters.backward_weight(which, dy, input);
   };
   // What a product needs of all parts' rows is gathered beside the product before it, in turn in two rooms.
-  Begun dy = gradient_of(b.mlp, b.f.x1);
-  Begun input = input_of(AdapterInput::kGateUp, b.input2());
+  PendingCollective dy = gradient_of(b.mlp, b.f.x1);
+  PendingCollective input = input_of(AdapterInput::kGateUp, b.input2());
   of_last(b.mlp, dy.end());
   dy = gradient_of(b.attention, call.input);
   of_first(AdapterInput::kGateUp, b.gate_up(), b.f.gate_up, input.end());

@@ -8,8 +8,8 @@ namespace zg::model {
 // rows, each of the others the rows of its tokens.
 void embedding_forward(const Call& call) {
   Stream& s = call.stream;
-  const bool positions = !call.config.form().rotates && call.part.part == 0;
-  const View rows = call.part.sequence
+  const bool positions = !call.config.form().rotates && call.shard.index == 0;
+  const View rows = call.shard.sequence
                         ? View(call.workspace, call.dtype, call.shape.rows(), call.config.width)
                         : call.output;
   call.for_rows(embedding::kTokens, TileUse::Kind::kWeight, [&](const View& table, std::int64_t first) {
@@ -21,7 +21,7 @@ void embedding_forward(const Call& call) {
                            .part = call.table_part(first),
                            .first_keys = documents_of_rows(call.shape, call.documents)});
   });
-  if (call.part.sequence) {
+  if (call.shard.sequence) {
     call.exchange->reduce_scatter(s, rows, call.output);
     call.exchange->end(s);
   } else {

@@ -15,7 +15,7 @@ constexpr std::int64_t kChunkRows = 64;
 // What the workspace's size depends on, but for the device.
 struct WorkspaceSizes {
   const ModelConfig& config;
-  const ModelPart& part;
+  const TensorShard& shard;
   DType dtype;
   std::int64_t rows;  // N
   HeadRoom room;
@@ -37,18 +37,18 @@ struct Workspace {
 
   Workspace(const WorkspaceSizes& of, const OpSizes& sizes, void* base) {
     BufferPlan plan(base);
-    const auto& [c, part, t, rows, room, gradients] = of;
+    const auto& [c, shard, t, rows, room, gradients] = of;
     const DType a = accumulator_of(t);
     const std::int64_t chunk = head_chunk_rows(c, t, rows, sizes, room);
     const std::int64_t columns = room.tiles > 0 ? room.tile_rows : head_columns(c, sizes);
     const std::int64_t ld = round_up(columns, kLogitsAlign);
     normed = plan.take(t, rows, c.width);
-    stats = plan.take(a, part.sequence ? rows / part.parts : rows, c.form().layer_norms ? 2 : 1);
+    stats = plan.take(a, shard.sequence ? rows / shard.degree : rows, c.form().layer_norms ? 2 : 1);
     logits = plan.take(a, chunk, columns, ld);
     dlogits = plan.take(t, chunk, columns, ld);
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
-    const std::int64_t pieces = std::max<std::int64_t>(1, room.tiles) * part.parts;  // of the vocabulary
+    const std::int64_t pieces = std::max<std::int64_t>(1, room.tiles) * shard.degree;  // of the vocabulary
     if (pieces > 1) numbers = plan.take(a, 1, 3 * pieces * chunk);
     if (room.tiles > 0) {
       sums = plan.take(a, rows, c.width);
@@ -66,7 +66,7 @@ HeadRoom room_of(const Call& table) {
 }
 
 Workspace workspace_of(const Call& call, const Call& table, HeadGradients gradients = HeadGradients::kAll) {
-  const WorkspaceSizes sizes{call.config,       call.part,      call.dtype,
+  const WorkspaceSizes sizes{call.config,       call.shard,     call.dtype,
                              call.shape.rows(), room_of(table), gradients};
   return {sizes, call.ops, call.workspace};
 }
@@ -92,7 +92,7 @@ void norm(const Call& call, const View& x, const Workspace& w) {
 
 // Overwrites the call's dx.
 void norm_backward(const Call& call, const Workspace& w) {
-  const Begun sum = call.begin_sum_of_parts(w.normed);
+  const PendingCollective sum = call.begin_sum_of_parts(w.normed);
   const View &x = call.input, &dx = call.activation_gradient;
   call.ops.zero(call.stream, dx);
   const View normed = sum.end();
@@ -144,8 +144,8 @@ void cross_entropy(const Call& call, const Workspace& w, const View& logits, con
                                                 .scale = call.loss_scale,
                                                 .softcap = softcap});
   }
-  const View numbers(w.numbers.data, w.numbers.dtype, 3 * call.part.parts, logits.rows);
-  const View mine = numbers.row_range(3 * call.part.part, 3);
+  const View numbers(w.numbers.data, w.numbers.dtype, 3 * call.shard.degree, logits.rows);
+  const View mine = numbers.row_range(3 * call.shard.index, 3);
   call.ops.softmax_part(call.stream, {.logits = logits,
                                       .targets = targets,
                                       .first = call.tokens.first,
@@ -179,7 +179,7 @@ class TiledHead {
  public:
   // After the norm.
   TiledHead(const Call& call, const Call& table, const Workspace& w)
-      : call_(call), table_(table), w_(w), parts_(call.part.parts) {
+      : call_(call), table_(table), w_(w), parts_(call.shard.degree) {
     table.for_tiles(table.matrix, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
       const std::int64_t tokens = std::clamp<std::int64_t>(call.tokens.count - first, 0, rows);
       tiles_.push_back({tile, first, tokens, tokens > 0 ? rows : 0});
@@ -221,7 +221,7 @@ class TiledHead {
   std::int64_t count() const { return static_cast<std::int64_t>(tiles_.size()); }
   View numbers() const { return {w_.numbers.data, w_.numbers.dtype, 3 * count() * parts_, w_.normed.rows}; }
   View numbers_of(std::size_t i) const {
-    return numbers().row_range(3 * (call_.part.part * count() + static_cast<std::int64_t>(i)), 3);
+    return numbers().row_range(3 * (call_.shard.index * count() + static_cast<std::int64_t>(i)), 3);
   }
   void tell_numbers() const {
     const auto tell = [&](const View& logits, const TokenTile& tile, const View& of) {
@@ -245,7 +245,8 @@ class TiledHead {
     }
     if (!call_.is_part()) return;
     const View all = numbers();
-    call_.exchange->all_gather(call_.stream, all.row_range(3 * call_.part.part * count(), 3 * count()), all);
+    call_.exchange->all_gather(call_.stream, all.row_range(3 * call_.shard.index * count(), 3 * count()),
+                               all);
     call_.exchange->end(call_.stream);
   }
   void cross_entropy(const View& logits, const TokenTile& tile, const View& loss, const View& d) const {
@@ -299,9 +300,9 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
   return std::min(rows, fit);
 }
 
-std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
+std::int64_t head_bytes(const ModelConfig& config, const TensorShard& shard, DType dtype, std::int64_t rows,
                         const OpSizes& sizes, const HeadRoom& room, HeadGradients gradients) {
-  return Workspace({config, part, dtype, rows, room, gradients}, sizes, nullptr).bytes;
+  return Workspace({config, shard, dtype, rows, room, gradients}, sizes, nullptr).bytes;
 }
 
 namespace {

@@ -27,7 +27,7 @@ std::int64_t head_chunk_rows(const ModelConfig& config, DType dtype, std::int64_
                              const HeadRoom& room);
 
 // Bytes of the workspace of the following calls. config: the sizes of the part.
-std::int64_t head_bytes(const ModelConfig& config, const ModelPart& part, DType dtype, std::int64_t rows,
+std::int64_t head_bytes(const ModelConfig& config, const TensorShard& shard, DType dtype, std::int64_t rows,
                         const OpSizes& sizes, const HeadRoom& room, HeadGradients gradients);
 
 // Computes a call of the head. `call` has the head's unit, and `table` is the same call on the unit that

@@ -6,9 +6,9 @@
 
 #include "model/dense_block.hpp"
 #include "model/head.hpp"
-#include "model/part.hpp"
 #include "model/rope_tables.hpp"
 #include "model/structure.hpp"
+#include "model/tensor_shard.hpp"
 #include "model/units.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/base/units.hpp"
@@ -17,16 +17,16 @@ namespace zg {
 
 namespace model {
 
-Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const ModelPart& of,
+Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const TensorShard& of,
                      BlockTiling tiling) {
   validate(config);
-  validate_parts(config, of.parts);
-  ZG_ASSERT(of.part >= 0 && of.part < of.parts, "part {} of {}", of.part, of.parts);
+  validate_parts(config, of.degree);
+  ZG_ASSERT(of.index >= 0 && of.index < of.degree, "shard {} of {}", of.index, of.degree);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
-  const ModelPart part{of.parts, of.part, of.sequence && of.parts > 1};
-  shape = {config, part_config(config, part), part, dtype, &sizes};
-  units = make_units(config, part, head_columns(shape.here, sizes), tiling);
+  const TensorShard shard{of.degree, of.index, of.sequence && of.degree > 1};
+  shape = {config, shard_config(config, shard), shard, dtype, &sizes};
+  units = make_units(config, shard, head_columns(shape.here, sizes), tiling);
   if (config.form().rotates) {
     rope = rope_table_of(config.block.rope, config.head_size);
     window_rope = rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
@@ -42,17 +42,17 @@ Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& size
 }  // namespace model
 
 Model::Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes,
-             const ModelPart& part, BlockTiling blocks)
-    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes, part, blocks) {
+             const TensorShard& shard, BlockTiling blocks)
+    : Model(config, dtype, static_cast<const OpSizes&>(ops), logits_bytes, shard, blocks) {
   ops_ = &ops;
 }
 
 Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes,
-             const ModelPart& part, BlockTiling blocks)
-    : structure_(std::make_shared<const model::Structure>(config, dtype, sizes, part, blocks)),
+             const TensorShard& shard, BlockTiling blocks)
+    : structure_(std::make_shared<const model::Structure>(config, dtype, sizes, shard, blocks)),
       logits_bytes_(logits_bytes > 0 ? logits_bytes : sizes.logits_bytes()) {}
 
-Model Model::with(PartExchange& exchange) const {
+Model Model::with(TensorParallelGroup& exchange) const {
   Model model = *this;
   model.exchange_ = &exchange;
   return model;
@@ -61,8 +61,8 @@ Model Model::with(PartExchange& exchange) const {
 const ModelConfig& Model::config() const {
   return structure_->shape.whole;
 }
-const ModelPart& Model::part() const {
-  return structure_->shape.part;
+const TensorShard& Model::shard() const {
+  return structure_->shape.shard;
 }
 DType Model::dtype() const {
   return structure_->shape.dtype;
@@ -123,12 +123,12 @@ std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const 
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape, HeadGradients gradients) const {
   const model::ModelShape& m = structure_->shape;
-  return model::head_bytes(m.here, m.part, m.dtype, shape.rows(), *m.sizes, head_room(), gradients);
+  return model::head_bytes(m.here, m.shard, m.dtype, shape.rows(), *m.sizes, head_room(), gradients);
 }
 
 std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
   const bool needed =
-      part().sequence || config().dropout.embedding > 0 || model::embedding_factor(config(), dtype()) != 1;
+      shard().sequence || config().dropout.embedding > 0 || model::embedding_factor(config(), dtype()) != 1;
   return needed ? shape.rows() * config().width * static_cast<std::int64_t>(size_of(dtype())) : 0;
 }
 

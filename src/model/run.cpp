@@ -146,9 +146,10 @@ class Checks {
     const BatchShape& s = call_.shape;
     ZG_ASSERT_LE(1, s.sequences);
     ZG_ASSERT_LE(1, s.time);
-    ZG_ASSERT_LE(s.first + s.time * s.part.parts, model_.config().longest_sequence());
-    const ModelPart& part = model_.part();
-    ZG_ASSERT(!part.sequence || s.rows() % part.parts == 0, "{} rows for {} parts", s.rows(), part.parts);
+    ZG_ASSERT_LE(s.first + s.time * s.sequence_shard.degree, model_.config().longest_sequence());
+    const TensorShard& shard = model_.shard();
+    ZG_ASSERT(!shard.sequence || s.rows() % shard.degree == 0, "{} rows for {} tensor shards", s.rows(),
+              shard.degree);
   }
   void flat(const View& view, const Unit& unit, DType dtype) const {
     if (view) elements(view, unit, unit.tiles.front(), dtype);
@@ -168,8 +169,8 @@ class Checks {
   void block(const Unit& unit) const {
     const bool second_half = kind_ == kBlockBackwardWeight;
     ZG_ASSERT_EQ(unit.in_tiles() && (!second_half || call_.grads), call_.tiles != nullptr);
-    ZG_ASSERT(call_.shape.part.parts == 1 || call_.context != nullptr || second_half,
-              "a part of {} of each sequence, and no others", call_.shape.part.parts);
+    ZG_ASSERT(call_.shape.sequence_shard.degree == 1 || call_.context != nullptr || second_half,
+              "a part of {} of each sequence, and no others", call_.shape.sequence_shard.degree);
     // The adapters are a tile of their own, the last one, and the only parameters of their block that are
     // trained.
     const auto adapters = [&](Operands operand, const View& view, DType dtype) {
@@ -186,7 +187,8 @@ class Checks {
   void next(const Unit& unit) const {
     const BatchShape& s = call_.shape;
     rows(call_.past, call_.past.rows, model_.past_columns(), t_);
-    ZG_ASSERT(model_.part().parts == 1 && !unit.in_tiles() && s.part.parts == 1 && s.sequences == 1);
+    ZG_ASSERT(model_.shard().degree == 1 && !unit.in_tiles() && s.sequence_shard.degree == 1 &&
+              s.sequences == 1);
     ZG_ASSERT(s.first == 0 || s.time == 1, "{} tokens behind {}", s.time, s.first);
     ZG_ASSERT_EQ(t_, a_);
     ZG_ASSERT_LE(s.first + s.time, call_.past.rows);
@@ -195,8 +197,8 @@ class Checks {
     ZG_ASSERT_EQ(table.in_tiles(), call_.tiles != nullptr);
     rows(call_.loss_sum, 1, 1, DType::kF64);
     rows(call_.logits, call_.shape.rows(), model_.config().vocab_size, a_);
-    ZG_ASSERT(kind_ != kHeadLogits || (model_.part().parts == 1 && !table.in_tiles()),
-              "a part, or a tile, has the logits of some tokens alone");
+    ZG_ASSERT(kind_ != kHeadLogits || (model_.shard().degree == 1 && !table.in_tiles()),
+              "a shard, or a tile, has the logits of some tokens alone");
   }
 
   const Model& model_;
@@ -228,8 +230,8 @@ void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
 model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) const {
   const model::ModelShape& m = structure_->shape;
   ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");
-  ZG_ASSERT(m.part.parts == 1 || exchange_ != nullptr,
-            "a part of a model computes with the other parts alone");
+  ZG_ASSERT(m.shard.degree == 1 || exchange_ != nullptr,
+            "a tensor shard computes with the others of its group alone");
   const CallForm form = form_of(kind);
   const UnitCall taken = only_taken(form, given);
   const Unit& unit = form.part == Part::kEmbedding ? units().front()
@@ -246,8 +248,8 @@ model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) con
           m.dtype,
           unit,
           logits_bytes_,
-          m.part,
-          model::tokens_of(m.whole, m.part),
+          m.shard,
+          model::tokens_of(m.whole, m.shard),
           m.whole.vocab_size,
           exchange_};
 }
@@ -256,8 +258,8 @@ model::Call Model::table_call(const model::Call& head) const {
   UnitCall operands = head;
   operands.weights = head.table, operands.grads = head.table_grads;
   model::Call call{
-      operands,      head.model_call,   head.ops,  head.stream, head.config,           head.dtype,
-      output_unit(), head.logits_bytes, head.part, head.tokens, head.whole_vocabulary, head.exchange};
+      operands,      head.model_call,   head.ops,   head.stream, head.config,           head.dtype,
+      output_unit(), head.logits_bytes, head.shard, head.tokens, head.whole_vocabulary, head.exchange};
   call.matrix = model::table_index(config(), units());
   call.matrix_rows = model::head_columns(structure_->shape.here, *structure_->shape.sizes);
   return call;

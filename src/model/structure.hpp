@@ -11,7 +11,7 @@ namespace zg::model {
 struct ModelShape {
   ModelConfig whole;  // of the whole model
   ModelConfig here;   // with the sizes that this part has
-  ModelPart part;
+  TensorShard shard;
   DType dtype;
   const OpSizes* sizes;
 };
@@ -22,7 +22,7 @@ struct Structure {
   RopeTable rope, window_rope;  // of layers without and with a window, where positions rotate
   std::vector<std::unique_ptr<const Block>> blocks;  // they refer to the others
 
-  Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const ModelPart& part,
+  Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const TensorShard& shard,
             BlockTiling tiling);
   Structure(const Structure&) = delete;
   Structure& operator=(const Structure&) = delete;

@@ -5,7 +5,7 @@
 
 #include "model/adapters.hpp"
 #include "model/families/family.hpp"
-#include "model/part.hpp"
+#include "model/tensor_shard.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg {
@@ -38,14 +38,14 @@ namespace {
 // Adds what a part holds of the parameters whose whole shapes are given.
 class UnitBuilder {
  public:
-  UnitBuilder(const ModelPart& part, std::string unit_name, std::string prefix)
-      : part_(part), prefix_(std::move(prefix)) {
+  UnitBuilder(const TensorShard& shard, std::string unit_name, std::string prefix)
+      : shard_(shard), prefix_(std::move(prefix)) {
     unit_.name = std::move(unit_name);
   }
   // The lines of a parameter that every part holds, or pieces of them.
-  std::vector<Band> all(std::int64_t lines) const { return all_lines(part_, lines); }
+  std::vector<Band> all(std::int64_t lines) const { return all_lines(shard_, lines); }
   std::vector<Band> piece(std::int64_t lines, std::int64_t blocks = 1) const {
-    return piece_of_lines(part_, lines, blocks);
+    return piece_of_lines(shard_, lines, blocks);
   }
 
   void vector(const std::string& name, std::int64_t n, std::vector<Band> bands, Init init,
@@ -73,8 +73,8 @@ class UnitBuilder {
     Param p;
     p.rows = p.whole_rows = out;
     p.whole_cols = in;
-    p.cols = in / part_.parts;
-    p.first_col = part_.part * p.cols;
+    p.cols = in / shard_.degree;
+    p.first_col = shard_.index * p.cols;
     p.conv1d = transposed_;
     add(std::move(p), name, {{0, 0, out}}, init);
   }
@@ -82,8 +82,8 @@ class UnitBuilder {
   void set_transposed(bool transposed) { transposed_ = transposed; }
   // Adds a norm. With sequence parallelism each part sees a part of the rows.
   void norm(const std::string& name, const ModelConfig& c) {
-    vector(name + ".weight", c.width, all(c.width), norm_init(c.block), part_.sequence);
-    if (c.form().layer_norms) vector(name + ".bias", c.width, all(c.width), Init::kZero, part_.sequence);
+    vector(name + ".weight", c.width, all(c.width), norm_init(c.block), shard_.sequence);
+    if (c.form().layer_norms) vector(name + ".bias", c.width, all(c.width), Init::kZero, shard_.sequence);
   }
   // Norms multiply by one at first.
   static Init norm_init(const BlockDescription& block) {
@@ -106,7 +106,7 @@ class UnitBuilder {
   void adapter(const Adapter& one, std::int64_t rank, std::vector<Band> rows, bool copies) {
     const std::string a = std::string(one.path) + ".lora_A.weight",
                       b = std::string(one.path) + ".lora_B.weight";
-    const bool summed = part_.parts > 1;
+    const bool summed = shard_.degree > 1;
     if (is_split_by_inputs(one.input)) {
       matrix_by_columns(a, rank, one.in, Init::kUniform);
       matrix(b, one.out, rank, all(one.out), Init::kZero, 0, summed);
@@ -142,14 +142,14 @@ class UnitBuilder {
     } else if (p.summed && !p.is_whole()) {
       p.whole_numbers = true;
     } else if (!p.is_whole()) {
-      p.first_number = part_.part * round_up(p.whole_count(), kParamAlign);
+      p.first_number = shard_.index * round_up(p.whole_count(), kParamAlign);
     }
     p.offset = unit_.count;
     unit_.count = round_up(p.offset + std::max(p.count(), with_gap), kParamAlign);
     unit_.params.push_back(std::move(p));
   }
 
-  const ModelPart part_;
+  const TensorShard shard_;
   std::string prefix_;
   bool transposed_ = false;
   Unit unit_;
@@ -170,35 +170,35 @@ void append(std::vector<Band>& bands, const std::vector<Band>& more, std::int64_
 }
 
 // The rows of q, k and v, one behind the other, that a part holds.
-std::vector<Band> qkv_rows(const ModelConfig& c, const ModelPart& part) {
+std::vector<Band> qkv_rows(const ModelConfig& c, const TensorShard& shard) {
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
   std::vector<Band> rows;
-  append(rows, piece_of_lines(part, q), 0);
-  append(rows, kv_lines(c, part), q);
-  append(rows, kv_lines(c, part), q + kv);
+  append(rows, piece_of_lines(shard, q), 0);
+  append(rows, kv_lines(c, shard), q);
+  append(rows, kv_lines(c, shard), q + kv);
   return rows;
 }
 
 // The rows of a module's matrix that a part holds, where it holds some of its outputs.
-std::vector<Band> rows_of(const ModelConfig& c, const ModelPart& part, LoraModule module) {
+std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, LoraModule module) {
   switch (module) {
     case LoraModule::kQ:
-      return piece_of_lines(part, c.heads * c.head_size);
+      return piece_of_lines(shard, c.heads * c.head_size);
     case LoraModule::kK:
     case LoraModule::kV:
-      return kv_lines(c, part);
+      return kv_lines(c, shard);
     case LoraModule::kQkv:
     case LoraModule::kCAttn:
-      return qkv_rows(c, part);
+      return qkv_rows(c, shard);
     case LoraModule::kGateUp:
-      return piece_of_lines(part, c.inner, 2);
+      return piece_of_lines(shard, c.inner, 2);
     default:
-      return piece_of_lines(part, c.inner);
+      return piece_of_lines(shard, c.inner);
   }
 }
 
 // Adds the adapters behind the block's own parameters, and returns the unit.
-Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const ModelPart& part) {
+Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard) {
   if (!c.lora.on()) return b.take();
   const std::int64_t own = b.count();
   b.set_transposed(false);
@@ -206,7 +206,7 @@ Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const ModelPart& part) 
   for (const Adapter& one : adapters.all()) {
     const bool of_heads =
         one.module == LoraModule::kK || one.module == LoraModule::kV || one.module == LoraModule::kQkv;
-    b.adapter(one, c.lora.rank, rows_of(c, part, one.module), of_heads && c.kv_heads % part.parts != 0);
+    b.adapter(one, c.lora.rank, rows_of(c, shard, one.module), of_heads && c.kv_heads % shard.degree != 0);
   }
   b.adapted(own);
   return b.take();
@@ -217,11 +217,11 @@ std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
 }
 
 // In the order of BlockParams.
-Unit block_unit(const ModelConfig& c, const ModelPart& part, std::int64_t layer) {
+Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer) {
   const FamilyForm& form = c.form();
   const BlockDescription& has = c.block;
   const BlockNames& names = family_of(c.arch).files.block;
-  UnitBuilder b(part, fmt::format("block.{}", layer), layer_prefix(c, layer));
+  UnitBuilder b(shard, fmt::format("block.{}", layer), layer_prefix(c, layer));
   b.set_transposed(names.transposed);
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
   const bool before = c.norms_before(), after = c.norms_after();
@@ -238,18 +238,18 @@ Unit block_unit(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
   };
   if (before) b.norm(names.norm1, c);
   if (form.joint_qkv) {
-    matrix(names.qkv, q + 2 * kv, qkv_rows(c, part));
-    if (c.qkv_bias()) bias(names.qkv, q + 2 * kv, qkv_rows(c, part));
+    matrix(names.qkv, q + 2 * kv, qkv_rows(c, shard));
+    if (c.qkv_bias()) bias(names.qkv, q + 2 * kv, qkv_rows(c, shard));
   } else {
-    const bool copies = c.kv_heads % part.parts != 0;
+    const bool copies = c.kv_heads % shard.degree != 0;
     matrix(names.q, q, b.piece(q));
-    matrix(names.k, kv, kv_lines(c, part), copies);
-    matrix(names.v, kv, kv_lines(c, part), copies);
+    matrix(names.k, kv, kv_lines(c, shard), copies);
+    matrix(names.v, kv, kv_lines(c, shard), copies);
     if (has.fused) b.fuse(3, fmt::format("{}.weight", names.qkv.path));
     if (c.qkv_bias()) {
       bias(names.q, q, b.piece(q));
-      bias(names.k, kv, kv_lines(c, part), copies);
-      bias(names.v, kv, kv_lines(c, part), copies);
+      bias(names.k, kv, kv_lines(c, shard), copies);
+      bias(names.v, kv, kv_lines(c, shard), copies);
     }
   }
   if (has.head_norms != HeadNorms::kNone) {
@@ -257,7 +257,8 @@ Unit block_unit(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
     // Each part sees its own heads alone.
     for (const auto& [name, width] : {std::pair("q", q), {"k", kv}}) {
       const std::int64_t n = each ? c.head_size : width;
-      b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), b.norm_init(has), part.parts > 1);
+      b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), b.norm_init(has),
+               shard.degree > 1);
     }
   }
   if (has.sinks) b.vector("self_attn.sinks", c.heads, b.piece(c.heads), Init::kZero);
@@ -275,33 +276,33 @@ Unit block_unit(const ModelConfig& c, const ModelPart& part, std::int64_t layer)
   matrix_by_columns(names.down, c.inner);
   if (c.mlp_bias()) bias(names.down, c.width, b.all(c.width));
   if (after) b.norm("post_feedforward_layernorm", c);
-  return with_adapters(b, c, part);
+  return with_adapters(b, c, shard);
 }
 
 // Rows that a table has room for: as many as any part has tokens, and those that products see.
-std::int64_t table_room(const ModelConfig& c, const ModelPart& part, std::int64_t with_gap) {
-  return std::max(with_gap, part_config(c, part).vocab_size);
+std::int64_t table_room(const ModelConfig& c, const TensorShard& shard, std::int64_t with_gap) {
+  return std::max(with_gap, shard_config(c, shard).vocab_size);
 }
 
 // A table of which a part has the rows of its tokens, with room for as many as any part has.
-void table(UnitBuilder& b, const ModelConfig& c, const ModelPart& part, const char* name,
+void table(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard, const char* name,
            std::int64_t with_gap) {
-  const Tokens tokens = tokens_of(c, part);
+  const Tokens tokens = tokens_of(c, shard);
   b.matrix(name, c.vocab_size, c.width, {{0, tokens.first, tokens.count}}, Init::kNormal,
-           table_room(c, part, with_gap));
+           table_room(c, shard, with_gap));
 }
 
-Unit embedding_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
-  UnitBuilder b(part, "embedding", "");
-  table(b, c, part, family_of(c.arch).files.embedding, c.tied ? table_rows : 0);
+Unit embedding_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t table_rows) {
+  UnitBuilder b(shard, "embedding", "");
+  table(b, c, shard, family_of(c.arch).files.embedding, c.tied ? table_rows : 0);
   if (!c.form().rotates) b.matrix("wpe.weight", c.context, c.width, b.all(c.context), Init::kNormal);
   return b.take();
 }
 
-Unit head_unit(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows) {
-  UnitBuilder b(part, "head", "");
+Unit head_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t table_rows) {
+  UnitBuilder b(shard, "head", "");
   b.norm(family_of(c.arch).files.norm, c);
-  if (!c.tied) table(b, c, part, "lm_head.weight", table_rows);
+  if (!c.tied) table(b, c, shard, "lm_head.weight", table_rows);
   return b.take();
 }
 
@@ -380,18 +381,18 @@ void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
   unit.count = end;
 }
 
-std::vector<Unit> make_units(const ModelConfig& c, const ModelPart& part, std::int64_t table_rows,
+std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std::int64_t table_rows,
                              BlockTiling blocks) {
   std::vector<Unit> units;
   units.reserve(static_cast<std::size_t>(c.layers) + 2);
-  units.push_back(embedding_unit(c, part, table_rows));
+  units.push_back(embedding_unit(c, shard, table_rows));
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    units.push_back(block_unit(c, part, i));
+    units.push_back(block_unit(c, shard, i));
     if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
   }
-  units.push_back(head_unit(c, part, table_rows));
+  units.push_back(head_unit(c, shard, table_rows));
   if (blocks == BlockTiling::kInTiles) {
-    const auto rows = [&](bool output) { return table_room(c, part, output ? table_rows : 0); };
+    const auto rows = [&](bool output) { return table_room(c, shard, output ? table_rows : 0); };
     cut_into_tiles(units.front(), TableRows{embedding::kTokens, rows(c.tied)});
     if (!c.tied) cut_into_tiles(units.back(), TableRows{table_index(c, units), rows(true)});
   }

@@ -66,7 +66,7 @@ enum Index : std::size_t { kNormWeight, kNormBias /* of a LayerNorm */ };
 // Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head. Behind the output
 // matrix is a gap so large that it can be read as a matrix of `table_rows` rows, at least V; as all gaps it
 // is zero. `config`: of the whole model, of which the units hold what the part has.
-std::vector<Unit> make_units(const ModelConfig& config, const ModelPart& part, std::int64_t table_rows,
+std::vector<Unit> make_units(const ModelConfig& config, const TensorShard& shard, std::int64_t table_rows,
                              BlockTiling blocks);
 
 // Lays what is not cut out in front of the unit's matrices, and cuts these into tiles of whole rows. Adapters

@@ -42,12 +42,12 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
       return place.sharding.shards;
     case CommAxis::kReplicas:
       return place.sharding.replicas();
-    case CommAxis::kPieces:
+    case CommAxis::kDataParallel:
       return place.sharding.ranks;
-    case CommAxis::kNumbers:
+    case CommAxis::kScalars:
       return place.ranks();
     case CommAxis::kTensor:
-    case CommAxis::kCopies:
+    case CommAxis::kReplicated:
       return place.parts.tensor;
     case CommAxis::kContext:
       return place.parts.context;
@@ -60,7 +60,7 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
 // Every rank tells all others so many numbers.
 CommTraffics numbers(const Layout& layout, std::int64_t count) {
   CommTraffics t;
-  t[CommAxis::kNumbers] = traffic_of(layout.options.place().ranks(), count, DType::kF64);
+  t[CommAxis::kScalars] = traffic_of(layout.options.place().ranks(), count, DType::kF64);
   return t;
 }
 
@@ -86,7 +86,7 @@ CommTraffics operator-(const CommTraffics& a, const CommTraffics& b) {
 
 std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
   const Sharding& s = place.sharding;
-  const ModelParts& parts = place.parts;
+  const ParallelDegrees& parts = place.parts;
   const auto same_weights = [&](int rank) { return place.rank_at(parts.tensor_part, rank, parts.stage); };
   const auto member = [&](int i) {
     switch (axis) {
@@ -94,12 +94,12 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
         return same_weights(s.replica() * s.shards + i);
       case CommAxis::kReplicas:
         return same_weights(i * s.shards + s.shard());
-      case CommAxis::kPieces:
+      case CommAxis::kDataParallel:
         return same_weights(s.rank_of_piece(i));
-      case CommAxis::kNumbers:
+      case CommAxis::kScalars:
         return i;
       case CommAxis::kTensor:
-      case CommAxis::kCopies:
+      case CommAxis::kReplicated:
         return place.rank_at(i, s.rank, parts.stage);
       case CommAxis::kContext:
         return same_weights(place.data_rank() * parts.context + i);
@@ -122,7 +122,7 @@ std::int64_t activation_count(const Layout& layout) {
 
 // What a send or receive passes on, and between whom.
 CommCall passing_of(const Layout& layout, const StepOp& op) {
-  const ModelParts& parts = layout.options.parts;
+  const ParallelDegrees& parts = layout.options.parts;
   const Model& model = *layout.model;
   CommCall call{CommAxis::kStages, false, activation_count(layout), model.dtype()};
   const bool sends = op.kind == OpKind::kSend;
@@ -167,21 +167,21 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     }
   } else if (op.kind == OpKind::kFinishGradient) {
     for (const CopySum& sum : copy_sums(layout, op.tile))
-      add({CommAxis::kCopies, true, sum.count, layout.model->accumulator_dtype(), true});
+      add({CommAxis::kReplicated, true, sum.count, layout.model->accumulator_dtype(), true});
     const std::int64_t piece = layout.tile(op.tile).piece;
     if (const int bits = layout.options.gradient_bits; bits > 0) {
       add_quantized(CommAxis::kShards, true, shard, bits);
       add_quantized(CommAxis::kReplicas, true, piece, bits);
     } else {
-      add({CommAxis::kPieces, true, piece, layout.model->accumulator_dtype()});
+      add({CommAxis::kDataParallel, true, piece, layout.model->accumulator_dtype()});
     }
     if (op.has(Operand::kGradient)) add({CommAxis::kReplicas, false, piece, layout.options.gradient});
   } else {
     for (const ModelCall call : model_calls(layout, op.kind, op.unit)) {
       const auto unit = static_cast<std::size_t>(op.unit);
-      for (const PartCall& c : layout.model->exchanges_of(unit, call, layout.options.micro_batch)) {
-        add({CommAxis::kTensor, c.kind != PartCall::Kind::kAllGather, c.count, c.dtype,
-             c.kind == PartCall::Kind::kAllReduce});
+      for (const TensorParallelCall& c : layout.model->exchanges_of(unit, call, layout.options.micro_batch)) {
+        add({CommAxis::kTensor, c.kind != TensorParallelCall::Kind::kAllGather, c.count, c.dtype,
+             c.kind == TensorParallelCall::Kind::kAllReduce});
       }
     }
   }
@@ -293,7 +293,7 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
   std::vector<std::string> lines{fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks,
                                              o.sharding.shards, o.sharding.keep_weights),
                                  fmt::format("{} parts of each layer, sequence parallel: {}", o.parts.tensor,
-                                             layout.model->part().sequence),
+                                             layout.model->shard().sequence),
                                  fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
                                              o.micro_batch.sequences, o.micro_batch.time)};
   if (o.parts.context > 1) {

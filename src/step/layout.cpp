@@ -35,7 +35,7 @@ StateFormat with_full(StateFormat format, const Model& model) {
 }
 
 LayoutOptions with_part(LayoutOptions o) {
-  o.micro_batch.part = o.sequence_part();
+  o.micro_batch.sequence_shard = o.sequence_shard();
   return o;
 }
 
@@ -232,7 +232,7 @@ class Layout::Builder {
                evaluation = pipeline_events(shape, PipelinePass::kEvaluation, tied);
     std::vector<Stretch> all;
     for (int c = 0; c < shape.chunks; ++c) {
-      const auto part = static_cast<std::size_t>(shape.part(options_.parts.stage, c));
+      const auto part = static_cast<std::size_t>(shape.sequence_shard(options_.parts.stage, c));
       const auto buffers = [&](const auto& events, PipelineBuffer which) {
         return pipeline_buffers(events, shape, options_.parts.stage, c, which);
       };
@@ -288,13 +288,14 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
       table(given.drives, given.device_granule),
       state_(with_full(given.state, m_)),
       segment_elements_(state_.elements_within(given.state_segment_bytes)) {
-  ZG_ASSERT(options.parts.tensor == model->part().parts && options.parts.tensor_part == model->part().part,
-            "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
-            model->part().part, model->part().parts);
+  ZG_ASSERT(
+      options.parts.tensor == model->shard().degree && options.parts.tensor_part == model->shard().index,
+      "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
+      model->shard().index, model->shard().degree);
   Builder(*this).build();
 }
 
-int Layout::part_of(std::int32_t u) const {
+int Layout::chunk_of(std::int32_t u) const {
   const std::int32_t layer = std::clamp<std::int32_t>(u - 1, 0, first_layer.back() - 1);
   return static_cast<int>(std::upper_bound(first_layer.begin(), first_layer.end(), layer) -
                           first_layer.begin()) -
@@ -312,7 +313,7 @@ TensorId Layout::saved_of(std::int32_t layer, std::int32_t m) const {
 }
 
 TensorId Layout::activation_gradient_of(std::int32_t u, std::int32_t m) const {
-  const auto chunk = static_cast<std::size_t>(part_of(u) / options.parts.stages);
+  const auto chunk = static_cast<std::size_t>(chunk_of(u) / options.parts.stages);
   std::int64_t first = 0;
   for (std::size_t c = 0; c < chunk; ++c) first += chunk_gradients_[c];
   return activation_gradient[static_cast<std::size_t>(first + m % chunk_gradients_[chunk])];

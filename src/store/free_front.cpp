@@ -30,11 +30,11 @@ void FreeFront::acquire(std::span<const AccessStep> accesses, std::vector<Lease>
   int tries = 0;
   try {
     while ((first = take_all(lock, accesses, first, &tries, out, consumer)) != n) {
-      let_go(lock, out);
+      release_all(lock, out);
       if (++tries >= kPatientTries) waits_.take_turn(&tries);
     }
   } catch (...) {
-    let_go(lock, out);
+    release_all(lock, out);
     waits_.end_turn(&tries);
     throw;
   }
@@ -68,7 +68,7 @@ std::size_t FreeFront::take_all(Lock& lock, std::span<const AccessStep> accesses
 }
 
 // Gives the leases back. Segments that had no content before get none.
-void FreeFront::let_go(Lock& lock, std::vector<Lease>& held) {
+void FreeFront::release_all(Lock& lock, std::vector<Lease>& held) {
   for (const Lease& lease : held) {
     if (!lease || !lease.made_) continue;
     for (auto& word : core_.leases.words(lease.segment_).word)
@@ -103,7 +103,7 @@ void FreeFront::check_together(std::span<const AccessStep> accesses) const {
   }
 }
 
-bool FreeFront::hinder(Waiter& w, Obstacle obstacle, SegmentId moving) const {
+bool FreeFront::set_obstacle(Waiter& w, Obstacle obstacle, SegmentId moving) const {
   w.obstacle = obstacle;
   w.moving = moving;
   w.seen = waits_.changes();
@@ -125,7 +125,7 @@ bool FreeFront::try_take(Waiter& w, Lease& lease) {
   while (decision == Decision::kAgain) {
     core_.throw_failure();
     if (w.taken) return resume(w, lease);
-    if (waits_.in_the_way(w)) return hinder(w, Obstacle::kLeases);
+    if (waits_.in_the_way(w)) return set_obstacle(w, Obstacle::kLeases);
     decision = ready() ? Decision::kMade : decide(w, access);
   }
   if (decision == Decision::kHindered) return false;
@@ -137,7 +137,7 @@ bool FreeFront::try_take(Waiter& w, Lease& lease) {
 bool FreeFront::resume(Waiter& w, Lease& lease) {
   const SegmentId id = w.step.segment;
   if ((core_.leases.words(id).word[index_of(w.step.tier)].load() & CopyWord::kOpen) == 0)
-    return hinder(w, Obstacle::kMoving, id);
+    return set_obstacle(w, Obstacle::kMoving, id);
   w.taken = false;
   core_.leases.fill(lease, id, w.step.tier, w.step.access, w.entry);
   lease.made_ = w.made;
@@ -153,7 +153,7 @@ FreeFront::Decision FreeFront::decide(Waiter& w, Access access) {
   const std::size_t t = index_of(tier);
   CopyWord& h = core_.leases.words(id);
   const auto hindered = [&](Obstacle obstacle, SegmentId moving = -1) {
-    hinder(w, obstacle, moving);
+    set_obstacle(w, obstacle, moving);
     return Decision::kHindered;
   };
   if (std::exchange(w.decided, false)) --core_.leases.claims(id).intents[t];
@@ -198,7 +198,7 @@ FreeFront::Decision FreeFront::decide(Waiter& w, Access access) {
 FreeFront::Decision FreeFront::no_room(Waiter& w, const NoRoom& missing) {
   if (missing.busy >= 0) {
     core_.moves.demand(missing.busy);
-    hinder(w, Obstacle::kMoving, missing.busy);
+    set_obstacle(w, Obstacle::kMoving, missing.busy);
     return Decision::kHindered;
   }
   if (prefetcher_.keeps()) {
@@ -206,7 +206,7 @@ FreeFront::Decision FreeFront::no_room(Waiter& w, const NoRoom& missing) {
     return Decision::kAgain;
   }
   w.room = missing;
-  hinder(w, Obstacle::kRoom);
+  set_obstacle(w, Obstacle::kRoom);
   return Decision::kHindered;
 }
 
@@ -220,10 +220,10 @@ bool FreeFront::take(Waiter& w, Access access, Lease& lease) {
   do {
     if ((seen & needed) != needed) {
       core_.moves.demand(id);
-      return hinder(w, Obstacle::kMoving, id);
+      return set_obstacle(w, Obstacle::kMoving, id);
     }
     // An acquire on the fast path may have taken a lease meanwhile.
-    if ((seen & CopyWord::kLeases) != 0 && waits_.in_the_way(w)) return hinder(w, Obstacle::kLeases);
+    if ((seen & CopyWord::kLeases) != 0 && waits_.in_the_way(w)) return set_obstacle(w, Obstacle::kLeases);
   } while (!word.compare_exchange_weak(seen, seen + LeaseTable::unit(access)));
   core_.leases.fill(lease, id, w.step.tier, access, core_.leases.note(h));
   prefetcher_.used(id);
@@ -269,9 +269,9 @@ void FreeFront::discard(SegmentId segment) {
     core_.throw_failure();
     if (core_.moves.moves(segment)) {
       core_.moves.demand(segment);
-      hinder(waiter, Obstacle::kMoving, segment);
+      set_obstacle(waiter, Obstacle::kMoving, segment);
     } else if (waits_.in_the_way(waiter) || !core_.leases.close_to_all(segment)) {
-      hinder(waiter, Obstacle::kLeases);
+      set_obstacle(waiter, Obstacle::kLeases);
     } else {
       break;
     }

@@ -53,12 +53,12 @@ class FreeFront {
   std::size_t take_all(Lock& lock, std::span<const AccessStep> accesses, std::size_t first, const void* turn,
                        std::vector<Lease>& out, Stream* consumer);
   bool try_take(Waiter& waiter, Lease& lease);
-  bool hinder(Waiter& waiter, Obstacle obstacle, SegmentId moving = -1) const;
+  bool set_obstacle(Waiter& waiter, Obstacle obstacle, SegmentId moving = -1) const;
   bool resume(Waiter& waiter, Lease& lease);
   Decision decide(Waiter& waiter, Access access);
   Decision no_room(Waiter& waiter, const NoRoom& missing);
   bool take(Waiter& waiter, Access access, Lease& lease);
-  void let_go(Lock& lock, std::vector<Lease>& leases);
+  void release_all(Lock& lock, std::vector<Lease>& leases);
 
   StoreCore& core_;
   Waits waits_;

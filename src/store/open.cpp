@@ -73,7 +73,6 @@ std::unique_ptr<OpenStore> open_store(const StoreConfig& config) {
     if (aio.queue_depth == 0) {
       const auto drives = static_cast<std::int64_t>(config.drives.size());
       aio.queue_depth = io::queue_depth_within(config.host_bytes, drives, aio.block_size);
-      if (aio.adapt_depth) aio.queue_depth = std::min(aio.queue_depth, aio.max_queue_depth);
     }
     opened->io_ = io::make_engine(aio, config.drives);
   }

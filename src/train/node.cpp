@@ -317,8 +317,6 @@ Node::Node(const std::vector<RunPlan>& plans, const std::vector<OpenGpu>& gpus, 
     o.require = aio.require;
     o.block_size = aio.block_size;
     o.queue_depth = plan.queue_depth;
-    o.adapt_depth = aio.adaptive_depth;
-    o.max_queue_depth = aio.max_queue_depth;
     o.queues = aio.queues;
     o.sqpoll = aio.sqpoll;
     o.iopoll = aio.iopoll;

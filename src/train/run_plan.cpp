@@ -74,8 +74,8 @@ class Planner {
     // arithmetic: it must not depend on budgets.
     const std::int64_t logits = op_sizes().logits_bytes();
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
-    const ModelParts parts = config_.place_of(plan_.rank).parts;
-    const ModelPart part{parts.tensor, parts.tensor_part, config_.parallel.sequence};
+    const ParallelDegrees parts = config_.place_of(plan_.rank).parts;
+    const TensorShard part{parts.tensor, parts.tensor_part, config_.parallel.sequence};
     plan_.model =
         ops != nullptr
             ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits, part, blocks)
@@ -210,8 +210,7 @@ class Planner {
   int queue_depth(std::int64_t host) const {
     const AioConfig& aio = config_.aio;
     if (aio.queue_depth > 0) return aio.queue_depth;
-    const int depth = io::queue_depth_within(host * config_.device.ranks, drives(), aio.block_size);
-    return aio.adaptive_depth ? std::min(depth, aio.max_queue_depth) : depth;
+    return io::queue_depth_within(host * config_.device.ranks, drives(), aio.block_size);
   }
 
   // The number of units that are updated on the device, where their state then is: all, if the user wants the

@@ -63,10 +63,10 @@ void merge(StepExecutor& engine, const auto& all) {
 // This rank's part of the sequences.
 void cut(const RunPlan& plan, Batch& batch) {
   const BatchShape shape = plan.layout->options.micro_batch;
-  if (shape.part.parts == 1) return;
-  batch.ids = shape.part.cut(batch.ids, shape.time);
-  batch.targets = shape.part.cut(batch.targets, shape.time);
-  batch.first_keys = shape.part.cut_documents(batch.first_keys, shape.time);
+  if (shape.sequence_shard.degree == 1) return;
+  batch.ids = shape.sequence_shard.cut(batch.ids, shape.time);
+  batch.targets = shape.sequence_shard.cut(batch.targets, shape.time);
+  batch.first_keys = shape.sequence_shard.cut_documents(batch.first_keys, shape.time);
 }
 
 MicroBatch micro_batch_of(const Batch& batch) {

@@ -8,7 +8,7 @@ namespace {
 
 // Of a run that is spread along several axes: how the ranks are counted.
 std::string grid_text(const RankPlace& place) {
-  const ModelParts& p = place.parts;
+  const ParallelDegrees& p = place.parts;
   const std::int64_t axes = (p.tensor > 1) + (p.context > 1) + (place.data_ranks() > 1) + (p.stages > 1);
   if (axes < 2) return "";
   return fmt::format("\ngrid       tensor {} x context {} x data {} x pipeline {}, the first axis fastest",
@@ -29,7 +29,7 @@ std::string Trainer::describe() const {
         processes_.count() > 1 ? fmt::format(" in {} processes", processes_.count()) : "",
         place.parts.tensor == 1 ? ""
                                 : fmt::format(", {} with the parts of each layer{}", place.parts.tensor,
-                                              plan().model->part().sequence ? " and of the sequence" : ""),
+                                              plan().model->shard().sequence ? " and of the sequence" : ""),
         s.shards == 1 ? layout.options.is_pipeline() ? "each with the weights and the state of its stage"
                                                      : "each with all weights and state"
                       : fmt::format("in groups of {} that hold {} once; weights are {}, {}", s.shards,
@@ -39,7 +39,7 @@ std::string Trainer::describe() const {
                                                                       : "just before their use"));
   }
   text += grid_text(layout.options.place());
-  if (const ModelParts& parts = layout.options.parts; parts.context > 1) {
+  if (const ParallelDegrees& parts = layout.options.parts; parts.context > 1) {
     text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,
                         parts.context_method == ContextMethod::kRing ? "ring" : "ulysses");
   }

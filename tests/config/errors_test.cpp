@@ -286,8 +286,6 @@ const Bad kBad[] = {
     {R"({"aio": {"block_size": 0}})", "aio.block_size", "multiple of 4096"},
     {R"({"aio": {"queue_depth": 5000}})", "aio.queue_depth", "1 to 4096"},
     {R"({"aio": {"queues": 0}})", "aio.queues", "1 to 64"},
-    {R"({"aio": {"queue_depth": 64, "max_queue_depth": 32}})", "aio.max_queue_depth", "64 to 4096"},
-    {R"({"aio": {"adaptive_depth": "yes"}})", "aio.adaptive_depth", "true or false"},
     {R"({"tiers": {"nvme": [{"path": "a", "endurance": -1}]}})", "tiers.nvme.0.endurance", "number of bytes"},
     {R"({"tiers": {"nvme": [{"path": "a", "bytes": 64}]}})", "tiers.nvme.0.bytes",
      "found 64, expected 4096 bytes or more"},
@@ -531,21 +529,19 @@ TEST_F(ConfigErrors, FeaturesThatAreOnButMissingWarn) {
 TEST_F(ConfigErrors, SettingsThatDoNothingBesideOthersAreTold) {
   const RunConfig run = load_over(R"({
     "data": {"validation": 0}, "eval": {"every": 5, "batches": 2}, "sample": {"prompt": "once"},
-    "checkpoint": {"keep": 3, "state": "copy"}, "aio": {"max_queue_depth": 300},
+    "checkpoint": {"keep": 3, "state": "copy"},
     "fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 8, "loss_scale_window": 5, "hysteresis": 1,
              "consecutive_hysteresis": true, "min_loss_scale": 2},
     "parallel": {"pipeline_schedule": "gpipe", "pipeline_group": 2, "context_method": "ulysses",
                  "quantized_gradient_bits": 8}})");
-  EXPECT_EQ(
-      without_effect(run, directory_ + "/over.json"),
-      (std::set<std::string>{"eval.every", "eval.batches", "sample.prompt", "checkpoint.keep",
-                             "checkpoint.state", "aio.max_queue_depth", "fp16.initial_scale_power",
-                             "fp16.loss_scale_window", "fp16.hysteresis", "fp16.consecutive_hysteresis",
-                             "fp16.min_loss_scale", "parallel.pipeline_schedule", "parallel.pipeline_group",
-                             "parallel.context_method", "parallel.quantized_gradient_bits"}));
+  EXPECT_EQ(without_effect(run, directory_ + "/over.json"),
+            (std::set<std::string>{"eval.every", "eval.batches", "sample.prompt", "checkpoint.keep",
+                                   "checkpoint.state", "fp16.initial_scale_power", "fp16.loss_scale_window",
+                                   "fp16.hysteresis", "fp16.consecutive_hysteresis", "fp16.min_loss_scale",
+                                   "parallel.pipeline_schedule", "parallel.pipeline_group",
+                                   "parallel.context_method", "parallel.quantized_gradient_bits"}));
   EXPECT_EQ(load_over(R"({"eval": {"every": 5, "batches": 2}, "data": {"validation": 0.1},
     "sample": {"prompt": "once", "tokens": 5}, "checkpoint": {"keep": 3, "state": "copy", "every": 2},
-    "aio": {"max_queue_depth": 300, "adaptive_depth": true},
     "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 1}})")
                 .warnings,
             Strings{});

@@ -196,8 +196,6 @@ TEST_F(ConfigTest, DepthAndReadAheadAreFoundUnlessTheyAreStated) {
   for (const char* text : {"{}", R"({"aio": {"queue_depth": "auto"}, "tiers": {"read_ahead": "auto"}})"}) {
     const RunConfig run = load_over(text);
     EXPECT_EQ(run.aio.queue_depth, 0) << text;
-    EXPECT_EQ(run.aio.max_queue_depth, 256) << text;
-    EXPECT_FALSE(run.aio.adaptive_depth) << text;
     EXPECT_FALSE(run.tiers.read_ahead.has_value()) << text;
     for (const std::string& warning : run.warnings) EXPECT_HAS_NOT(warning, "took -");
   }
@@ -215,9 +213,7 @@ TEST_F(ConfigTest, TheSectionThatIoTunePrintsIsTaken) {
   EXPECT_EQ(run.aio.backend, io::Backend::kLibaio);
   EXPECT_EQ(run.aio.block_size, 2 << 20);
   EXPECT_EQ(run.aio.queue_depth, 16);
-  EXPECT_EQ(run.aio.max_queue_depth, 256);
   EXPECT_EQ(run.aio.queues, 2);
-  EXPECT_FALSE(run.aio.adaptive_depth);
   EXPECT_EQ(run.tiers.nvme.at(0).endurance_bytes, 600e12);
 }
 
@@ -239,7 +235,7 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
     "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "offload_optimizer": {"device": "cpu"},
                           "zero_quantized_weights": false, "zero_hpz_partition_size": 1},
     "aio": {"backend": "threads", "block_size": 8192, "queue_depth": 7, "thread_count": 3, "verify": false,
-            "adaptive_depth": true, "max_queue_depth": 9, "queues": 4, "sqpoll": false, "iopoll": false},
+            "queues": 4, "sqpoll": false, "iopoll": false},
     "activation_checkpointing": {"recompute": false, "cpu_checkpointing": false},
     "tiers": {"device": 1000000, "host": "1.5 MiB", "nvme": [{"path": "a"}, {"path": "b", "bytes": "1GB"}],
               "prefetch_depth": 0},
@@ -261,8 +257,6 @@ TEST_F(ConfigTest, KeysWithAnEffectDoNotWarn) {
   EXPECT_EQ(run.aio.block_size, 8192);
   EXPECT_EQ(run.aio.queue_depth, 7);
   EXPECT_EQ(run.aio.threads, 3);
-  EXPECT_TRUE(run.aio.adaptive_depth);
-  EXPECT_EQ(run.aio.max_queue_depth, 9);
   EXPECT_EQ(run.aio.queues, 4);
   EXPECT_FALSE(run.aio.verify);
   EXPECT_FALSE(run.recompute);

@@ -59,7 +59,7 @@ CommTraffics closed_form(const TinySetup& s, const Model& model, const Sharding&
   for (std::int64_t u = 0; u <= last; ++u) {
     const std::int64_t count = model.units()[static_cast<std::size_t>(u)].count;
     const std::int64_t padded = d * ((count + d * 256 - 1) / (d * 256) * 256);
-    add(CommAxis::kPieces, padded * sum * (d - 1) / d, 1);
+    add(CommAxis::kDataParallel, padded * sum * (d - 1) / d, 1);
     // A shard has `groups` pieces, each of which another replica has summed. One that is all padding has
     // none.
     const bool has_parameters = sharding.shard() * padded / shards < count;
@@ -70,8 +70,8 @@ CommTraffics closed_form(const TinySetup& s, const Model& model, const Sharding&
     const bool twice = !sharding.keep_weights && u < last && (u > 0 || s.model.tied);
     if (shards > 1) add(CommAxis::kShards, padded * weight * (shards - 1) / shards, passes * (twice ? 2 : 1));
   }
-  add(CommAxis::kNumbers, 8 * (d - 1), 1);                   // valid tokens
-  add(CommAxis::kNumbers, 8 * (d - 1) * (1 + last + 1), 1);  // the loss and the units' norms
+  add(CommAxis::kScalars, 8 * (d - 1), 1);                   // valid tokens
+  add(CommAxis::kScalars, 8 * (d - 1) * (1 + last + 1), 1);  // the loss and the units' norms
   return t;
 }
 
@@ -146,7 +146,7 @@ TEST(CommBytes, OfStage0AreAnAllReduce) {
       std::int64_t padded = 0;
       for (std::int32_t u = 0; u <= run.layout().head_unit(); ++u)
         padded += ranks * run.layout().unit(u).piece;
-      EXPECT_EQ(step[CommAxis::kPieces].sent + step[CommAxis::kReplicas].sent,
+      EXPECT_EQ(step[CommAxis::kDataParallel].sent + step[CommAxis::kReplicas].sent,
                 2 * (ranks - 1) * padded * 4 / ranks);
       EXPECT_EQ(step[CommAxis::kShards], CommTraffic());
     });
@@ -204,7 +204,7 @@ TEST(CommSeconds, TellWhoWaitedAndForWhat) {
   for (std::size_t rank = 0; rank < 3; ++rank) {
     SCOPED_TRACE(rank);
     const StepResult& r = by_rank[rank];
-    for (const CommAxis axis : {CommAxis::kShards, CommAxis::kPieces, CommAxis::kNumbers})
+    for (const CommAxis axis : {CommAxis::kShards, CommAxis::kDataParallel, CommAxis::kScalars})
       EXPECT_GT(r.comm_seconds[axis], 0) << name_of(axis);
     EXPECT_EQ(r.comm_seconds[CommAxis::kReplicas], 0);
     EXPECT_GT(r.stall_for[StallCause::kGathers], 0);
@@ -212,7 +212,7 @@ TEST(CommSeconds, TellWhoWaitedAndForWhat) {
     if (rank == 1) continue;
     // It waits for the late one in its first exchange, with a part of the delay behind the step before.
     EXPECT_GT(r.stall_for[StallCause::kRanks], late / 2);
-    EXPECT_GT(r.comm_seconds[CommAxis::kNumbers], late / 2);
+    EXPECT_GT(r.comm_seconds[CommAxis::kScalars], late / 2);
     EXPECT_LT(r.own_seconds(), r.seconds - late / 2);
   }
 }
@@ -251,13 +251,13 @@ TEST(Meetings, SayWhoIsWaitedForAndInWhat) {
       const auto begin = Clock::now();
       const auto waits = [&](int r, CommAxis axis) { return meeting(r, axis).inside; };
       while (rank == 0 && seconds_between(begin, Clock::now()) < 60 &&
-             !(waits(1, CommAxis::kShards) && waits(2, CommAxis::kNumbers) && waits(3, CommAxis::kNumbers)))
+             !(waits(1, CommAxis::kShards) && waits(2, CommAxis::kScalars) && waits(3, CommAxis::kScalars)))
         std::this_thread::yield();
       if (rank == 0) {
         EXPECT_EQ(meeting(1, CommAxis::kShards).what, "gather of the embedding");
         EXPECT_EQ(meeting(1, CommAxis::kShards).calls, meeting(0, CommAxis::kShards).calls + 1);
-        EXPECT_EQ(meeting(2, CommAxis::kNumbers).what, "exchange of numbers");
-        EXPECT_EQ(meeting(2, CommAxis::kNumbers).calls, meeting(1, CommAxis::kNumbers).calls + 1);
+        EXPECT_EQ(meeting(2, CommAxis::kScalars).what, "exchange of numbers");
+        EXPECT_EQ(meeting(2, CommAxis::kScalars).calls, meeting(1, CommAxis::kScalars).calls + 1);
         EXPECT_EQ(run.engine().whereabouts(), "in no operation; step 1 was the last to begin");
         EXPECT_EQ(engines[1]->work(), "weight of the embedding");
       }

@@ -85,7 +85,7 @@ Result attend(const Problem& p, int parts, ContextMethod method, const std::vect
       const auto w = take([&](model::BufferPlan& plan) {
         return model::AttentionWorkspace(plan, p.config, DType::kF64, shape, call.rule, host_ops());
       });
-      const RowPositions rows = shape.part.positions(shape.time);
+      const RowPositions rows = shape.sequence_shard.positions(shape.time);
       const auto whole_row = [&](std::int64_t r) { return r / shape.time * p.whole.time + rows.of(r); };
       const auto each = [&](const View& mine, const auto& f) {
         for (std::int64_t r = 0; r < mine.rows; ++r) {
@@ -202,7 +202,7 @@ TEST(SequenceParts, AreAllRowsOnce) {
       for (std::int32_t i = 0; i < 2 * all; ++i) whole.push_back(i);
       std::vector<int> seen(whole.size());
       for (int part = 0; part < parts; ++part) {
-        const SequencePart p{parts, part, method};
+        const SequenceShard p{parts, part, method};
         const std::vector<std::int32_t> mine = p.cut(whole, time);
         ASSERT_EQ(static_cast<std::int64_t>(mine.size()), 2 * time);
         for (std::int64_t r = 0; r < 2 * time; ++r) {
@@ -215,9 +215,9 @@ TEST(SequenceParts, AreAllRowsOnce) {
     }
   }
   // The first and the last chunk of eight.
-  EXPECT_EQ((SequencePart{4, 0, ContextMethod::kRing}.cut({0, 1, 2, 3, 4, 5, 6, 7}, 2)),
+  EXPECT_EQ((SequenceShard{4, 0, ContextMethod::kRing}.cut({0, 1, 2, 3, 4, 5, 6, 7}, 2)),
             (std::vector<std::int32_t>{0, 7}));
-  EXPECT_EQ((SequencePart{4, 1, ContextMethod::kRing}.cut({0, 1, 2, 3, 4, 5, 6, 7}, 2)),
+  EXPECT_EQ((SequenceShard{4, 1, ContextMethod::kRing}.cut({0, 1, 2, 3, 4, 5, 6, 7}, 2)),
             (std::vector<std::int32_t>{1, 6}));
 }
 

@@ -466,7 +466,7 @@ TEST(GridBytes, AreTheClosedForms) {
         EXPECT_EQ(sum[CommAxis::kTensor].sent,
                   c * t * all * ((m.layers * block + ends) * stream * (t - 1) / t + numbers));
         const std::int64_t norms = (2 * m.layers + 1) * m.width;
-        EXPECT_EQ(sum[CommAxis::kCopies].sent, c * 2 * (t - 1) * (sequence ? norms * 4 : 0));
+        EXPECT_EQ(sum[CommAxis::kReplicated].sent, c * 2 * (t - 1) * (sequence ? norms * 4 : 0));
         const std::int64_t q = m.heads * m.head_size / t, kv = 2 * m.kv_heads * m.head_size / t;
         const bool ring = method == ContextMethod::kRing;
         const std::int64_t forward = ring ? (c - 1) * rows * kv * 4 : (c - 1) * rows * (2 * q + kv) * 4 / c;
@@ -492,7 +492,8 @@ TEST(GridGroups, DivideTheWorld) {
     stand_at(rank);
     EXPECT_EQ(place.rank(), rank);
     std::map<CommAxis, Members> all;
-    for (const CommAxis a : {CommAxis::kTensor, CommAxis::kContext, CommAxis::kPieces, CommAxis::kStages})
+    for (const CommAxis a :
+         {CommAxis::kTensor, CommAxis::kContext, CommAxis::kDataParallel, CommAxis::kStages})
       all[a] = members_of(place, a);
     return all;
   };

@@ -277,7 +277,7 @@ TEST(Lora, PartsExchangeWhatIsWholeOnceAStep) {
   std::int64_t copies = 0, whole = 0;
   for (const StepOp& op : programs.step.ops) {
     for (const CommCall& call : calls_of(layout, op)) {
-      if (call.axis == CommAxis::kCopies) copies += call.count;
+      if (call.axis == CommAxis::kReplicated) copies += call.count;
     }
     if (op.kind != OpKind::kBackward) continue;
     // The recomputed half of the forward, and the sums of two gradients.

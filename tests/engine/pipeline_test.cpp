@@ -270,7 +270,8 @@ TEST(PipelineComm, GathersAChunkWheneverItsTurnComes) {
       const StepResult r = run.step(Then::kPause);
       if (run.layout().options.sharding.rank > 0) return;
       calls[static_cast<std::size_t>(run.layout().options.parts.stage)] = r.comm[CommAxis::kShards].calls;
-      sums[static_cast<std::size_t>(run.layout().options.parts.stage)] = r.comm[CommAxis::kPieces].calls;
+      sums[static_cast<std::size_t>(run.layout().options.parts.stage)] =
+          r.comm[CommAxis::kDataParallel].calls;
     });
     calls.insert(calls.end(), sums.begin(), sums.end());
     return calls;
@@ -319,7 +320,7 @@ TEST(PipelineComm, GathersAsOftenAsTheTableSays) {
       const StepResult r = run.step(Then::kPause);
       if (run.layout().options.parts.stage > 0) return;
       EXPECT_EQ(r.comm[CommAxis::kShards].calls, row.chunk_fetches + embedding);
-      EXPECT_EQ(r.comm[CommAxis::kPieces].calls, row.chunks + 1) << "a gradient is summed once a step";
+      EXPECT_EQ(r.comm[CommAxis::kDataParallel].calls, row.chunks + 1) << "a gradient is summed once a step";
     });
     EXPECT_EQ(errors, std::vector<std::string>(errors.size()));
   }

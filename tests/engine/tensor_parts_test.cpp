@@ -276,7 +276,7 @@ TEST(TensorPartsBytes, AreTheClosedFormAsForecast) {
             }
             EXPECT_GT(step.comm_seconds[CommAxis::kTensor], 0);
             all_tensor += step.comm[CommAxis::kTensor].sent;
-            all_copies += step.comm[CommAxis::kCopies].sent;
+            all_copies += step.comm[CommAxis::kReplicated].sent;
           });
         }
         for (std::thread& thread : threads) thread.join();

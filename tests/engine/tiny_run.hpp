@@ -60,7 +60,7 @@ struct TinySetup {
       {};  // empty: other tokens each step
   std::int64_t eval_micro_batches = 5;
   CommRank* comm = nullptr;  // of layout.place(), if there are several ranks
-  bool sequence = false;     // ModelPart::sequence
+  bool sequence = false;     // TensorShard::sequence
   BlockTiling blocks = BlockTiling::kWhole;
   std::int32_t gather_ahead = 0;
   std::optional<DType> gradient = {};  // on its way to the optimizer; none: the model's
@@ -419,8 +419,9 @@ class TinyRun {
   }
   Batch cut(Batch whole) const {
     const BatchShape shape = layout_.options.micro_batch;
-    return {shape, shape.part.cut(whole.ids, shape.time), shape.part.cut(whole.targets, shape.time),
-            shape.part.cut_documents(whole.documents, shape.time)};
+    return {shape, shape.sequence_shard.cut(whole.ids, shape.time),
+            shape.sequence_shard.cut(whole.targets, shape.time),
+            shape.sequence_shard.cut_documents(whole.documents, shape.time)};
   }
   static TinySetup with_gradient(TinySetup s) {
     s.layout.gradient = s.gradient.value_or(s.dtype);

@@ -433,15 +433,6 @@ TEST(Bench, WhatProgressThrowsComesOut) {
   EXPECT_LT(seconds_between(begin, Clock::now()), 30);
 }
 
-TEST(Bench, AdaptiveDepthOffersItsCap) {
-  BenchOptions o = on_ram(64);
-  o.engine.adapt_depth = true;
-  o.engine.max_queue_depth = 32;
-  const BenchResult r = run_bench(o);
-  expect_consistent(r);
-  EXPECT_EQ(r.read.requests, 64);
-}
-
 std::string refusal_of(const BenchOptions& o, Errc code) {
   const Error e = error_of([&] { run_bench(o); });
   EXPECT_EQ(e.code(), code);

@@ -420,7 +420,6 @@ TEST(DefaultDepth, IsAFixedNumberOfBytesWithinLimits) {
   };
   EXPECT_EQ(depth_of({.block_size = 2 << 20}), 32);
   EXPECT_EQ(depth_of({.block_size = 2 << 20, .queue_depth = 5}), 5);
-  EXPECT_EQ(depth_of({.adapt_depth = true, .max_queue_depth = 8}), 8) << "it begins below its cap";
 }
 
 TEST(DefaultDepth, TakesAQuarterOfTheMemoryOverTheDrivesBetween32And64MiB) {

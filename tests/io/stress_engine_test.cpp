@@ -335,7 +335,7 @@ struct Setup {
   const char* name;
   Backend backend;
   int queues = 1;
-  bool adapt_depth = false, sqpoll = false;
+  bool sqpoll = false;
   int share = 200;  // of the volume's operations: one in so many
 };
 
@@ -346,8 +346,6 @@ class EngineStressTest : public testing::TestWithParam<Setup> {
     options.backend = GetParam().backend;
     options.block_size = 16 * kKiB;
     options.queue_depth = 8;
-    options.max_queue_depth = 32;
-    options.adapt_depth = GetParam().adapt_depth;
     options.queues = GetParam().queues;
     options.sqpoll = GetParam().sqpoll;
     options.faults = {.seed = seed,
@@ -404,7 +402,6 @@ TEST_P(EngineStressTest, EveryTransferCompletesOnceWithItsBytesOrAnError) {
 INSTANTIATE_TEST_SUITE_P(
     Backends, EngineStressTest,
     testing::Values(Setup{.name = "ram", .backend = Backend::kRam, .share = 20},
-                    Setup{.name = "ram_adapting", .backend = Backend::kRam, .adapt_depth = true, .share = 20},
                     Setup{.name = "uring", .backend = Backend::kUring},
                     Setup{.name = "uring_two_queues", .backend = Backend::kUring, .queues = 2},
                     Setup{.name = "uring_sqpoll", .backend = Backend::kUring, .sqpoll = true, .share = 2000},

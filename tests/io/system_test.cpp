@@ -361,10 +361,6 @@ TEST(Options, OutOfRangeIsTheUsersError) {
   refused([](EngineOptions& o) { o.queue_depth = -1; });
   refused([](EngineOptions& o) { o.threads = 0; });
   refused([](EngineOptions& o) { o.queues = 0; });
-  refused([](EngineOptions& o) {
-    o.adapt_depth = true;
-    o.max_queue_depth = o.queue_depth - 1;
-  });
   EXPECT_THROW(make_engine(small(Backend::kRam), {}), Error);
   EXPECT_THROW(make_engine(small(Backend::kThreads), {{directory.path(), 0}}), Error);
 }

@@ -78,7 +78,7 @@ class Streams {
 };
 
 void run_part(const Way& way, BatchShape shape, std::int64_t first, std::int64_t step, std::uint64_t seed,
-              const ModelPart& part, PartExchange& exchange,
+              const TensorShard& part, TensorParallelGroup& exchange,
               const std::function<void(int, const View&)>& take) {
   HostStream stream("test", HostStream::Mode::kInline);
   ModelRunner r(config_of(), DType::kF64, host_ops(), stream, 0, part, &exchange);
@@ -120,8 +120,8 @@ Streams run(const Way& way, std::int64_t step = kStep, std::uint64_t seed = kSee
   for (std::int64_t first = 0; first < kSequences; first += way.batch) {
     for (int c = 0; c < way.context; ++c) {
       const BatchShape shape{way.batch, kTime / way.context, {way.context, c, way.method}};
-      const RowPositions positions = shape.part.positions(shape.time);
-      LocalParts(way.tensor).run([&](int part, PartExchange& exchange) {
+      const RowPositions positions = shape.sequence_shard.positions(shape.time);
+      LocalParts(way.tensor).run([&](int part, TensorParallelGroup& exchange) {
         const auto take = [&](int unit, const View& x) {
           std::lock_guard lock(mutex);
           for (std::int64_t r = 0; r < x.rows; ++r) {

@@ -61,7 +61,7 @@ TEST_P(FamilyFiles, PartsReadTheirPieces) {
   }
   save(dir.path(), std::int64_t{1} << 30);
   for (int part = 0; part < 2; ++part) {
-    const Model half(config, DType::kF32, host_ops(), 0, {.parts = 2, .part = part});
+    const Model half(config, DType::kF32, host_ops(), 0, {.degree = 2, .index = part});
     const HfWeights weights(dir.path(), half);
     for (const Unit& unit : half.units()) {
       for (const Param& p : unit.params) {

@@ -64,8 +64,8 @@ TEST_P(BackwardInHalves, HasTheBitsOfTheWhole) {
       // A norm over all heads together has no parts.
       if (parts > 1 && GetParam().kind == Kind::kNormsAfter) continue;
       SCOPED_TRACE(testing::Message() << parts << " parts, sequence " << sequence);
-      LocalParts(parts).run([&, kind = kind, dtype = dtype, recompute = recompute](int part,
-                                                                                   PartExchange& exchange) {
+      LocalParts(parts).run([&, kind = kind, dtype = dtype, recompute = recompute](
+                                int part, TensorParallelGroup& exchange) {
         HostStream stream("test", HostStream::Mode::kInline);
         ModelRunner r(model_of(kind), dtype, host_ops(), stream, 0, {parts, part, sequence},
                       parts > 1 ? &exchange : nullptr);
@@ -125,8 +125,9 @@ TEST(BackwardInHalves, GatherWhatAdaptersNeedAlone) {
     const Model model(c, DType::kF32, host_ops(), 0, {4, 1, true});
     const auto gathers = [&](ModelCall call) {
       const auto calls = model.block(0).exchanges(call, {2, 20});
-      return std::count_if(calls.begin(), calls.end(),
-                           [](const PartCall& one) { return one.kind == PartCall::Kind::kAllGather; });
+      return std::count_if(calls.begin(), calls.end(), [](const TensorParallelCall& one) {
+        return one.kind == TensorParallelCall::Kind::kAllGather;
+      });
     };
     EXPECT_EQ(gathers(ModelCall::kBlockBackwardInput), 2) << modules;
     EXPECT_EQ(gathers(ModelCall::kBlockBackwardWeight), second) << modules;
@@ -139,11 +140,12 @@ TEST(BackwardInHalves, GatherWhatAdaptersNeedAlone) {
 TEST(BackwardInHalves, ExchangesWhatTheWholeDoes) {
   for (const bool sequence : {false, true}) {
     const Model model(model_of(Kind::kLlama), DType::kF32, host_ops(), 0, {4, 1, sequence});
-    const auto count = [&](ModelCall call, PartCall::Kind kind) {
+    const auto count = [&](ModelCall call, TensorParallelCall::Kind kind) {
       const auto calls = model.block(0).exchanges(call, {2, 20});
-      return std::count_if(calls.begin(), calls.end(), [&](const PartCall& c) { return c.kind == kind; });
+      return std::count_if(calls.begin(), calls.end(),
+                           [&](const TensorParallelCall& c) { return c.kind == kind; });
     };
-    using enum PartCall::Kind;
+    using enum TensorParallelCall::Kind;
     for (const auto kind : {kAllReduce, kReduceScatter, kAllGather}) {
       EXPECT_EQ(count(ModelCall::kBlockBackwardInput, kind) + count(ModelCall::kBlockBackwardWeight, kind),
                 count(ModelCall::kBlockBackward, kind) + (sequence && kind == kAllGather ? 2 : 0));

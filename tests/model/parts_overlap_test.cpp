@@ -29,9 +29,9 @@ class RecordingOps final : public NaiveOps {
   Order& order_;
 };
 
-class RecordingExchange final : public PartExchange {
+class RecordingExchange final : public TensorParallelGroup {
  public:
-  RecordingExchange(PartExchange& exchange, Order& order) : exchange_(exchange), order_(order) {}
+  RecordingExchange(TensorParallelGroup& exchange, Order& order) : exchange_(exchange), order_(order) {}
   void all_reduce(Stream& s, const View& data) override {
     order_.emplace_back("sum");
     exchange_.all_reduce(s, data);
@@ -50,7 +50,7 @@ class RecordingExchange final : public PartExchange {
   }
 
  private:
-  PartExchange& exchange_;
+  TensorParallelGroup& exchange_;
   Order& order_;
 };
 
@@ -67,7 +67,7 @@ struct Orders {
 };
 Orders orders_of(bool llama, bool sequence) {
   Orders orders;
-  LocalParts(2).run([&](int part, PartExchange& local) {
+  LocalParts(2).run([&](int part, TensorParallelGroup& local) {
     Order order;
     RecordingOps ops(order);
     RecordingExchange exchange(local, order);
@@ -152,7 +152,7 @@ std::vector<std::string> bits_of(const PartsRun& setup, Exchanges when) {
   ModelConfig config = setup.config;
   config.dropout = {.embedding = 0.1, .residual = 0.3};
   std::vector<std::string> bits(kParts);
-  LocalParts(kParts, when).run([&](int part, PartExchange& exchange) {
+  LocalParts(kParts, when).run([&](int part, TensorParallelGroup& exchange) {
     HostStream s("test", HostStream::Mode::kInline);
     ModelRunner r(config, setup.dtype, host_ops(), s, 0, {kParts, part, setup.sequence}, &exchange,
                   setup.blocks);

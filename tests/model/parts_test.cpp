@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include "model/part.hpp"
+#include "model/tensor_shard.hpp"
 #include "support/errors.hpp"
 #include "support/local_parts.hpp"
 #include "support/naive_ops.hpp"
@@ -104,7 +104,7 @@ Outcome run(const ModelConfig& config, Ops& ops, int parts, bool sequence, Recom
   Outcome out;
   std::mutex mutex;
   std::map<std::string, std::vector<bool>> known;
-  LocalParts(parts).run([&](int part, PartExchange& exchange) {
+  LocalParts(parts).run([&](int part, TensorParallelGroup& exchange) {
     HostStream stream("test", HostStream::Mode::kInline);
     ModelRunner r(config, DType::kF64, ops, stream, 64 * 1024, {parts, part, sequence}, &exchange);
     r.fill(reference_weight);
@@ -221,8 +221,8 @@ TEST(Parts, QueryHeadsKeepTheirKeys) {
   for (const Case& c : cases()) {
     for (const int parts : {1, 2, 4}) {
       for (int part = 0; part < parts; ++part) {
-        const ModelPart place{parts, part};
-        const ModelConfig here = model::part_config(c.config, place);
+        const TensorShard place{parts, part};
+        const ModelConfig here = model::shard_config(c.config, place);
         ASSERT_EQ(here.heads % here.kv_heads, 0);
         for (std::int64_t h = 0; h < here.heads; ++h) {
           EXPECT_EQ(model::kv_head_of(c.config, place, h / (here.heads / here.kv_heads)),
@@ -250,12 +250,12 @@ TEST(Parts, WhatDoesNotDivideIsRefused) {
 // <A x, y> = <x, A' y> of what has a backward: gathered rows and summed pieces are each other's; of a sum
 // whose result all parts go on with, and of rows that all parts read, one is the identity and the other the
 // sum.
-TEST(PartExchange, BackwardsAreTheAdjoints) {
+TEST(TensorParallelGroup, BackwardsAreTheAdjoints) {
   constexpr int kParts = 4;
   constexpr std::int64_t kPiece = 6;
   std::mutex mutex;
   double gathered[2] = {}, summed[2] = {}, read[2] = {};
-  LocalParts(kParts).run([&](int part, PartExchange& exchange) {
+  LocalParts(kParts).run([&](int part, TensorParallelGroup& exchange) {
     HostStream s("test", HostStream::Mode::kInline);
     const auto vector = [&](const char* name, std::int64_t n, bool alike = false) {
       std::vector<double> v;

@@ -80,13 +80,6 @@ TEST(OpenStore, DrivesHaveInFlightWhatTheHostsMemoryAllows) {
   EXPECT_EQ(depth_of(320 * kMiB, 2, nothing), 40);
   EXPECT_EQ(depth_of(320 * kMiB, 1, [](StoreConfig& c) { c.aio.block_size = 2 << 20; }), 32);
   EXPECT_EQ(depth_of(320 * kMiB, 1, [](StoreConfig& c) { c.aio.queue_depth = 7; }), 7) << "it is stated";
-  EXPECT_EQ(depth_of(320 * kMiB, 1,
-                     [](StoreConfig& c) {
-                       c.aio.adapt_depth = true;
-                       c.aio.max_queue_depth = 16;
-                     }),
-            16)
-      << "it begins below its cap";
 }
 
 TEST(OpenStore, NamesTheFieldThatMakesNoSense) {

@@ -324,7 +324,7 @@ TYPED_TEST(DeviceOps, EmbeddingOfAPart) {
   const auto ids = o.ids({10, 0, 4, 3, 7, 8});
   const auto wte = o.t(5, kWidth), wpe = o.t(4, kWidth), out = o.t(kRows, kWidth), plain = o.t(kRows, kWidth);
   const auto dout = o.t(kRows, kWidth), dwte = o.a(5, kWidth), dwpe = o.a(4, kWidth), alone = o.a(5, kWidth);
-  const TablePart part{.first = 3, .whole = 11};
+  const VocabShard part{.first = 3, .whole = 11};
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.embedding(s, {.ids = pick(ids),
                       .wte = pick(wte),
@@ -353,16 +353,16 @@ TYPED_TEST(DeviceOps, EmbeddingInTiles) {
   o.run([&](Ops& ops, Stream& s, auto pick) {
     const auto each = [&](View table, auto f) {
       for (std::int64_t first = 0; first < 11; first += 4)
-        f(table.row_range(first, std::min<std::int64_t>(4, 11 - first)), TablePart{first, 11, first > 0});
+        f(table.row_range(first, std::min<std::int64_t>(4, 11 - first)), VocabShard{first, 11, first > 0});
     };
-    each(pick(wte), [&](View rows, const TablePart& part) {
+    each(pick(wte), [&](View rows, const VocabShard& part) {
       ops.embedding(
           s,
           {.ids = pick(ids), .wte = rows, .wpe = pick(wpe), .positions = 3, .out = pick(out), .part = part});
       if (part.only)
         ops.embedding(s, {.ids = pick(ids), .wte = rows, .positions = 3, .out = pick(some), .part = part});
     });
-    each(pick(dwte), [&](View rows, const TablePart& part) {
+    each(pick(dwte), [&](View rows, const VocabShard& part) {
       ops.embedding_backward(s, {.ids = pick(ids),
                                  .dout = pick(dout),
                                  .positions = 3,

@@ -23,7 +23,7 @@ class LocalParts {
   explicit LocalParts(int parts, Exchanges when = Exchanges::kWhenBegun)
       : when_(when), barrier_(parts), views_(static_cast<std::size_t>(parts)) {}
 
-  class Part final : public PartExchange {
+  class Part final : public TensorParallelGroup {
    public:
     Part(LocalParts& all, int part) : all_(all), part_(part) {}
 
@@ -77,7 +77,7 @@ class LocalParts {
   };
 
   // work(part, exchange) on a thread for each part.
-  void run(const std::function<void(int, PartExchange&)>& work) {
+  void run(const std::function<void(int, TensorParallelGroup&)>& work) {
     std::vector<std::thread> threads;
     for (int p = 0; p < static_cast<int>(views_.size()); ++p) {
       threads.emplace_back([&, p] {

@@ -128,7 +128,7 @@ class ModelRunner {
  public:
   // logits_bytes, part, blocks: as of Model. exchange: with the other parts, if there are any.
   ModelRunner(const ModelConfig& config, DType dtype, Ops& ops, Stream& stream, std::int64_t logits_bytes = 0,
-              const ModelPart& part = {}, PartExchange* exchange = nullptr,
+              const TensorShard& part = {}, TensorParallelGroup* exchange = nullptr,
               BlockTiling blocks = BlockTiling::kWhole)
       : model_(config, dtype, ops, logits_bytes, part, blocks), stream_(stream) {
     if (exchange != nullptr) model_ = model_.with(*exchange);

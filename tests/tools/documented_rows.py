@@ -278,7 +278,7 @@ ROWS = (
     Row("signals", ("kill -USR1 PID", "kill -9"), why="tests/cli and tests/io send them", foreign=True),
     Row("names", ("ziggurat train", "ziggurat io-bench", "ziggurat io-tune", "ziggurat trace",
                   "ziggurat checkpoint", "build/ziggurat",
-                  "bench_drive_bound", "bench_gpu_kernels", "bench_io_depth", "bench_io_priority", "bench_optimizer",
+                  "bench_drive_bound", "bench_gpu_kernels", "bench_io_priority", "bench_optimizer",
                   "bench_store_overlap", "bench_store_stream", "bench_train_step", "bench_update_stream",
                   "tools/ptxas.sh", "tests/tools/documented_rows.py", "tests/tools/documents.py"), why=NAMED),
 
@@ -294,12 +294,6 @@ ROWS = (
         "bench_gpu_kernels --device host --tiny --rounds 1 --seconds 3 --only copies,attention,ops",)),
     Row("host_kernels", ("bench_kernels", "bench_kernels *"), instead=(
         "bench_kernels --benchmark_min_time=0.001",), expect=("attention_backward/bf16/.*share_of_roof=",)),
-    Row("io_depth", ("bench_io_depth --static-seconds *",),
-        set={"--static-seconds": "0.02", "--seconds": "0.05", "--depths": "1,8"}),
-    Row("io_depth_synopsis", ("bench_io_depth [--path *",), instead=(
-        "bench_io_depth --path /mnt/nvme0 --size 4MiB --op write --block-size 64KiB --depths 1,4 "
-        "--static-seconds 0.05 --seconds 0.1",
-        "bench_io_depth --drive near --depths 1,4 --static-seconds 0.05 --seconds 0.1")),
     Row("io_engine", ("bench_io_engine", "bench_io_engine *"), instead=(
         "bench_io_engine --benchmark_min_time=0.001 --benchmark_filter=block:131072",),
         expect=("engine/ram/completion/depth:8/.*per_cpu_second=",)),

@@ -48,7 +48,7 @@ TEST_F(RanksOfARun, EveryStageGivesTheSameModel) {
     const Outcome now = train({"devices=host:4", "train_micro_batch_size_per_gpu=1", sharding});
     EXPECT_EQ(now.measured, now.formula);
     EXPECT_EQ(now.comm, now.comm_formula);
-    EXPECT_GT(now.comm[CommAxis::kPieces].sent, 0);
+    EXPECT_GT(now.comm[CommAxis::kDataParallel].sent, 0);
     if (!first) first = now;
     EXPECT_EQ(now.losses, first->losses);
     EXPECT_EQ(now.val_loss, first->val_loss);
@@ -66,7 +66,8 @@ TEST_F(RanksOfARun, FewerBitsAreFewerBytes) {
   const Strings four{"devices=host:4", "train_micro_batch_size_per_gpu=1", "zero_optimization.stage=3"};
   const Outcome whole = train(four);
   const auto bytes = [](const Outcome& o, CommAxis axis) { return o.comm[axis].sent; };
-  const std::int64_t weights = bytes(whole, CommAxis::kShards), gradients = bytes(whole, CommAxis::kPieces);
+  const std::int64_t weights = bytes(whole, CommAxis::kShards),
+                     gradients = bytes(whole, CommAxis::kDataParallel);
   const auto with = [&](const Strings& more) {
     Strings all = four;
     all.insert(all.end(), more.begin(), more.end());
@@ -79,7 +80,7 @@ TEST_F(RanksOfARun, FewerBitsAreFewerBytes) {
   };
   const Outcome both = with(
       {"zero_optimization.zero_quantized_weights=true", "zero_optimization.zero_quantized_gradients=true"});
-  EXPECT_EQ(bytes(both, CommAxis::kPieces), 0);
+  EXPECT_EQ(bytes(both, CommAxis::kDataParallel), 0);
   EXPECT_EQ(bytes(both, CommAxis::kShards) * 1024, weights * 260 + gradients * 132);
   const Outcome of_gradients =
       with({"zero_optimization.zero_quantized_gradients=true", "parallel.quantized_gradient_bits=8"});

@@ -43,8 +43,8 @@ StepRecord some_record_of_ranks() {
   r.result.stall_for.seconds[static_cast<std::size_t>(StallCause::kGathers)] = 0.3;
   r.result.stall = r.result.stall_for.total();
   r.result.comm[CommAxis::kShards] = {3000, 3000, 6};
-  r.result.comm[CommAxis::kPieces] = {2000, 2000, 5};
-  r.result.comm[CommAxis::kNumbers] = {16, 16, 2};
+  r.result.comm[CommAxis::kDataParallel] = {2000, 2000, 5};
+  r.result.comm[CommAxis::kScalars] = {16, 16, 2};
   r.result.comm_seconds[CommAxis::kShards] = 0.25;
   r.own_seconds = {8, 9.5, 7, 9};
   r.loader_seconds = 0.5;

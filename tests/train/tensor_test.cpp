@@ -167,7 +167,7 @@ TEST_F(TensorRuns, CopiesInFewBitsGoWithHeadsOfWholeBlocks) {
     machine.cores.nodes = {{0, {{0, 0}}}};
     ModelConfig model = *run.model;
     model.lora = lora;
-    return make_run_plan(run, model, 100, machine).layout->model->part().parts;
+    return make_run_plan(run, model, 100, machine).layout->model->shard().degree;
   };
   const Lora lora{.rank = 8, .alpha = 4, .modules = 1u << static_cast<int>(LoraModule::kQkv)};
   for (const char* few :

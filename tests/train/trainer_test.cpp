@@ -161,7 +161,6 @@ TEST_F(TrainerLibrary, ThePlanFindsTheDepthOfTheDrives) {
   EXPECT_EQ(depth("640MiB", {"devices=host:2", "tiers.nvme.1.path=/nowhere/b"}), 64)
       << "the ranks share memory and drives";
   EXPECT_EQ(depth("640MiB", {"aio.queue_depth=5"}), 5);
-  EXPECT_EQ(depth("640MiB", {"aio.adaptive_depth=true", "aio.max_queue_depth=48"}), 48);
   const auto large = [&](Strings more) {
     for (const char* setting : {"model.n_layer=12", "model.n_embd=768", "model.n_head=12",
                                 "tiers.device=256MiB", "tiers.host=640MiB", "tiers.nvme.0.path=/nowhere/a"})

@@ -58,11 +58,9 @@ struct AioConfig {
   io::Backend backend = io::Backend::kAuto;
   bool require = false;  // the file names a back end, so there is no fall-back
   std::int64_t block_size = 1 << 20;
-  int queue_depth = 0;          // 0: io::queue_depth_within()
-  bool adaptive_depth = false;  // finds the shallowest depth that loses little bandwidth, from queue_depth on
-  int max_queue_depth = 256;    // cap of the adaptive depth
-  int queues = 1;               // rings, each with an I/O thread, per drive
-  int threads = 4;              // "intra_op_parallelism" ("thread_count"): threads per queue of kThreads
+  int queue_depth = 0;  // 0: io::queue_depth_within()
+  int queues = 1;       // rings, each with an I/O thread, per drive
+  int threads = 4;      // "intra_op_parallelism" ("thread_count"): threads per queue of kThreads
   bool sqpoll = false, iopoll = false;  // options of io_uring
   bool verify = true;                   // compares checksums of what is read back from NVMe
 };
@@ -109,9 +107,9 @@ struct DeviceConfig {
 struct ParallelConfig {
   double timeout_seconds = 600;              // that a collective waits for the other ranks; above 0
   std::int64_t quantized_gradient_bits = 4;  // of RunConfig::quantize_gradients, 4 or 8
-  // Degrees of the parallelism that spreads the model (ModelParts); their product divides the ranks.
+  // Degrees of the parallelism that spreads the model (ParallelDegrees); their product divides the ranks.
   int tensor = 1, context = 1, pipeline = 1;
-  bool sequence = false;  // ModelPart::sequence, with tensor above 1
+  bool sequence = false;  // TensorShard::sequence, with tensor above 1
   ContextMethod context_method = ContextMethod::kRing;
   // How the stages of a pipeline work (PipelineOptions); without effect with one.
   PipelineSchedule pipeline_schedule = PipelineSchedule::kBreadthFirst;

@@ -136,7 +136,7 @@ struct EmbeddingArgs {
   View wpe = {};  // T [P,C] with all positions below P, or null
   RowPositions positions = {};
   View out = {};         // T [N,C], written
-  TablePart part = {};   // the rows of a larger table that wte holds
+  VocabShard part = {};  // the rows of a larger table that wte holds
   View first_keys = {};  // as in rope()
 };
 
@@ -146,7 +146,7 @@ struct EmbeddingBackwardArgs {
   RowPositions positions = {};
   View dwte = {};        // A [V,C], added to
   View dwpe = {};        // A [P,C], added to, or null
-  TablePart part = {};   // other tokens' rows are not added to dwte
+  VocabShard part = {};  // other tokens' rows are not added to dwte
   View first_keys = {};  // as in rope()
 };
 

@@ -116,7 +116,7 @@ class Ops : public OpSizes {
 
   // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. An id outside of [0, V) ends the
   // process; on a GPU the device fails. With a `part`, wte has V rows of a larger table, ids count in the
-  // larger one, and other tokens' rows count as zeros or, with TablePart::only, `out` keeps its rows there.
+  // larger one, and other tokens' rows count as zeros or, with VocabShard::only, `out` keeps its rows there.
   virtual void embedding(Stream& s, const EmbeddingArgs& args) = 0;
   // dwte += rows of dout by id; dwpe += rows by position. Rows are added in a fixed order, unless the device
   // was asked for speed before determinism.

@@ -33,9 +33,7 @@ struct BenchOptions {
   // Sequential requests go round the file; a mix has a stream of reads and one of writes, half the file
   // apart. Random requests hit every block with the same probability.
   Pattern pattern = Pattern::kSequential;
-  // block_size is the size of a request, queue_depth the number in flight per drive (a copy: in all). With
-  // adapt_depth the job submits max_queue_depth requests, and the engine decides how many of them are in
-  // flight.
+  // block_size is the size of a request, queue_depth the number in flight per drive (a copy: in all).
   EngineOptions engine = {};
   // Length of the measurement; 0: one pass, as many requests as the files have blocks. If no request is
   // completed in it, or in a mix no read or no write, run_bench() measures again, for longer;
@@ -62,9 +60,8 @@ struct BenchProgress {
   double bytes_per_second = 0;    // since the last call
 };
 
-// Seconds from a request's submission to its completion; percentiles are exact to 1.6%. With adapt_depth they
-// include the wait for a place in the queue. All requests submitted during the measurement count, even those
-// that complete after it.
+// Seconds from a request's submission to its completion; percentiles are exact to 1.6%. All requests
+// submitted during the measurement count, even those that complete after it.
 struct BenchLatency {
   double mean = 0, p50 = 0, p99 = 0, p999 = 0, max = 0;
 };

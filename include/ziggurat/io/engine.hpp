@@ -132,18 +132,13 @@ struct EngineOptions {
   Backend backend = Backend::kAuto;
   bool require = false;               // throw instead of falling back to another back end, or from O_DIRECT
   std::int64_t block_size = 1 << 20;  // bytes of one request to the kernel; multiple of 4096
-  // Blocks in flight per drive; with adapt_depth, at the start. 0: default_queue_depth(block_size).
-  int queue_depth = 0;
-  // Finds at run time the smallest depth that loses little bandwidth: for users to whom latency is worth more
-  // than the last few percent of bandwidth.
-  bool adapt_depth = false;
-  int max_queue_depth = 256;  // limit of adapt_depth
-  int queues = 1;             // queues per drive, each with an I/O thread; they share the drive's depth
-  int threads = 4;            // of the thread pool, per queue
-  bool registered = true;     // io_uring: register the file and buffers, where the kernel allows it
-  bool sqpoll = false;        // io_uring: a kernel thread takes submissions without a system call
-  bool iopoll = false;        // io_uring: poll for completions, where the drive has polled queues
-  bool bind_threads = true;   // I/O threads run on the NUMA node of their drive, where it has one
+  int queue_depth = 0;                // blocks in flight per drive; 0: default_queue_depth(block_size)
+  int queues = 1;            // queues per drive, each with an I/O thread; they share the drive's depth
+  int threads = 4;           // of the thread pool, per queue
+  bool registered = true;    // io_uring: register the file and buffers, where the kernel allows it
+  bool sqpoll = false;       // io_uring: a kernel thread takes submissions without a system call
+  bool iopoll = false;       // io_uring: poll for completions, where the drive has polled queues
+  bool bind_threads = true;  // I/O threads run on the NUMA node of their drive, where it has one
   RamModel ram = {};
   FaultModel faults = {};
   // Moves bytes to and from device memory; null: host memory only. Not with the RAM back end.

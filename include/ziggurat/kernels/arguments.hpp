@@ -136,7 +136,7 @@ struct Embedding {
   const std::int32_t* first_keys = nullptr;
   Strided<const T> wte, wpe;
   Strided<T> out;
-  TablePart part = {};
+  VocabShard part = {};
 };
 
 template <class T>
@@ -147,7 +147,7 @@ struct EmbeddingBackward {
   const std::int32_t* first_keys = nullptr;
   Strided<const T> dout;
   Strided<Acc<T>> dwte, dwpe;  // +=; either may be null
-  TablePart part = {};
+  VocabShard part = {};
 };
 
 // Heads lie side by side in the first columns of a row; `rows` of them.

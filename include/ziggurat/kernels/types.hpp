@@ -118,7 +118,7 @@ constexpr DType stored_moment_type(const StateFormat& format) {
 
 // Rows of a table that is split: those here are rows first, first + 1, ... of `whole` rows. whole 0: the
 // table is not split. only: the output rows of tokens that are not here stay as they are.
-struct TablePart {
+struct VocabShard {
   std::int64_t first = 0, whole = 0;
   bool only = false;
 };

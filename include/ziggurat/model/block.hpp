@@ -24,9 +24,9 @@ enum class Direction { kForward, kBackward };
 // adapters the second half computes the gradients of the adapters alone.
 enum class Backward { kWhole, kInHalves, kFrozen };
 
-// One call of PartExchange (model.hpp), for forecasts. count: elements of the data, or of one part's piece of
-// it.
-struct PartCall {
+// One call of TensorParallelGroup (model.hpp), for forecasts. count: elements of the data, or of one part's
+// piece of it.
+struct TensorParallelCall {
   enum class Kind { kAllReduce, kReduceScatter, kAllGather };
   Kind kind = Kind::kAllReduce;
   std::int64_t count = 0;
@@ -47,7 +47,7 @@ class Block {
   // Bytes of scratch of a forward and backward.
   virtual std::int64_t workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
   // The exchanges of a call with the other parts of the model, in order.
-  virtual std::vector<PartCall> exchanges(ModelCall call, BatchShape shape) const = 0;
+  virtual std::vector<TensorParallelCall> exchanges(ModelCall call, BatchShape shape) const = 0;
   // The exchanges of a pass with the other parts of its sequences, in order.
   virtual std::vector<ContextCall> context_calls(BatchShape shape, Direction direction) const = 0;
   // The tiles that a call asks for, but the first one, in order; none where the unit is whole.

@@ -10,8 +10,9 @@
 // A model owns no tensor: weights, gradients and scratch belong to the caller, and must live until the stream
 // has done the work. Calls may come from any thread, one at a time per stream. None allocates device memory.
 //
-// A model may be a part of one (ModelPart): then its units hold what that part has of each parameter, and its
-// calls exchange activations with the other parts (PartExchange), all of which make the same calls.
+// A model may be a part of one (TensorShard): then its units hold what that part has of each parameter, and
+// its calls exchange activations with the other parts (TensorParallelGroup), all of which make the same
+// calls.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -45,9 +46,9 @@ enum class HeadGradients { kAll, kFrozen };
 // Views are without gaps. An exchange begins when the work that the stream `s` has so far is done, and goes
 // on beside later work of `s`, which must leave its views alone until end(). Those that are begun are carried
 // out one after the other.
-class PartExchange {
+class TensorParallelGroup {
  public:
-  virtual ~PartExchange() = default;
+  virtual ~TensorParallelGroup() = default;
   // data becomes the sum of all parts' data, the same bits on every part.
   virtual void all_reduce(Stream& s, const View& data) = 0;
   // out becomes the sum of what all parts have in this part's piece of `in`; a piece is as large as `out`,
@@ -70,16 +71,16 @@ class Model {
   // f64 with f64. `logits_bytes`: the most bytes that the logits of one chunk and their gradient should take;
   // 0: the device's default. Throws Error(kUsage) as validate() does. `ops` must outlive the model.
   Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0,
-        const ModelPart& part = {}, BlockTiling blocks = BlockTiling::kWhole);
+        const TensorShard& shard = {}, BlockTiling blocks = BlockTiling::kWhole);
   // A model for planning, where there is no device: sizes are known, and calls that compute abort.
   Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0,
-        const ModelPart& part = {}, BlockTiling blocks = BlockTiling::kWhole);
+        const TensorShard& shard = {}, BlockTiling blocks = BlockTiling::kWhole);
   // The same model with the other parts at hand, as the calls of a part need them. `exchange` must outlive
   // it.
-  Model with(PartExchange& exchange) const;
+  Model with(TensorParallelGroup& exchange) const;
 
   const ModelConfig& config() const;  // of the whole model
-  const ModelPart& part() const;
+  const TensorShard& shard() const;
   DType dtype() const;
   DType accumulator_dtype() const { return dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
   // The overloads for a temporary model are deleted, since a loop over its units would run after it was
@@ -94,12 +95,12 @@ class Model {
   const Unit& output_unit() const&;
   std::int64_t parameter_count() const;  // of the whole model, without padding
   // Rows of the residual stream, N below, that this part has: all, or its piece of them
-  // (ModelPart::sequence).
+  // (TensorShard::sequence).
   std::int64_t residual_rows(BatchShape shape) const {
-    return part().sequence ? shape.rows() / part().parts : shape.rows();
+    return shard().sequence ? shape.rows() / shard().degree : shape.rows();
   }
   // The exchanges of a call on a unit with the other parts, in order.
-  std::vector<PartCall> exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const;
+  std::vector<TensorParallelCall> exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const;
 
   // The tiles that a call on a unit asks for, but the first one, in order; none where it is whole. The
   // head's calls use tiles of output_unit().
@@ -145,7 +146,7 @@ class Model {
   std::int64_t head_chunk_rows(BatchShape shape) const;
 
   std::shared_ptr<const model::Structure> structure_;  // copies share it
-  PartExchange* exchange_ = nullptr;                   // null: the model is whole, or computes nothing
+  TensorParallelGroup* exchange_ = nullptr;            // null: the model is whole, or computes nothing
   Ops* ops_ = nullptr;                                 // null: a model for planning
   std::int64_t logits_bytes_;
 };

@@ -21,8 +21,8 @@ enum class Init { kZero, kOne, kNormal, kNormalResidual, kUniform };
 
 // Part number `part` of a model that `parts` ranks compute together. `sequence`: what lies between the split
 // products (norms, the residual stream) is split, too, by rows: each part has rows / parts neighbouring ones.
-struct ModelPart {
-  int parts = 1, part = 0;
+struct TensorShard {
+  int degree = 1, index = 0;
   bool sequence = false;
 };
 

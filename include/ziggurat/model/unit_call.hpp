@@ -6,7 +6,7 @@
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/context_exchange.hpp"
-#include "ziggurat/model/sequence_part.hpp"
+#include "ziggurat/model/sequence_shard.hpp"
 #include "ziggurat/model/tile_access.hpp"
 
 namespace zg {
@@ -17,18 +17,18 @@ namespace zg {
 // `first`: place of the first token in its sequence, where a call continues one (ModelCall::kBlockNext).
 struct BatchShape {
   std::int64_t sequences = 0, time = 0;
-  SequencePart part = {};
+  SequenceShard sequence_shard = {};
   bool documents = false;
   std::int64_t first = 0;
   std::int64_t rows() const { return sequences * time; }
   // Length of UnitCall::documents: one number for each row here and, where attention sees whole sequences
   // (Ulysses), then one for each row of these.
   std::int64_t document_numbers() const {
-    const bool whole = part.parts > 1 && part.method == ContextMethod::kUlysses;
-    return rows() * (1 + (whole ? part.parts : 0));
+    const bool whole = sequence_shard.degree > 1 && sequence_shard.method == ContextMethod::kUlysses;
+    return rows() * (1 + (whole ? sequence_shard.degree : 0));
   }
   RowPositions positions() const {
-    RowPositions rows = part.positions(time);
+    RowPositions rows = sequence_shard.positions(time);
     rows.early += first;
     rows.late += first;
     return rows;

@@ -17,20 +17,21 @@ namespace zg {
 // The groups in which a rank exchanges something (RankPlace). A rank that is alone in a group exchanges
 // nothing there.
 enum class CommAxis : std::uint8_t {
-  kShards,    // of one shard group: weights are gathered from the shards; quantized gradients are summed
-  kPieces,    // all that Sharding counts, in the order of their pieces: gradients are summed, a piece by each
-  kReplicas,  // of one shard: its summed pieces are gathered; quantized gradients are summed before
-  kNumbers,   // all ranks: losses, norms, counts of tokens
-  kTensor,    // those with the parts of a layer: activations and their gradients
-  kContext,   // those with the parts of a sequence: keys and values and their gradients
-  kStages,    // those with the stages of a pipeline, in order: activations and their gradients are passed on
-  kCopies,    // those of kTensor: sums of the gradients of what several parts hold, beside the computation
+  kShards,        // of one shard group: weights are gathered from the shards; quantized gradients are summed
+  kDataParallel,  // all that Sharding counts, in the order of their pieces: gradients are summed, a piece by
+                  // each
+  kReplicas,      // of one shard: its summed pieces are gathered; quantized gradients are summed before
+  kScalars,       // all ranks: losses, norms, counts of tokens
+  kTensor,        // those with the parts of a layer: activations and their gradients
+  kContext,       // those with the parts of a sequence: keys and values and their gradients
+  kStages,  // those with the stages of a pipeline, in order: activations and their gradients are passed on
+  kReplicated,  // those of kTensor: sums of the gradients of what several parts hold, beside the computation
 };
 inline constexpr int kCommAxes = 8;
 const char* name_of(CommAxis axis);  // "shards", ...
-// Whether every run of several ranks has the axis; the others are those of ModelParts.
+// Whether every run of several ranks has the axis; the others are those of ParallelDegrees.
 constexpr bool is_of_sharding(CommAxis axis) {
-  return axis <= CommAxis::kNumbers;
+  return axis <= CommAxis::kScalars;
 }
 
 template <class T>

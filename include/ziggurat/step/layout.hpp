@@ -36,7 +36,7 @@ struct LayoutOptions {
   int state_versions = 1;  // versions of state on NVMe; with 2, a write-back leaves the one before it whole
   int drives = 0;          // of the NVMe tier; 0: there is none
   Sharding sharding = {};
-  ModelParts parts = {};
+  ParallelDegrees parts = {};
   PipelineOptions pipeline = {};  // with several parts.stages; they accumulate layer-major
   // Layers of each part of the pipeline, in their order, which add up to the model's. Empty: by their cost.
   std::vector<std::int32_t> stage_layers = {};
@@ -47,7 +47,9 @@ struct LayoutOptions {
   bool pins = false;                   // the same where the state lies on NVMe (StepExecutor::write_state)
 
   RankPlace place() const { return {sharding, parts}; }
-  SequencePart sequence_part() const { return {parts.context, place().context_part(), parts.context_method}; }
+  SequenceShard sequence_shard() const {
+    return {parts.context, place().context_part(), parts.context_method};
+  }
   // Number of micro-batches that pass through the model side by side. Without a pipeline the activations of
   // so many exist at the same time.
   std::int64_t live_micro_batches() const {
@@ -115,8 +117,8 @@ struct Layout {
   std::int64_t layers() const { return model->config().layers; }
   std::int32_t head_unit() const { return static_cast<std::int32_t>(model->units().size()) - 1; }
   // The part of the pipeline that the unit is in, and the stage that has it, its gradient and its state.
-  int part_of(std::int32_t unit) const;
-  int stage_of(std::int32_t unit) const { return part_of(unit) % options.parts.stages; }
+  int chunk_of(std::int32_t unit) const;
+  int stage_of(std::int32_t unit) const { return chunk_of(unit) % options.parts.stages; }
   bool has_unit(std::int32_t unit) const { return stage_of(unit) == options.parts.stage; }
   // The tensor of a micro-batch. Micro-batches whose tensors do not exist at the same time share them.
   TensorId activation_of(std::int32_t layer, std::int32_t m) const;

@@ -45,7 +45,7 @@ enum class ContextMethod { kRing, kUlysses };
 // `tensor` ranks have a part of every layer each, `stages` a stretch of the layers each, and `context` a part
 // of every sequence each. Those of a context group compute with the same weights, so Sharding counts them, as
 // neighbours.
-struct ModelParts {
+struct ParallelDegrees {
   int tensor = 1, context = 1, stages = 1;
   int tensor_part = 0, stage = 0;  // this rank's
   ContextMethod context_method = ContextMethod::kRing;
@@ -69,7 +69,7 @@ struct PipelineOptions {
 // group are neighbours; then along those that Sharding counts: context, then data; then along the stages.
 struct RankPlace {
   Sharding sharding;
-  ModelParts parts;
+  ParallelDegrees parts;
   int ranks() const { return parts.tensor * sharding.ranks * parts.stages; }
   int rank() const { return rank_at(parts.tensor_part, sharding.rank, parts.stage); }
   int rank_at(int tensor_part, int sharding_rank, int stage) const {

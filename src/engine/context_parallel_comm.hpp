@@ -10,10 +10,10 @@
 
 namespace zg {
 
-class ContextParts final : public ContextExchange {
+class ContextParallelComm final : public ContextExchange {
  public:
   // The timer must outlive it.
-  ContextParts(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
+  ContextParallelComm(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
       : group_(std::move(group)), timer_(timer), stream_(device.make_stream("context")) {}
 
   Stream& stream() { return *stream_; }

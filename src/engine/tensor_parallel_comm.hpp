@@ -10,10 +10,10 @@
 
 namespace zg {
 
-class GroupExchange final : public PartExchange {
+class TensorParallelComm final : public TensorParallelGroup {
  public:
   // The timer must outlive it.
-  GroupExchange(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
+  TensorParallelComm(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
       : group_(std::move(group)), timer_(timer), stream_(device.make_stream("parts")) {}
 
   Stream& stream() { return *stream_; }

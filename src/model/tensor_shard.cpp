@@ -1,4 +1,4 @@
-#include "model/part.hpp"
+#include "model/tensor_shard.hpp"
 
 #include <fmt/format.h>
 
@@ -39,7 +39,7 @@ void validate_parts(const ModelConfig& c, int parts) {
   if (parts > 1 && c.block.head_norms == HeadNorms::kAll) {
     throw Error(
         Errc::kUsage, kKey,
-        fmt::format("{} normalises queries and keys over all heads together, of which a part has some",
+        fmt::format("{} normalises queries and keys over all heads together, of which a shard has some",
                     title_of(c.arch)),
         "set parallel.tensor to 1, and spread the model by zero_optimization.stage 3 or "
         "parallel.pipeline");
@@ -59,46 +59,48 @@ AttentionHeads heads_of_part(const ModelConfig& c, int parts) {
 
 namespace model {
 
-ModelConfig part_config(const ModelConfig& whole, const ModelPart& part) {
+ModelConfig shard_config(const ModelConfig& whole, const TensorShard& shard) {
   ModelConfig c = whole;
-  const AttentionHeads heads = heads_of_part(whole, part.parts);
+  const AttentionHeads heads = heads_of_part(whole, shard.degree);
   c.heads = heads.queries, c.kv_heads = heads.keys;
-  c.inner = whole.inner / part.parts;
-  c.vocab_size = (whole.vocab_size + part.parts - 1) / part.parts;
+  c.inner = whole.inner / shard.degree;
+  c.vocab_size = (whole.vocab_size + shard.degree - 1) / shard.degree;
   return c;
 }
 
-Tokens tokens_of(const ModelConfig& whole, const ModelPart& part) {
-  const std::int64_t each = part_config(whole, part).vocab_size, first = part.part * each;
+Tokens tokens_of(const ModelConfig& whole, const TensorShard& shard) {
+  const std::int64_t each = shard_config(whole, shard).vocab_size, first = shard.index * each;
   return {first, std::min(each, whole.vocab_size - first)};
 }
 
-std::int64_t kv_head_of(const ModelConfig& whole, const ModelPart& part, std::int64_t i) {
-  const std::int64_t query = part.part * (whole.heads / part.parts) + i * run_of_heads(whole, part.parts);
+std::int64_t kv_head_of(const ModelConfig& whole, const TensorShard& shard, std::int64_t i) {
+  const std::int64_t query =
+      shard.index * (whole.heads / shard.degree) + i * run_of_heads(whole, shard.degree);
   return query / (whole.heads / whole.kv_heads);
 }
 
-std::vector<Band> all_lines(const ModelPart& part, std::int64_t lines) {
-  return {{0, 0, lines, part.part == 0}};
+std::vector<Band> all_lines(const TensorShard& shard, std::int64_t lines) {
+  return {{0, 0, lines, shard.index == 0}};
 }
 
-std::vector<Band> piece_of_lines(const ModelPart& part, std::int64_t lines, std::int64_t blocks) {
+std::vector<Band> piece_of_lines(const TensorShard& shard, std::int64_t lines, std::int64_t blocks) {
   std::vector<Band> bands;
-  const std::int64_t piece = lines / part.parts;
-  if (part.parts == 1) return {{0, 0, blocks * lines}};
+  const std::int64_t piece = lines / shard.degree;
+  if (shard.degree == 1) return {{0, 0, blocks * lines}};
   for (std::int64_t b = 0; b < blocks; ++b)
-    bands.push_back({b * piece, b * lines + part.part * piece, piece});
+    bands.push_back({b * piece, b * lines + shard.index * piece, piece});
   return bands;
 }
 
-std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part) {
-  if (whole.kv_heads % part.parts == 0) return piece_of_lines(part, whole.kv_heads * whole.head_size);
+std::vector<Band> kv_lines(const ModelConfig& whole, const TensorShard& shard) {
+  if (whole.kv_heads % shard.degree == 0) return piece_of_lines(shard, whole.kv_heads * whole.head_size);
   std::vector<Band> bands;
   // The first part that has a head, and there the first time, counts it.
   std::int64_t before =
-      part.part == 0 ? -1 : (part.part * (whole.heads / part.parts) - 1) / (whole.heads / whole.kv_heads);
-  for (std::int64_t i = 0; i < part_config(whole, part).kv_heads; ++i) {
-    const std::int64_t head = kv_head_of(whole, part, i);
+      shard.index == 0 ? -1
+                       : (shard.index * (whole.heads / shard.degree) - 1) / (whole.heads / whole.kv_heads);
+  for (std::int64_t i = 0; i < shard_config(whole, shard).kv_heads; ++i) {
+    const std::int64_t head = kv_head_of(whole, shard, i);
     bands.push_back({i * whole.head_size, head * whole.head_size, whole.head_size, head != before});
     before = head;
   }
@@ -107,13 +109,14 @@ std::vector<Band> kv_lines(const ModelConfig& whole, const ModelPart& part) {
 
 }  // namespace model
 
-std::vector<PartCall> Model::exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const {
-  std::vector<PartCall> calls;
-  if (part().parts == 1) return calls;
+std::vector<TensorParallelCall> Model::exchanges_of(std::size_t unit, ModelCall call,
+                                                    BatchShape shape) const {
+  std::vector<TensorParallelCall> calls;
+  if (shard().degree == 1) return calls;
   const std::int64_t elements = residual_rows(shape) * config().width;
-  const auto sum = [&] { calls.push_back(model::sum_over_parts(part(), elements, dtype())); };
+  const auto sum = [&] { calls.push_back(model::sum_over_parts(shard(), elements, dtype())); };
   const auto gather = [&] {
-    if (part().sequence) calls.push_back({PartCall::Kind::kAllGather, elements, dtype()});
+    if (shard().sequence) calls.push_back({TensorParallelCall::Kind::kAllGather, elements, dtype()});
   };
   switch (call) {
     case ModelCall::kEmbedding:
@@ -129,8 +132,8 @@ std::vector<PartCall> Model::exchanges_of(std::size_t unit, ModelCall call, Batc
       gather();
       const std::int64_t chunk = head_chunk_rows(shape), tiles = std::max<std::int64_t>(1, head_room().tiles);
       for (std::int64_t first = 0; first < shape.rows(); first += chunk)
-        calls.push_back({PartCall::Kind::kAllGather, 3 * tiles * std::min(chunk, shape.rows() - first),
-                         accumulator_dtype()});
+        calls.push_back({TensorParallelCall::Kind::kAllGather,
+                         3 * tiles * std::min(chunk, shape.rows() - first), accumulator_dtype()});
       if (call == ModelCall::kHeadLossAndGradient) sum();
       break;
     }

@@ -82,7 +82,7 @@ HELPS = {
     "make_chats.py": "source tests/reference/make_chats.py",
     "random_models.py": "source tests/reference/random/random_models.py",
     "random_texts.py": "source tests/reference/random/random_texts.py",
-    "seeded_bugs.py": "python tests/tools/seeded_bugs.py --help",
+    "mutate.py": "python tests/tools/mutate.py --help",
     "whole_matrix.py": "python tests/tools/whole_matrix.py --help",
     "ranks_efficiency.py": "python bench/ranks_efficiency.py --help",
     "ranks_nvme.py": "python bench/ranks_nvme.py --help",
@@ -398,7 +398,7 @@ ROWS = (
         foreign=True),
     Row("documented_commands", ("documented_commands.py *",), why="is this program"),
     Row("whole_matrix", ("tests/tools/whole_matrix.py", "tests/tools/whole_matrix.py *"), why="takes an hour"),
-    Row("seeded_bugs", ("tests/tools/seeded_bugs.py *",), why="builds the tests once more for each bug"),
+    Row("mutants", ("tests/tools/mutate.py *",), why="builds the tests once more for each bug"),
     Row("config_keys", ("ziggurat config keys", "ziggurat config keys *"), instead=(
         "ziggurat config keys", "ziggurat config keys --section aio", "ziggurat config keys --section tiers --section "
         "tiers.nvme --format markdown"), expect=("aio.queues: whole number, 1 to 64", "\\| `tiers.nvme\\[\\].path` *")),

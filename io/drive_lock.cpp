@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -163,14 +162,6 @@ Error lock_error(const std::string& where, int error, const char* kind) {
           fmt::format("some network file systems have no locks; name a {} on a local drive", kind)};
 }
 
-int lock_now(int fd) {
-  int error = 0;
-  do {
-    error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-  } while (error == EINTR);
-  return error;
-}
-
 bool is_network_file_system(std::int64_t type) {
   // From statfs(2), linux/magic.h and the sources of those that are not in the kernel.
   static constexpr std::uint32_t kTypes[] = {
@@ -245,7 +236,7 @@ Owner DriveLock::lock() {
     bool made = false;
     OwnedFd fd = open_lock_file(made);
     if (!fd) continue;
-    const int error = lock_now(fd.get());
+    const int error = try_lock(fd.get());
     if (error == EWOULDBLOCK) {
       const Owner owner = read_owner(fd.get());
       if ((owner.pid != 0 && !has_exited(owner)) || attempt == kAttempts) throw in_use(directory_, owner);
@@ -279,7 +270,7 @@ OwnedFd DriveLock::open_lock_file(bool& made) const {
   const std::string path = path_of(kLockName);
   if (error == EACCES) {
     fd = OwnedFd(openat(dir_.get(), kLockName, O_RDONLY | kFlags));
-    if (fd && lock_now(fd.get()) == EWOULDBLOCK) throw in_use(directory_, read_owner(fd.get()));
+    if (fd && try_lock(fd.get()) == EWOULDBLOCK) throw in_use(directory_, read_owner(fd.get()));
     throw Error(Errc::kUsage, path, "belongs to another user, and nobody uses it",
                 "have it removed, or name another directory");
   }
@@ -385,7 +376,7 @@ std::vector<DriveLock::Leftover> DriveLock::find_leftovers() const {
                   "was left by a killed run and cannot be opened: " + errno_text(errno),
                   "remove it, or name another directory");
     }
-    if (const int error = lock_now(fd.get()); error == EWOULDBLOCK) {
+    if (const int error = try_lock(fd.get()); error == EWOULDBLOCK) {
       if (foreign) {
         log::warning("{} belongs to user {}, who has locked it: it stays", path_of(name), info.st_uid);
         continue;
@@ -486,7 +477,7 @@ OwnedFd DriveLock::make_file() {
   data_ = OwnedFd(openat(dir_.get(), file_.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
   if (!data_) throw creation_error(directory_, errno);
   remove_at_sudden_end();
-  if (const int error = lock_now(data_.get()); error != 0) throw lock_error(path_of(file_), error);
+  if (const int error = try_lock(data_.get()); error != 0) throw lock_error(path_of(file_), error);
   OwnedFd fd(openat(dir_.get(), file_.c_str(), kFlags));
   if (!fd || !is_at(file_, data_))
     throw Error(Errc::kIo, path_of(file_), "was removed by somebody while it was made");
@@ -508,7 +499,7 @@ OwnedFd DriveLock::open_file(const std::string& name) {
                 "somebody has put it in the place of the checkpoint's: resume from another checkpoint");
   }
   renamed(name, true);
-  if (const int error = lock_now(data_.get()); error == EWOULDBLOCK) {
+  if (const int error = try_lock(data_.get()); error == EWOULDBLOCK) {
     throw Error(Errc::kUsage, path_of(name), "is in use by a run that lives",
                 "wait for it to end, or end it");
   } else if (error != 0) {

@@ -53,7 +53,7 @@ void remove_leftovers(const std::string& path) {
         ::openat(::dirfd(list.get()), leftover.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat st {};
     if (fd >= 0 && ::fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-        std::time(nullptr) - st.st_mtim.tv_sec > kYoungSeconds && ::flock(fd, LOCK_EX | LOCK_NB) == 0)
+        std::time(nullptr) - st.st_mtim.tv_sec > kYoungSeconds && try_lock(fd) == 0)
       (void)::unlinkat(::dirfd(list.get()), leftover.c_str(), 0);
     if (fd >= 0) (void)::close(fd);
   }
@@ -80,11 +80,18 @@ std::uint64_t random_number() {
 int create_locked(const std::string& part) {
   const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   // A file system without locks: then leftovers are not removed there either.
-  if (fd >= 0) (void)::flock(fd, LOCK_EX | LOCK_NB);
+  if (fd >= 0) (void)try_lock(fd);
   return fd;
 }
 
 }  // namespace
+
+int try_lock(int fd, FileLock kind) {
+  while (::flock(fd, (kind == FileLock::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
 
 InputFile::InputFile(std::string path, std::string what) : path_(std::move(path)), what_(std::move(what)) {
   // O_NONBLOCK: opening a pipe must not wait for its writer.

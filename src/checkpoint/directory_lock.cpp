@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,19 +10,12 @@
 #include <system_error>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/log.hpp"
 
 namespace zg {
 
 namespace {
-
-// What flock says: 0, or an error's number.
-int lock(int fd) {
-  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
 
 // Whether this open directory is still the one of this name.
 bool is_at(int fd, const std::string& path) {
@@ -48,7 +40,7 @@ DirectoryLock::DirectoryLock(const std::string& key, const std::string& path, co
                   "check the directory and its permissions, or name another");
     }
     fd_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const int failed = fd_ < 0 ? errno : lock(fd_);
+    const int failed = fd_ < 0 ? errno : try_lock(fd_);
     if (failed == EWOULDBLOCK) {
       (void)::close(fd_);
       throw Error(Errc::kUsage, where, "is in use by another run, " + use,

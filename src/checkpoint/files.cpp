@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -177,7 +176,7 @@ class TemporaryDirectory {
   explicit TemporaryDirectory(const fs::path& target) : path_(temporary_name(target.string())) {
     if (::mkdir(path_.c_str(), 0777) != 0) throw_io(path_, "cannot be created", errno);
     fd_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd_ >= 0) (void)::flock(fd_, LOCK_EX | LOCK_NB);
+    if (fd_ >= 0) (void)try_lock(fd_);
   }
   ~TemporaryDirectory() {
     remove(path_);
@@ -195,7 +194,7 @@ class TemporaryDirectory {
       const std::string path = parent / name;
       const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
       if (fd < 0) continue;
-      if (::flock(fd, LOCK_EX | LOCK_NB) == 0) remove(path);
+      if (try_lock(fd) == 0) remove(path);
       (void)::close(fd);
     }
   }

@@ -1,6 +1,5 @@
 // Files of drives that outlive their runs.
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -66,7 +65,7 @@ std::int64_t size_of_file(const std::string& path) {
 bool is_in_use(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno != ENOENT;
-  const bool locked = ::flock(fd, LOCK_SH | LOCK_NB) != 0;
+  const bool locked = try_lock(fd, FileLock::kShared) != 0;
   (void)::close(fd);
   return locked;
 }

@@ -1,7 +1,6 @@
 #include "cli/io_tune_state.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -81,8 +80,9 @@ bool lock_soon(int fd) {
   constexpr int kAttempts = 25;
   constexpr auto kPause = std::chrono::milliseconds(20);
   for (int attempt = 1;; ++attempt) {
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
-    if ((errno != EWOULDBLOCK && errno != EINTR) || attempt == kAttempts) return false;
+    const int error = try_lock(fd);
+    if (error == 0) return true;
+    if (error != EWOULDBLOCK || attempt == kAttempts) return false;
     std::this_thread::sleep_for(kPause);
   }
 }

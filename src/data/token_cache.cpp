@@ -1,7 +1,6 @@
 #include "data/token_cache.hpp"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -91,9 +90,10 @@ class DirectoryLock {
                   "check the directory and its permissions");
     }
     // No waiting in the system: a signal does not end that.
-    for (bool told = false; ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0;) {
-      if (errno != EWOULDBLOCK && errno != EINTR)
-        throw Error(Errc::kIo, directory, "cannot be locked: " + errno_text(errno));
+    bool told = false;
+    while (const int error = try_lock(fd_.get())) {
+      if (error != EWOULDBLOCK)
+        throw Error(Errc::kIo, directory, "cannot be locked: " + errno_text(error));
       if (!std::exchange(told, true))
         log::info("data: another process makes tokens in {}; waiting for it", directory);
       if (interrupted()) throw Error(Errc::kInterrupted, directory, "interrupted while waiting for its lock");

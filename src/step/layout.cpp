@@ -232,7 +232,7 @@ class Layout::Builder {
                evaluation = pipeline_events(shape, PipelinePass::kEvaluation, tied);
     std::vector<Stretch> all;
     for (int c = 0; c < shape.chunks; ++c) {
-      const auto part = static_cast<std::size_t>(shape.sequence_shard(options_.parts.stage, c));
+      const auto part = static_cast<std::size_t>(shape.part(options_.parts.stage, c));
       const auto buffers = [&](const auto& events, PipelineBuffer which) {
         return pipeline_buffers(events, shape, options_.parts.stage, c, which);
       };

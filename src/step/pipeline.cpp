@@ -117,7 +117,7 @@ class Simulation {
   // When the stage can begin its next step.
   double begin_of(int stage) const {
     const PipelineStep& step = next_of(stage);
-    const int part = shape_.sequence_shard(stage, step.chunk), m = step.micro_batch;
+    const int part = shape_.part(stage, step.chunk), m = step.micro_batch;
     double begin = free_[static_cast<std::size_t>(stage)];
     if (step.kind == Kind::kForward) return part == 0 ? begin : std::max(begin, forward_[at(part - 1, m)]);
     if (step.kind == Kind::kWeightGradient) return std::max(begin, backward_[at(part, m)]);
@@ -137,7 +137,7 @@ class Simulation {
     const auto s = static_cast<std::size_t>(stage);
     const PipelineStep step = next_of(stage);
     const double begin = begin_of(stage), end = begin + duration(step.kind, times_);
-    const int part = shape_.sequence_shard(stage, step.chunk), last = shape_.stages - 1;
+    const int part = shape_.part(stage, step.chunk), last = shape_.stages - 1;
     using Passed = PipelineEvent::Kind;
     events_.push_back({Passed::kStep, stage, -1, step, begin, end});
     free_[s] = end;
@@ -236,7 +236,7 @@ std::vector<PipelineEvent> pipeline_events(const PipelineShape& shape, PipelineP
 int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape& shape, int stage, int chunk,
                      PipelineBuffer which) {
   using Passed = PipelineEvent::Kind;
-  const int part = shape.sequence_shard(stage, chunk);
+  const int part = shape.part(stage, chunk);
   const bool of_activation = which == PipelineBuffer::kActivation, of_kept = which == PipelineBuffer::kKept;
   const Passed comes = of_activation ? Passed::kActivation : Passed::kGradient;
   const auto all = static_cast<std::size_t>(shape.micro_batches);
@@ -246,7 +246,7 @@ int pipeline_buffers(std::span<const PipelineEvent> events, const PipelineShape&
     const PipelineEvent& e = events[i];
     const auto m = static_cast<std::size_t>(e.step.micro_batch);
     if (e.kind == Passed::kTableGradient && part == 0 && which == PipelineBuffer::kGradient) table = i;
-    const int of = shape.sequence_shard(e.stage, e.step.chunk);
+    const int of = shape.part(e.stage, e.step.chunk);
     const bool is_own = of == part && e.kind == Passed::kStep;
     const bool is_backward = is_own && e.step.kind != Kind::kForward;
     const bool is_second_half = is_own && e.step.kind == Kind::kWeightGradient;

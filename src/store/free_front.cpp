@@ -163,7 +163,7 @@ FreeFront::Decision FreeFront::decide(Waiter& w, Access access) {
   }
   if (core_.table.tensor(core_.table.segment(id).tensor).removed)
     throw Error(Errc::kUsage, core_.table.segment_name(id), "is accessed, and was removed",
-                "take the numbers from the core_.table of the store");
+                "take the numbers from the table of the store");
   if (access != Access::kOverwrite && !core_.residency.copies().has_content(id))
     throw Error(Errc::kUsage, core_.table.segment_name(id), "is read, and has no content",
                 "write it first (Access::kOverwrite)");
@@ -184,7 +184,7 @@ FreeFront::Decision FreeFront::decide(Waiter& w, Access access) {
     w.taken = true;
   }
   core_.moves.decided(core_.actions, Urgency::kDemand);
-  core_.leases.refresh(id);  // closed above; there may be no core_.moves after which that happens
+  core_.leases.refresh(id);  // closed above; there may be no moves after which that happens
   if (!missing) {
     prefetcher_.used(id);
     w.missed = w.decided = true;
@@ -286,7 +286,7 @@ void FreeFront::demote_all() {
   core_.residency.demote_all(core_.actions);
   core_.moves.decided(core_.actions, Urgency::kWriteBack);
   prefetcher_.expect_again();
-  prefetcher_.rest();
+  prefetcher_.pause();
 }
 
 void FreeFront::expect(const Program& program) {

@@ -26,8 +26,8 @@ struct StoreParts final : private MoveEvents, private MoverEvents {
     ZG_ASSERT(!program.runs(), "{}", otherwise);
     return free;
   }
-  void drain(Lock& lock);  // waits until nothing moves; throws the store's failure
-  void rest(Lock& lock);   // the same, but works after a failure, too
+  void drain(Lock& lock);      // waits until nothing moves; throws the store's failure
+  void wait_idle(Lock& lock);  // the same, but works after a failure, too
 
   StoreCore core;
   FreeFront free;

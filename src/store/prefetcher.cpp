@@ -33,7 +33,7 @@ void Prefetcher::begin_step(const std::string& name) {
   predictor_.begin(name);
   if (predictor_.program() != expected || expected == nullptr) expect_again();
   logging_ = true;
-  resting_ = false;
+  paused_ = false;
   fetch_ahead();
 }
 
@@ -102,7 +102,7 @@ void Prefetcher::follow_log() {
     log_taken_.swap(log_);
     log_bytes_ = 0;
   }
-  if (!log_taken_.empty()) resting_ = false;
+  if (!log_taken_.empty()) paused_ = false;
   for (const AccessStep& a : log_taken_) {
     const std::int32_t before = predictor_.cursor();
     const bool expected = predictor_.happened(a, [&](SegmentId id) {
@@ -158,7 +158,7 @@ std::int64_t Prefetcher::read_ahead(Tier tier) const {
 }
 
 void Prefetcher::fetch_ahead() {
-  if (!core_.leases.admits() || resting_ || predictor_.program() == nullptr) return;
+  if (!core_.leases.admits() || paused_ || predictor_.program() == nullptr) return;
   const std::int32_t count = predictor_.program()->access_count();
   const std::int32_t end = predictor_.repeats() ? predictor_.cursor() + 1 + count : count;
   ahead_ = std::max(ahead_, predictor_.cursor() + 1);

@@ -40,7 +40,7 @@ class Prefetcher {
   void fetch_ahead();
   // After a program or a demotion of everything: prefetched copies may be gone, so the walk begins again.
   void expect_again();
-  void rest() { resting_ = true; }  // prefetches nothing until a step begins or makes another access
+  void pause() { paused_ = true; }  // prefetches nothing until a step begins or makes another access
 
   // Brings the segment to the tier for the access at `position` of the step (-1: for a hint), unless moves or
   // leases of the segment prevent that. Returns whether the tier has a copy, or will have one.
@@ -76,7 +76,7 @@ class Prefetcher {
   std::int32_t ahead_ = 0;   // the expected access to prefetch next
   std::int32_t staged_ = 0;  // the expected access whose segment to bring to the host next
   std::array<std::int64_t, 2> ahead_bytes_{};
-  bool resting_ = false;
+  bool paused_ = false;
   std::vector<SegmentId> kept_;  // pinned at the host by keep()
 };
 

@@ -106,11 +106,11 @@ void ProgramFront::wait_for(Lock& lock, ActionNode& use) {
   const auto begin = Clock::now();
   awaited_ = &use;
   awaiting_ = {WaitCause::kOther, begin};
-  look();
+  update_cause();
   double warn_at = core_.options.warn_after_seconds;
   while (use.state == ActionNode::State::kPending && !core_.failure) {
     core_.changed.wait_for(lock, std::chrono::milliseconds(500));
-    look();
+    update_cause();
     const double waited = seconds_between(begin, Clock::now());
     if (waited > warn_at && use.state == ActionNode::State::kPending && !core_.failure) {
       warn_at *= 2;
@@ -128,7 +128,7 @@ void ProgramFront::wait_for(Lock& lock, ActionNode& use) {
   core_.counters.waited(core_.segments[use.action.segment], seconds_between(begin, awaiting_.since));
 }
 
-void ProgramFront::look() {
+void ProgramFront::update_cause() {
   Awaited found;  // a use that is granted waits only for its thread: cause "other"
   if (awaited_->state == ActionNode::State::kPending) found = awaited_by(core_.moves, *awaited_);
   core_.counters.count(awaiting_, found.cause);

@@ -36,7 +36,7 @@ class ProgramFront {
   void granted(const ActionNode& use);
   // A move or a use has ended: counts the wait so far, and finds the cause of the rest.
   void finished() {
-    if (awaited_ != nullptr) look();
+    if (awaited_ != nullptr) update_cause();
   }
   void observe(WaitObserver* observer) { observer_ = observer; }
 
@@ -49,7 +49,7 @@ class ProgramFront {
  private:
   void decide_ahead();
   void wait_for(Lock& lock, ActionNode& use);
-  void look();
+  void update_cause();
 
   StoreCore& core_;
   Mover& mover_;

@@ -59,7 +59,7 @@ void StoreParts::drain(Lock& lock) {
 }
 
 // Afterwards nothing moves, and nothing can start to while the lock is held.
-void StoreParts::rest(Lock& lock) {
+void StoreParts::wait_idle(Lock& lock) {
   core.changed.wait(lock, [&] { return core.failure ? core.moves.links_rest() : core.moves.idle(); });
 }
 
@@ -203,7 +203,7 @@ std::vector<std::int64_t> TensorStore::versions(SegmentId segment) const {
   StoreParts& p = *parts_;
   p.core.check_access(segment, Tier::kHost);
   StoreParts::Lock lock(p.core.mutex);
-  p.rest(lock);
+  p.wait_idle(lock);
   return p.mover.nvme() != nullptr ? p.mover.nvme()->versions(segment) : std::vector<std::int64_t>{};
 }
 
@@ -211,7 +211,7 @@ void TensorStore::read_version(SegmentId segment, std::int64_t version, void* da
   StoreParts& p = *parts_;
   p.core.check_access(segment, Tier::kHost);
   StoreParts::Lock lock(p.core.mutex);
-  p.rest(lock);
+  p.wait_idle(lock);
   if (p.mover.nvme() == nullptr) throw NvmeCopies::no_version(p.core.table, segment, version);
   p.mover.nvme()->read(segment, version, data);
 }

@@ -99,6 +99,12 @@ void write_file_atomically(const std::string& path, const std::string& content);
 // directories cannot be synced is none.
 void sync_directory(const std::string& path);
 
+// Tries to lock the open file or directory with flock(), against others who lock it so; waits for nobody. The
+// kernel releases the lock when the file is closed, however the process ends. Returns 0 (locked), EWOULDBLOCK
+// (somebody else has it), or the error of a file system that has no locks.
+enum class FileLock { kExclusive, kShared };
+int try_lock(int fd, FileLock kind = FileLock::kExclusive);
+
 // 16 digits, 0-9 and a-f, that nobody can foresee: for temporary names.
 std::string random_digits();
 // Whether `name` is `base` + ".part-" + 16 such digits: a temporary name, which nobody else gives.

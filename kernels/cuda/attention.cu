@@ -1,4 +1,4 @@
-// Attention: the choice of kernels, and the stats of queries for the backward.
+// Attention: the choice of kernels, and the queries' statistics for the backward.
 #include <cmath>
 
 #include "kernels/cuda/attention.hpp"
@@ -16,8 +16,8 @@ bool on_tensor_cores(DType dtype, const AttentionShape& shape) {
   return size_of(dtype) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead;
 }
 
-// Whether the backward is one pass, with the gradients of queries summed by atomics, if the GPU has the
-// shared memory for it.
+// Whether the backward is one pass, with the gradients of queries summed by atomics, provided that the GPU
+// has enough shared memory.
 bool sums_by_atomics(DType dtype, const AttentionShape& shape, bool deterministic) {
   return !deterministic && on_tensor_cores(dtype, shape) && shape.head_size <= kMaxSmallHead;
 }
@@ -27,11 +27,11 @@ static_assert(kStatsTile * kLanes % kThreads == 0);
 template <class T>
 struct StatsOf {
   AttentionShape shape;
-  std::int64_t step;  // rows from sequence to sequence
+  std::int64_t step;  // rows from one sequence to the next
   Strided<const T> o, d_o;
   Strided<const Acc<T>> lse;
   QueryStats<Acc<T>> stats;  // written
-  Acc<T>* dq_sums;  // set to zero, in rows of `padded` elements; null where the backward adds up no sums
+  Acc<T>* dq_sums;  // zeroed by the kernel, in rows of `padded` elements; null if the backward needs no sums
   std::int64_t padded;
 };
 
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) attention_stats(StatsOf<T> x) {
     const T *o = x.o.row(row) + head * head_size, *d_o = x.d_o.row(row) + head * head_size;
     if constexpr (kPacks) {
       constexpr int kCount = Pack<T>::kCount;
-      // Unrolled, it spills registers on sm_86 and sm_89.
+      // If unrolled, this loop spills registers on sm_86 and sm_89.
       ZG_NO_UNROLL
       for (int c = lane * kCount; c < head_size; c += kLanes * kCount) {
         const Pack<T> left = load_pack(o + c), right = load_pack(d_o + c);

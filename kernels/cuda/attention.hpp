@@ -1,13 +1,13 @@
-// Operands that the attention kernels share, and where heads lie in them.
+// Operands that the attention kernels share, and the places of heads in them.
 //
-// The method is that of FlashAttention-2 (Dao, 2023). A block has some queries and goes through tiles of
-// keys with a running maximum and sum (online softmax: Milakov and Gimelshein, 2018). The backward
-// recomputes the probabilities from the stored log-sum-exp. Exponentials are powers of two: scores are
-// scaled by log2(e), too.
+// The method is that of FlashAttention-2 (Dao, 2023). A block has some queries and iterates over tiles of
+// keys with a running maximum and sum (online softmax: Milakov and Gimelshein, 2018). The backward recomputes
+// the probabilities from the stored log-sum-exp. Exponentials are powers of two: scores are scaled by
+// log2(e), too.
 //
-// These kernels are the deterministic path, and the fallback where cuDNN is missing or does not take a shape.
-// They use mma.sync, which all GPUs from sm_80 on have: sm_90 and sm_100 reach their full rate only with
-// instructions of their own (wgmma, tcgen05), which is what cuDNN's kernels do.
+// These kernels are the deterministic path, and the fallback where cuDNN is missing or does not support a
+// shape. They use mma.sync, which all GPUs from sm_80 on have: sm_90 and sm_100 reach their full rate only
+// with instructions of their own (wgmma, tcgen05), which is what cuDNN's kernels do.
 #pragma once
 #include "kernels/cuda/scalar.hpp"
 #include "ziggurat/kernels/visible_keys.hpp"
@@ -23,32 +23,31 @@ struct Heads {
         values(keys + s.kv_heads * s.head_size) {}
 };
 
-// How products of queries and keys become scores. A score is capped before it is masked: with cap != 0 a
-// product becomes tanh(product * cap), and the exponents of two are that times `exponent`; else the product
-// is. A running maximum is one of what `exponent` is multiplied with.
+// How products of queries and keys become scores. A score is capped before it is masked. Let x = tanh(product
+// * cap) if cap != 0, else x = product: the exponent of two is then x * exponent. Running maxima are maxima
+// of x.
 template <class A>
 struct ScoreScale {
   A exponent;    // log2(e) / sqrt(head_size), or log2(e) * softcap
-  A derivative;  // of a score by the product, but for the cap's slope: 1 / sqrt(head_size)
+  A derivative;  // d score / d product, without the cap's slope: 1 / sqrt(head_size)
   A cap;         // derivative / softcap, or 0
 };
 
-// The slope of a cap, by what the product has become.
+// The derivative of a cap, from the capped product.
 template <class A>
 __device__ __forceinline__ A cap_slope(A capped) {
   return 1 - capped * capped;
 }
 
-// Where a running maximum starts: so low that exponents of two from here are 0, and finite, so that queries
-// of which all keys so far are hidden (-infinity) add 0.
+// Where a running maximum starts: so low that powers of two of scores relative to real maxima are 0, and
+// finite, so that queries whose keys so far are all hidden (-infinity) add 0.
 template <class A>
 inline constexpr A kNoMaximum = static_cast<A>(-1e30);
 
-// What a row of the online softmax, of the maximum max / exponent, becomes with its head's sink; null:
-// itself.
+// A row of the online softmax after its head's sink has been added. Null sink: the row stays unchanged.
 template <class A>
 struct RowSums {
-  A top, sum, rescale;  // top: the exponent of two of the maximum; rescale: a factor of the sums of values
+  A top, sum, rescale;  // top: the maximum, as an exponent of two; rescale: factor for the sums of values
   template <class T>
   __device__ __forceinline__ RowSums(A exponent, A total, const T* sink)
       : top(exponent), sum(total), rescale(1) {
@@ -75,12 +74,12 @@ struct AttentionForward {
   Acc<T>* lse;
   ScoreScale<Acc<T>> scale;
   bool packs;                      // the rows of every head can be accessed in packs
-  const std::int32_t* first_keys;  // of all sequences, or null
-  const T* sinks;                  // of all heads, or null
+  const std::int32_t* first_keys;  // for all sequences, or null
+  const T* sinks;                  // for all heads, or null
 };
 
-// Whether kernels must look at more than causality and a scale. On tensor cores others than the plain ones do
-// that, so that these need no registers for it.
+// Whether kernels must handle more than causality and a scale. On tensor cores there are separate kernels for
+// this, so that the plain ones need no registers for it.
 template <class X>
 bool is_ruled(const X& x) {
   return x.shape.rule.window > 0 || x.shape.rule.softcap > 0 || x.first_keys != nullptr;
@@ -92,15 +91,15 @@ __device__ __forceinline__ VisibleKeys visible_keys(const X& x, std::int64_t bat
   return {x.shape.rule.window, x.first_keys == nullptr ? nullptr : x.first_keys + batch * x.shape.time};
 }
 
-// Scores of one query head: what the kernels without tensor cores know of an attention. Rows are counted in
-// their sequence. Visible: VisibleKeys, or of a block VisibleBlockKeys.
+// The operands of one query head's attention, for kernels without tensor cores. Rows are counted within their
+// sequence. Visible: VisibleKeys, or VisibleBlockKeys for an AttentionBlock.
 template <class T, class Visible>
 struct Scores {
-  const T *q, *k, *v;  // of the head, in the sequence's first row
+  const T *q, *k, *v;  // of the head, at the first row of the sequence
   std::int64_t ld_q, ld_kv, queries, keys;
   bool causal;
   Visible visible;
-  // The first key that a query attends to. Queries behind the last one count as the last.
+  // The first key that a query attends to. Queries after the last one count as the last.
   __device__ std::int64_t first_key(std::int64_t query) const {
     return visible.first(query < queries ? query : queries - 1);
   }
@@ -148,13 +147,13 @@ struct AttentionBlockForward {
   AttentionBlock shape;
   BlockAttention<T> at;
   ScoreScale<Acc<T>> scale;
-  // The columns of a head that are computed: those from here on, as many as a block of threads computes. The
-  // first of them come last, and write lse.
+  // The first of the head's columns that this launch computes; it computes as many as a block of threads can.
+  // The launch for the first columns comes last, and writes lse.
   std::int64_t own;
 };
 
-// What the backward needs of a query beside q and do. In scratch memory, [batch * heads, padded_time] each,
-// with zeros behind the last query.
+// Values that the backward needs for each query in addition to q and do. In scratch memory, [batch * heads,
+// padded_time] each, with zeros after the last query.
 template <class A>
 struct QueryStats {
   A* delta;  // the sum over the head of do * o
@@ -177,10 +176,10 @@ struct AttentionBackward {
   std::int64_t ld_dqkv;
   ScoreScale<Acc<T>> scale;
   bool packs;
-  // Where sums need not be deterministic: [batch * heads, padded_time, padded head], zero at first, to which
-  // blocks of keys add their part of the gradients of queries. Else null.
+  // If sums need not be deterministic: [batch * heads, padded_time, padded head], initially zero, to which
+  // blocks of keys add their terms of the queries' gradients. Else null.
   Acc<T>* dq_sums;
-  const std::int32_t* first_keys;  // of all sequences, or null
+  const std::int32_t* first_keys;  // for all sequences, or null
 };
 
 template <class T>
@@ -200,12 +199,12 @@ inline dim3 blocks(std::int64_t n) {
   return dim3(n > 0xffffffffll ? 0xffffffffu : static_cast<unsigned>(n));
 }
 
-// Tensor cores are used for bf16 and fp16 with head sizes that are multiples of 8 up to this. Heads up to
-// kMaxSmallHead leave a warp registers for the gradients of keys and of values at a time; larger ones have a
-// backward of their own.
+// Tensor cores are used for bf16 and fp16 with head sizes that are multiples of 8 up to this. With heads up
+// to kMaxSmallHead a warp has enough registers for the gradients of keys and values at the same time; larger
+// ones have a backward of their own.
 inline constexpr int kMaxTensorHead = 256, kMaxSmallHead = 128;
 
-// The head size for which there are kernels on tensor cores.
+// The head size, padded to one for which there are kernels on tensor cores.
 inline std::int64_t padded_head(std::int64_t head_size) {
   return head_size <= 64              ? 64
          : head_size <= 96            ? 96
@@ -219,12 +218,13 @@ template <class T>
 void attention_backward_keys_tensor(const Launch& on, const AttentionBackward<T>& x);
 template <class T>
 void attention_backward_queries_tensor(const Launch& on, const AttentionBackward<T>& x);
-// All three gradients, by x.dq_sums, on a GPU whose blocks can have so much shared memory.
+// All three gradients, using x.dq_sums. The GPU's blocks must be able to have shared_bytes_of_backward_all()
+// of shared memory.
 template <class T>
 void attention_backward_all_tensor(const Launch& on, const AttentionBackward<T>& x);
 template <class T>
 std::size_t shared_bytes_of_backward_all(std::int64_t head_size);
-// All three gradients of heads larger than kMaxSmallHead, which the three above do not take.
+// All three gradients for heads larger than kMaxSmallHead, which the three functions above do not support.
 template <class T>
 void attention_backward_large_tensor(const Launch& on, const AttentionBackward<T>& x);
 

@@ -1,12 +1,13 @@
-// The gradients of attention's keys and values on tensor cores, for bf16 and fp16. A block has some keys, in
-// registers, and goes through all queries that attend to them, one query head of the group after the other.
-// Scores are computed transposed, [keys, queries], because the sums over queries then use them as they are.
+// The gradients of attention's keys and values on tensor cores, for bf16 and fp16. A block holds some keys in
+// registers and iterates over all queries that attend to them, one query head of the group after the other.
+// Scores are computed transposed, [keys, queries], because the sums over queries can then use them without a
+// transposition.
 //
 // There are two kernels. attention_backward_keys() computes the gradients of keys and values alone, with all
-// sums in a fixed order; those of queries are left to attention_backward_queries.cu, which computes the
-// scores and their gradients a second time (7 products in all). attention_backward_all() uses the scores'
-// gradients that it has for the queries, too (5 products): a block adds what its keys contribute to sums in
-// memory by atomics, so that the order of blocks decides the last bits.
+// sums in a fixed order; the gradients of queries are left to attention_backward_queries.cu, which computes
+// the scores and their gradients a second time (7 products in all). attention_backward_all() also uses its
+// gradients of scores for the gradients of queries (5 products): a block adds the terms of its keys to sums
+// in memory by atomics, so the order of blocks decides the last bits.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -16,21 +17,21 @@ namespace {
 template <int kHead>
 struct Warps {
   static constexpr int kM = kHead <= 64 ? 2 : 1, kCount = kHead <= 64 ? 4 : 8, kThreads = 32 * kCount;
-  static constexpr int kKeys = 16 * kM, kBlockKeys = kCount * kKeys;  // of a warp, and of the block
+  static constexpr int kKeys = 16 * kM, kBlockKeys = kCount * kKeys;  // keys of a warp, and of the block
   static constexpr int kStep = kHead == 96 ? 32 : 16;  // queries whose scores are in registers at a time
   static constexpr int kBlocks = kHead <= 64 ? 2 : 1;  // resident on a multiprocessor
-  // How the warps divide the gradients of a tile's queries: so many parts of the queries, the others of the
-  // head's columns.
+  // How the warps divide the gradients of a tile's queries: kQueryParts ranges of queries times kColumnParts
+  // ranges of the head's columns.
   static constexpr int kQueryParts = kHead == 96 ? 4 : 2, kColumnParts = kCount / kQueryParts;
 };
-constexpr int kQueries = static_cast<int>(kStatsTile);  // of a tile
+constexpr int kQueries = static_cast<int>(kStatsTile);  // queries of a tile
 
-// Columns of keys in registers; of values all are.
+// Columns of keys that are held in registers; of values all columns are.
 template <int kHead>
 constexpr int kHeldKeys = kHead <= 64 ? 32 : kHead;
 
-// For each query of the two tiles: the first key that it attends to, counted from the block's first key; and
-// the query from which on none attends to the block's keys.
+// first: for each query of the two tiles the first key that it attends to, counted from the block's first
+// key. end_query: queries from this one on attend to none of the block's keys.
 template <bool kRuled>
 struct FirstKeysOfTiles {
   int first[2][kQueries], end_query;
@@ -41,18 +42,18 @@ struct FirstKeysOfTiles<false> {
   static __device__ __forceinline__ int end(int time) { return time; }
 };
 
-// The shared memory of a block: two tiles of queries, and what else is needed of the block's keys and of the
-// gradients of a tile's scores. kAll: the queries' gradients are made, too.
+// The shared memory of a block: two tiles of queries, the block's keys as far as they are not in registers,
+// and the gradients of a tile's scores. kAll: the queries' gradients are computed, too.
 template <class T, int kHead, bool kAll, bool kRuled>
 struct Shared : FirstKeysOfTiles<kRuled> {
   static constexpr bool kHasKeys = kAll || kHeldKeys<kHead> < kHead;
   alignas(16) T tiles[2][2 * kQueries * kTilePitch<kHead>];  // rows of q, then of do
   float delta[2][kQueries], lse2[2][kQueries];
-  int first_key, end_unit;  // of the block; here, because registers are few
+  int first_key, end_unit;  // of the block; in shared memory to save registers
   alignas(16) T keys[kHasKeys ? Warps<kHead>::kBlockKeys * kTilePitch<kHead> : 8];
   alignas(16) T ds[kAll ? Warps<kHead>::kBlockKeys * kTilePitch<kQueries> : 8];
 };
-// What sm_86 and sm_89 have. They have not enough for all gradients in a pass with heads of 128.
+// The limit is sm_86's and sm_89's. It does not suffice for all gradients in one pass with heads of 128.
 static_assert(sizeof(Shared<bf16, 96, true, true>) <= 99 * 1024 &&
               sizeof(Shared<bf16, 128, false, true>) <= 99 * 1024);
 
@@ -72,8 +73,9 @@ __device__ __forceinline__ void put_gradients(T* to, const unsigned (&ds)[kM][kK
   }
 }
 
-// Sets the results of queries that attend to keys behind these only. Rows are keys, of which the first is the
-// block's key `row`; first: of each query, which are columns, the first key that it attends to.
+// Zeroes the elements whose key comes before the first key that the query attends to. Rows are keys,
+// beginning with the block's key `row`; columns are queries; first: for each query the first key that it
+// attends to.
 template <int kM, int kN>
 __device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int* first, int row) {
   ZG_UNROLL
@@ -89,14 +91,14 @@ __device__ __forceinline__ void set_left_behind(float (&d)[kM][kN][4], const int
   }
 }
 
-// The queries of one step, in shared memory, and how a warp's keys lie to them.
+// The queries of one step, in shared memory, and the position of a warp's keys relative to them.
 template <class T>
 struct QueryStep {
   const T *q, *d_o;
   const float *delta, *lse2;
-  int ahead;         // how many positions the warp's first key is behind the first query
-  const int* first;  // the first key that each query attends to, and the warp's first key, for
-  int row;           // set_left_behind()
+  int ahead;         // position of the warp's first key minus that of the first query
+  const int* first;  // for set_left_behind(): the first key that each query attends to
+  int row;           // and the warp's first key, counted from the block's first key
 };
 
 // Adds kStep queries to the gradients of the warp's keys, and returns in ds the gradients of the scores,
@@ -143,9 +145,9 @@ __device__ __forceinline__ void add_queries(float (&dk)[kM][kHead / 8][4], float
   add_products<kHead>(dk, ds, x.q);
 }
 
-// Adds the scores' gradients ds, of all queries of a tile and the block's first `keys` keys, times those keys
-// to the sums of the queries' gradients. Parts of a 16 x 8 result lie there one behind the other, so that a
-// warp adds to consecutive words; see query_gradients().
+// Adds ds times k to the sums of the queries' gradients. ds: the gradients of the scores of all queries of a
+// tile and the block's first `keys` keys; k: those keys. In the sums, element i of all lanes of a 16 x 8
+// result is contiguous, so a warp adds to consecutive words; see query_gradients().
 template <int kHead, class T>
 __device__ __forceinline__ void add_query_gradients(float* sums, const T* ds, const T* k, int keys) {
   using W = Warps<kHead>;
@@ -174,7 +176,8 @@ __device__ __forceinline__ void add_query_gradients(float* sums, const T* ds, co
   }
 }
 
-// unit: the query head, of all heads of all sequences.
+// Starts to load a tile of queries, with their statistics. unit: index of the query head among all heads of
+// all sequences.
 template <class T, int kHead, bool kAll, bool kRuled>
 __device__ __forceinline__ void load_queries(Shared<T, kHead, kAll, kRuled>* shared, int at,
                                              const AttentionBackward<T>& x, int batch, std::int64_t unit,
@@ -203,7 +206,7 @@ __device__ __forceinline__ void load_queries(Shared<T, kHead, kAll, kRuled>* sha
   }
 }
 
-// Stores the gradients of the warp's keys and values by way of its rows of a tile that nobody uses.
+// Stores the gradients of the warp's keys and values. They are staged in the warp's rows of an unused tile.
 template <int kHead, class T, int kM>
 __device__ __forceinline__ void store_key_gradients(const AttentionBackward<T>& x,
                                                     const float (&dk)[kM][kHead / 8][4],
@@ -226,7 +229,7 @@ __device__ __forceinline__ void store_key_gradients(const AttentionBackward<T>& 
 }
 
 // Blocks with the most queries come first. Sums over the group's query heads and their tiles have a fixed
-// order. kAll: the queries' gradients, too.
+// order. kAll: computes the queries' gradients, too.
 template <class T, int kHead, bool kAll, bool kRuled>
 __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x) {
   using W = Warps<kHead>;
@@ -238,7 +241,8 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
   const int group = static_cast<int>(x.shape.heads / x.shape.kv_heads);
   using Memory = Shared<T, kHead, kAll, kRuled>;
   auto* const shared = reinterpret_cast<Memory*>(dynamic_shared<T>());
-  // What need not stay in shared memory lies in the tiles of queries until it is in registers.
+  // Keys or values that need not stay in shared memory lie in the tiles of queries until they are in
+  // registers.
   T* const k_tile = Memory::kHasKeys ? shared->keys : shared->tiles[1];
   T* const v_tile = shared->tiles[0];
   if (threadIdx.x == 0) {
@@ -266,7 +270,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
   cp_async_commit();
   float dk[kM][kHead / 8][4], dv[kM][kHead / 8][4];
   set_zero(dk), set_zero(dv);
-  int at = 0;  // the buffer of this turn
+  int at = 0;  // the buffer of this iteration
   for (int unit = place.unit * group, next = first; unit < shared->end_unit; at ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // all threads have this tile, and none uses the other any more
@@ -286,9 +290,9 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
       bool left_behind = false;
       if constexpr (kRuled) {
         first_keys = shared->first[at] + step;
-        left_behind = *first_keys >= row + W::kKeys;  // all of the warp's keys, by all of the queries
+        left_behind = *first_keys >= row + W::kKeys;  // all queries of the step begin after the warp's keys
       }
-      if (ahead < W::kStep && !left_behind) {  // else the queries are before the warp's first key
+      if (ahead < W::kStep && !left_behind) {  // else all these queries are before the warp's first key
         add_queries<T, kHead, kRuled>(dk, dv, ds, k, v,
                                       {.q = q + step * kPitch,
                                        .d_o = d_o + step * kPitch,
@@ -308,7 +312,7 @@ __device__ __forceinline__ void go_through_queries(const AttentionBackward<T>& x
                                  seen < kBlockKeys ? seen : kBlockKeys);
     }
   }
-  store_key_gradients<kHead>(x, dk, dv, shared->tiles[at]);  // that the last turn did not use
+  store_key_gradients<kHead>(x, dk, dv, shared->tiles[at]);  // the buffer that the last iteration did not use
 }
 
 template <class T, int kHead, bool kRuled>
@@ -322,9 +326,9 @@ __global__ void __launch_bounds__(Warps<kHead>::kThreads, Warps<kHead>::kBlocks)
   go_through_queries<T, kHead, true, kRuled>(x);
 }
 
-// The queries' gradients of their sums, scaled and rounded. A thread has eight columns of a row: in sums, two
-// times four consecutive words, the even columns and the odd ones. No GPU has memory for 2^32 rows, and
-// divisions of 32 bits are several times faster.
+// Computes the queries' gradients from their sums, scaled and rounded. A thread has eight columns of a row:
+// in the sums these are twice four consecutive words, the even and the odd columns. Row numbers have 32 bits,
+// since no GPU has memory for 2^32 rows and 32-bit divisions are several times faster.
 constexpr int kSumThreads = 256;
 template <class T, int kHead>
 __global__ void __launch_bounds__(kSumThreads) query_gradients(AttentionBackward<T> x) {

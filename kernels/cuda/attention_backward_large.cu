@@ -1,6 +1,6 @@
 // Attention's backward on tensor cores for heads of more than kMaxSmallHead, for bf16 and fp16. A warp has
 // registers for the gradients of 16 rows of one of the three operands only, so each is a kernel of its own.
-// All are one scheme: a block owns some rows and goes through tiles of those that they meet.
+// All use one scheme: a block owns some rows and iterates over tiles of the rows that interact with them.
 //
 //   gradient of   own rows   tiles   weights                       sums
 //   queries       q, do      k, v    ds = p (do v^T - delta)       ds k
@@ -8,9 +8,9 @@
 //   values        k          q, do   p^T                           p^T do
 //
 // These are 8 products; attention_backward_keys.cu and attention_backward_queries.cu need 7. All sums have a
-// fixed order. The first operand of the own rows is in registers, the second in shared memory beside two
-// buffers of tiles, which is all that a block has on sm_86 and sm_89. What is known of queries is therefore
-// read from memory to registers.
+// fixed order. The first operand of the own rows is in registers, the second in shared memory with two
+// buffers of tiles. This fills a block's shared memory on sm_86 and sm_89, so the queries' statistics are
+// read from global memory to registers.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -22,7 +22,7 @@ constexpr int kHead = kMaxTensorHead, kPitch = kTilePitch<kHead>;
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kWarpRows = 16, kOwnRows = kWarps * kWarpRows;
 constexpr int kStep = 16;  // rows of a tile whose scores are in registers at a time
 
-// Rows of a tile, of its two buffers with two operands each, and of shared memory as a whole.
+// Rows of a tile; of the two buffers, with a tile of two operands each; and of all shared memory.
 template <Gradient kOf>
 constexpr int kTile = kOf == Gradient::kValues ? 32 : 16;
 template <Gradient kOf>
@@ -30,10 +30,10 @@ constexpr int kBufferRows = 2 * 2 * kTile<kOf>;
 template <Gradient kOf>
 constexpr int kSharedRows = kBufferRows<kOf> + (kOf == Gradient::kValues ? 0 : kOwnRows);
 static_assert(sizeof(bf16) * kSharedRows<Gradient::kKeys> * kPitch <= 99 * 1024);
-static_assert(kSharedRows<Gradient::kValues> >= kOwnRows);  // which come by way of it to registers
+static_assert(kSharedRows<Gradient::kValues> >= kOwnRows);  // own rows are staged there for registers
 
-// What a lane must know of the queries of its elements of a product: of two queries that are rows, or of four
-// that are columns.
+// The statistics of the queries of a lane's elements of a product: two queries if they are rows, four if they
+// are columns.
 template <Gradient kOf, bool kRuled>
 struct LaneQueries {
   static constexpr bool kAreRows = kOf == Gradient::kQueries;
@@ -41,10 +41,11 @@ struct LaneQueries {
   float delta[kCount], lse2[kCount];
   int first[kCount];  // the first key that each attends to
 
-  // The query that element i of result n belongs to.
+  // The index, in this struct, of the query of element i of result n.
   static __device__ __forceinline__ int of(int n, int i) { return kAreRows ? i / 2 : 2 * n + i % 2; }
 
-  // unit: the query head, of all heads of all sequences; query: that of the product's first row or column.
+  // unit: index of the query head among all heads of all sequences; query: the query of the product's first
+  // row or column.
   template <class T>
   __device__ __forceinline__ void load(const AttentionBackward<T>& x, int batch, int unit, int query) {
     const std::int64_t in_stats = unit * x.stats.padded_time + query;
@@ -60,12 +61,12 @@ struct LaneQueries {
       }
     }
   }
-  // The first key of the product's first query. All lanes must call it.
+  // The first key that the product's first query attends to. All lanes must call it.
   __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, first[0], 0); }
 };
 
-// Sets the results of keys that come before those that a query attends to. own, row: the positions of the
-// product's first row and column.
+// Zeroes the elements whose key comes before the first key that the query attends to. own, row: the positions
+// of the product's first row and column.
 template <Gradient kOf, bool kRuled, int kN>
 __device__ __forceinline__ void set_left_out(float (&d)[1][kN][4], const LaneQueries<kOf, kRuled>& queries,
                                              int own, int row) {
@@ -79,7 +80,7 @@ __device__ __forceinline__ void set_left_out(float (&d)[1][kN][4], const LaneQue
   }
 }
 
-// Rows of the two operands of a tile, the first of which is at position `row`.
+// Rows of the two operands of a tile. The first of these rows is at position `row`.
 template <class T>
 struct TileRows {
   const T *first, *second;
@@ -134,7 +135,8 @@ struct Rows {
   std::int64_t ld;
 };
 
-// The two operands of a head's rows from `row` of a sequence on: of keys, or else of a query head's.
+// The first and the second operand of a head's rows, from row `row` of a sequence on: keys and values if
+// `keys`, else queries and do.
 template <class T>
 __device__ __forceinline__ Rows<T> first_rows(const AttentionBackward<T>& x, bool keys, int batch,
                                               int query_head, int row) {
@@ -157,7 +159,8 @@ __device__ __forceinline__ void load_rows(T* tile, const AttentionBackward<T>& x
                                     static_cast<int>(x.shape.head_size), x.packs);
 }
 
-// The rows that a block owns, and the rows [begin, end) and query heads [unit, end_unit) that they meet.
+// The rows that a block owns, and the rows [begin, end) and query heads [unit, end_unit) that interact with
+// them.
 template <Gradient kOf>
 struct Stretch {
   int batch, own, begin, end, unit, end_unit, query_head;
@@ -182,7 +185,8 @@ struct Stretch {
   }
 };
 
-// Stores the gradient of the warp's rows by way of its rows of shared memory, which nobody uses.
+// Stores the gradient of the warp's rows. It is staged in the warp's rows of shared memory, which must be
+// unused.
 template <Gradient kOf, class T>
 __device__ __forceinline__ void store_gradient(const AttentionBackward<T>& x,
                                                const float (&sums)[1][kHead / 8][4], T* shared) {
@@ -199,7 +203,7 @@ __device__ __forceinline__ void store_gradient(const AttentionBackward<T>& x,
                        static_cast<int>(x.shape.time) - row, static_cast<int>(x.shape.head_size), x.packs);
 }
 
-// Blocks with the most rows to meet come first.
+// Blocks that iterate over the most rows come first.
 template <class T, Gradient kOf, bool kRuled>
 __global__ void __launch_bounds__(kThreads, 1) attention_backward_large(AttentionBackward<T> x) {
   constexpr bool kOfQueries = kOf == Gradient::kQueries;
@@ -224,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_large(Attentio
   if constexpr (kOf != Gradient::kValues) {
     load_rows<kOwnRows>(second_tile, x, second_rows(x, !kOfQueries, block.batch, block.query_head, block.own),
                         block.own);
-    second.load(second_tile + own_row * kPitch);  // an address: the rows stay there
+    second.load(second_tile + own_row * kPitch);  // takes an address only: the rows stay in shared memory
   }
   const auto load_operands = [&](int at, int unit, int row) {
     const int head = kOfQueries ? block.query_head : unit - block.batch * static_cast<int>(x.shape.heads);
@@ -234,7 +238,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_large(Attentio
   };
   load_operands(0, block.unit, block.begin);
   cp_async_commit();
-  int at = 0;  // the buffer of this turn
+  int at = 0;  // the buffer of this iteration
   for (int unit = block.unit, next = block.begin; unit < block.end_unit; at ^= 1) {
     cp_async_wait<0>();
     __syncthreads();  // all threads have this tile, and none uses the other any more
@@ -247,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_large(Attentio
     ZG_NO_UNROLL
     for (int step = 0; step < kRows; step += kStep) {
       const int row = first_row + step;
-      // The keys are behind the warp's last query, or the queries before its first key.
+      // Skips keys after the warp's last query, or queries before its first key.
       if (kOfQueries ? row - own >= kWarpRows : own - row >= kStep) continue;
       if constexpr (!kOfQueries) queries.load(x, block.batch, of_unit, row);
       if constexpr (kRuled) {  // all keys come before those that any of the queries attends to

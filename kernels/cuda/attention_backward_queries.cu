@@ -1,7 +1,7 @@
-// The gradient of attention's queries on tensor cores, for bf16 and fp16. A block has some queries and goes
-// through all keys that they attend to. Scores are computed a second time here, after
-// attention_backward_keys.cu: a common pass needs sums of dq over blocks, which by atomics have no fixed
-// order (it makes them so where results need not be deterministic).
+// The gradient of attention's queries on tensor cores, for bf16 and fp16. A block has some queries and
+// iterates over all keys that they attend to. Scores are computed a second time here, after
+// attention_backward_keys.cu: a common pass would need sums of dq over blocks by atomics, which have no fixed
+// order. Where results need not be deterministic, attention_backward_keys.cu does that instead.
 #include "kernels/cuda/attention_tiles.hpp"
 
 namespace zg::cuda {
@@ -10,12 +10,12 @@ namespace {
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kM = 2, kWarpQueries = 16 * kM, kQueries = kWarps * kWarpQueries;
 template <int kHead>
-constexpr int kKeys = kHead <= 64 ? 64 : 32;  // of a tile; two blocks must fit on a multiprocessor
+constexpr int kKeys = kHead <= 64 ? 64 : 32;  // keys of a tile; two blocks must fit on a multiprocessor
 // Keys whose scores are in registers at a time: fewer for wide heads, whose sums need more registers.
 template <int kHead>
 constexpr int kStep = kHead <= 64 ? 32 : 16;
-// Columns of do in registers; those of q all are. If all of do is, its tile needs no shared memory of its
-// own.
+// Columns of do that are held in registers; all columns of q are. If all of do is, its tile needs no shared
+// memory of its own.
 template <int kHead>
 constexpr int kHeldDo = kHead <= 64   ? 64
                         : kHead <= 96 ? 48
@@ -69,12 +69,12 @@ __device__ __forceinline__ void add_keys(float (&dq)[kM][kHead / 8][4], const Ow
   add_products<kHead>(dq, ds, keys.k);
 }
 
-// Rows of shared memory: two buffers of keys and values, which hold the queries, too, until these are in
-// registers, and do, which stays if registers do not hold all of it.
+// Rows of shared memory: two buffers of keys and values, which hold the queries until these are in registers;
+// and do, which stays there if registers do not hold all of it.
 template <int kHead>
 struct Rows {
   static constexpr int kBuffers = 4 * kKeys<kHead>;
-  static constexpr int kDo = kHeldDo<kHead> == kHead ? kQueries : kBuffers;  // where do begins
+  static constexpr int kDo = kHeldDo<kHead> == kHead ? kQueries : kBuffers;  // row at which do begins
   static constexpr int kAll = kDo + kQueries > kBuffers ? kDo + kQueries : kBuffers;
 };
 
@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
   T* const buffers = dynamic_shared<T>();
   T* const do_tile = buffers + Rows<kHead>::kDo * kPitch;
   auto* const stats = reinterpret_cast<float2*>(buffers + Rows<kHead>::kAll * kPitch);  // delta and lse2
-  // A pointer that is needed once for a tile: shared memory has it, because registers are few.
+  // A pointer that is needed once for each tile. It is in shared memory to save registers.
   auto* const keys = reinterpret_cast<const T**>(stats + kQueries);
   if (threadIdx.x == 0) *keys = sequence + heads.keys;
-  auto* const firsts = reinterpret_cast<int*>(keys + 1);  // of the block's queries, if kRuled
+  auto* const firsts = reinterpret_cast<int*>(keys + 1);  // first keys of the block's queries, if kRuled
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys<kHead>;
     const T* const row = *keys + key * x.ld_qkv;
@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(kThreads, 2) attention_backward_queries(Attent
     ZG_NO_UNROLL
     for (int key = 0; key < kKeys<kHead>; key += kStep<kHead>) {
       const int at = tile * kKeys<kHead> + key;
-      if (query - at <= -kWarpQueries) break;  // the keys are behind the warp's last query
+      if (query - at <= -kWarpQueries) break;  // the keys are after the warp's last query
       if constexpr (kRuled) {
-        if (firsts[row] >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+        if (firsts[row] >= at + kStep<kHead>) continue;  // the keys are hidden from all of the warp's queries
       }
       const KeyRows<T> rows{k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch};
       add_keys<kHead, kRuled>(dq, q, d_o, rows, {query, stats + row, firsts + row}, at, x.scale);

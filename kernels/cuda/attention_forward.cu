@@ -5,11 +5,11 @@
 namespace zg::cuda {
 namespace {
 
-constexpr int kQueries = 128;  // of a block
+constexpr int kQueries = 128;  // queries of a block
 template <int kHead>
 constexpr bool kLarge = kHead > kMaxSmallHead;
 // With 32 rows (kM = 2) a warp uses each operand that it loads from shared memory for two products. With
-// large heads it has registers for the queries and sums of 16, and a block has twice as many warps.
+// large heads it has registers for the queries and sums of only 16 rows, and a block has twice as many warps.
 template <int kHead>
 constexpr int kM = kLarge<kHead> ? 1 : 2;
 template <int kHead>
@@ -19,7 +19,7 @@ constexpr int kThreads = 32 * kQueries / kWarpQueries<kHead>;
 template <int kHead>
 constexpr int kBlocks = kLarge<kHead> ? 1 : 2;  // resident on a multiprocessor
 template <int kHead>
-constexpr int kKeys = kLarge<kHead> ? 32 : 64;  // of a tile
+constexpr int kKeys = kLarge<kHead> ? 32 : 64;  // keys of a tile
 // Keys whose scores are in registers at a time: fewer for wide heads, whose queries and sums need more
 // registers.
 template <int kHead>
@@ -32,7 +32,7 @@ template <int kHead>
 struct OnlineSoftmax {
   float o[kM<kHead>][kHead / 8][4];
   float max[kM<kHead>][2];
-  float sum[kM<kHead>][2];  // over this lane's columns alone
+  float sum[kM<kHead>][2];  // only over this lane's columns
 };
 
 // Replaces scores by 2^((score - new maximum) * scale), and rescales the sums so far to the new maximum.
@@ -91,7 +91,7 @@ __device__ __forceinline__ void add_keys(OnlineSoftmax<kHead>& r, const OwnRows<
   add_products<kHead>(r.o, p, keys.v);
 }
 
-// Stores the rows of o and lse by way of `stage`, the block's rows of a tile.
+// Stores the rows of o, staged in the block's tile `stage`, and lse.
 template <int kHead, bool kRuled, class T>
 __device__ __forceinline__ void store_results(const AttentionForward<T>& x, const OnlineSoftmax<kHead>& r,
                                               T* stage) {
@@ -128,8 +128,8 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
 }
 
 // A block computes kQueries rows of o for one head. Tiles of keys and values are double-buffered: one is
-// loaded while the other is used. The second buffer, or with large heads both, hold the queries until they
-// are in registers, and in the end the results.
+// loaded while the other is used. The second buffer, or with large heads both, holds the queries until they
+// are in registers, and at the end the results.
 template <class T, int kHead, bool kRuled>
 __global__ void __launch_bounds__(kThreads<kHead>, kBlocks<kHead>)
     attention_forward_tiles(AttentionForward<T> x) {
@@ -186,9 +186,9 @@ __global__ void __launch_bounds__(kThreads<kHead>, kBlocks<kHead>)
     const T* const k_tile = buffer(tile);
     for (int key = 0; key < kKeys<kHead>; key += kStep<kHead>) {
       const int at = tile * kKeys<kHead> + key;
-      if (query - at <= -kWarpQueries<kHead>) break;  // the keys are behind the warp's last query
+      if (query - at <= -kWarpQueries<kHead>) break;  // the keys are after the warp's last query
       if constexpr (kRuled) {
-        if (first_keys.least() >= at + kStep<kHead>) continue;  // they are hidden from all of its queries
+        if (first_keys.least() >= at + kStep<kHead>) continue;  // hidden from all of the warp's queries
       }
       const KeyRows<T> rows{k_tile + key * kPitch, k_tile + kKeyTile + key * kPitch};
       add_keys<kHead, kRuled>(r, q, rows, query, at, first_keys, x.scale);

@@ -1,5 +1,5 @@
-// Attention's backward without tensor cores: one pass for the gradients of keys and values, another for
-// those of queries, as on tensor cores.
+// Attention's backward without tensor cores: one pass for the gradients of keys and values, another for the
+// gradients of queries, as on tensor cores.
 #include "kernels/cuda/attention_pieces.hpp"
 
 namespace zg::cuda {
@@ -19,13 +19,13 @@ struct Shared {
         ds(p + Pieces<A>::kScoreSize) {}
 };
 
-// What the gradients of one query head are made of.
+// The operands of the gradients of one query head.
 template <class T, class Visible>
 struct HeadGradients {
   Scores<T, Visible> scores;
-  const T* d_o;  // in the sequence's first row
+  const T* d_o;  // at the sequence's first row
   std::int64_t ld_do;
-  const Acc<T>*delta, *lse2;  // of the sequence's first query
+  const Acc<T>*delta, *lse2;  // at the sequence's first query
   ScoreScale<Acc<T>> scale;
   std::int64_t head_size;
 };
@@ -55,8 +55,8 @@ __device__ HeadGradients<T, VisibleBlockKeys> gradients_of(const AttentionBlockG
           x.shape.head_size};
 }
 
-// Computes the probabilities p and the gradients ds of the scores of the queries and keys from here on,
-// [queries, keys]; both are 0 before.
+// Computes the probabilities p and the gradients ds of the scores of a tile of queries from `query` on and of
+// keys from `key` on, [queries, keys]. Both must be 0 before.
 template <class T, class Visible, class A = Acc<T>, int kPer = Pieces<A>::kPer>
 __device__ __forceinline__ void tile_gradients(const HeadGradients<T, Visible>& x, std::int64_t query,
                                                std::int64_t key, const Shared<A>& shared, A (&p)[kPer][kPer],
@@ -157,7 +157,7 @@ __device__ __forceinline__ void set_all(A (&to)[kPer], A value) {
   for (int i = 0; i < kPer; ++i) to[i] = value;
 }
 
-// Which rows and columns a block of threads computes of the gradients of `heads` heads.
+// The rows and columns that a block of threads computes of the gradients of `heads` heads.
 struct GradientPlace {
   std::int64_t own, batch, head, tile;
   __device__ GradientPlace(std::int64_t batches, std::int64_t heads, std::int64_t head_size) {

@@ -39,8 +39,8 @@ __device__ __forceinline__ void update_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>
   }
 }
 
-// The tile of queries from `first` on of one head, and kOwn columns of their weighted sum of values from
-// `own` on.
+// The attention of one head's tile of queries from `first` on: kOwn columns, from `own` on, of their weighted
+// sums of values.
 template <class T, class Visible, class A = Acc<T>>
 __device__ __forceinline__ void attend(const Scores<T, Visible>& x, std::int64_t head_size,
                                        const ScoreScale<A>& scale, std::int64_t first, std::int64_t own,
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
              own, head_size);
 }
 
-// The same of an AttentionBlock: merges the rows with what o and lse hold, each weighed by its part of the
-// sum of exponentials.
+// The same for an AttentionBlock: merges the rows with the results in o and lse, both weighted by their share
+// of the sum of exponentials.
 template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1)
     attention_block_forward_pieces(AttentionBlockForward<T> x) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
     const A top = before > here ? before : here;
     all[i] = b.merge ? top + std::log(std::exp(before - top) + std::exp(here - top)) : here;
     keep[i] = std::exp(before - all[i]);
-    // A query that sees none of these keys keeps what it has.
+    // A query that sees none of these keys keeps its result.
     take[i] = row.sum > 0 ? std::exp(here - all[i]) * row.rescale / row.sum : A{0};
   }
   __syncthreads();  // all threads of a row have its lse

@@ -1,8 +1,8 @@
 // Attention without tensor cores, for all types and head sizes. Tiles lie in shared memory in type A, and
-// each thread computes a small square of a product. Heads are processed in pieces of kPiece columns. A
-// block computes kOwn columns of the result; the blocks of further columns compute the scores again.
+// each thread computes a small square of a product. Heads are processed in pieces of kPiece columns. A block
+// computes kOwn columns of the result; blocks for further columns compute the scores again.
 //
-// 256 threads are 16 x 16, with half a warp to a row. Thread (y, x) has the rows from y * kPer on of a
+// 256 threads are 16 x 16, with half a warp for each row. Thread (y, x) has the rows from y * kPer on of a
 // result, and the columns x, x + 16, ...
 #pragma once
 #include <cmath>
@@ -28,7 +28,7 @@ __device__ __forceinline__ int thread_y() {
   return static_cast<int>(threadIdx.x) / kSide;
 }
 
-// How many columns of a head are in the piece that begins at `col`.
+// The number of a head's columns in the piece that begins at `col`.
 __device__ __forceinline__ int piece_cols(std::int64_t head_size, std::int64_t col) {
   return static_cast<int>(head_size - col < kPiece ? head_size - col : kPiece);
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ void add_weighted(A (&sums)[kPer][kCols], int piece, 
   }
 }
 
-// Adds the block's columns to sums, as store_sums() stores them.
+// Adds the block's columns to sums in memory, with the same arguments as store_sums().
 template <class A, int kPer, int kCols>
 __device__ __forceinline__ void add_to_sums(const A (&sums)[kPer][kCols], const A (&scale)[kPer], A* to,
                                             std::int64_t ld, std::int64_t rows, std::int64_t first,
@@ -115,7 +115,8 @@ __device__ __forceinline__ void add_to_sums(const A (&sums)[kPer][kCols], const 
   }
 }
 
-// Stores the block's columns [first, first + kOwn) of rows [0, rows), as far as the head has them.
+// Stores the block's columns [first, first + kOwn) of rows [0, rows); columns after the head's last one are
+// skipped.
 template <class T, class A, int kPer, int kCols>
 __device__ __forceinline__ void store_sums(const A (&sums)[kPer][kCols], const A (&scale)[kPer], T* to,
                                            std::int64_t ld, std::int64_t rows, std::int64_t first,

@@ -1,5 +1,5 @@
-// The gradient of attention's sinks. A block has a head; its warps go through the rows in turns, and each
-// lane sums what some columns contribute, so that the order of sums is fixed.
+// The gradient of attention's sinks. A block has one head. Its warps take the rows in turn, and each lane
+// sums the terms of some columns, so the order of sums is fixed.
 #include <cmath>
 
 #include "kernels/cuda/kernels.hpp"

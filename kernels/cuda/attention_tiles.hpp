@@ -12,9 +12,9 @@
 
 namespace zg::cuda {
 
-// What a block computes: a tile of one of `heads` heads of a sequence.
+// The work of a block: a tile of one of `heads` heads of a sequence.
 struct Place {
-  int unit, tile, batch, head;  // unit: of all heads of all sequences
+  int unit, tile, batch, head;  // unit: the head, counted over all sequences
   __device__ __forceinline__ Place(unsigned block, std::int64_t sequences, std::int64_t heads)
       : unit(static_cast<int>(block % static_cast<unsigned>(sequences * heads))),
         tile(static_cast<int>(block / static_cast<unsigned>(sequences * heads))),
@@ -28,12 +28,12 @@ __device__ __forceinline__ int first_query(int time, const Place& place) {
   return ((time - 1) / kQueries - place.tile) * kQueries;
 }
 
-// Elements from row to row. An odd number of 16-byte units, so that eight consecutive rows lie in different
-// banks.
+// Elements from one row to the next: an odd number of 16-byte units, so that eight consecutive rows lie in
+// different banks.
 template <int kHead>
 inline constexpr int kTilePitch = kHead + 8;
 
-// Starts to load [rows, head_size] to a tile of kRows rows, with zeros elsewhere. The caller commits and
+// Starts to load [rows, head_size] into a tile of kRows rows, with zeros elsewhere. The caller commits and
 // waits (cp.async).
 template <int kRows, int kHead, int kThreads, class T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t ld, int rows, int head_size,
@@ -70,8 +70,8 @@ struct KeyRows {
   const T *k, *v;
 };
 
-// Stores sums times `scale` to rows [0, rows) of `to`, by way of the warp's own kM * 16 rows of a tile,
-// which no other warp may be reading.
+// Stores sums times `scale` to rows [0, rows) of `to`. They are staged in the warp's own kM * 16 rows of a
+// tile, which no other warp may be reading.
 template <int kM, int kHead, class T>
 __device__ __forceinline__ void store_rows(const float (&sums)[kM][kHead / 8][4], const float (&scale)[kM][2],
                                            T* tile, Strided<T> to, int rows, int head_size, bool packs) {
@@ -135,7 +135,7 @@ class OwnRows {
     }
   }
 
-  // Rows [16 m, 16 m + 16), columns [k, k + 16).
+  // Gets rows [16 m, 16 m + 16), columns [k, k + 16).
   __device__ __forceinline__ void get(unsigned (&a)[4], int m, int k) const {
     if (k < kHeld) {
       ZG_UNROLL
@@ -215,7 +215,7 @@ __device__ __forceinline__ void add_products(float (&sums)[kM][kN][4], const uns
   }
 }
 
-// Row and column of element i of this lane's part of a 16 x 8 result.
+// Row and column of this lane's element i of a 16 x 8 result.
 __device__ __forceinline__ int row_of(int i) {
   return static_cast<int>(threadIdx.x) % 32 / 4 + i / 2 * 8;
 }
@@ -223,8 +223,8 @@ __device__ __forceinline__ int col_of(int i) {
   return static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
 }
 
-// Sets the results of queries that come before the key. Rows are keys, or queries if not kRowsAreKeys; ahead:
-// the position of the first row less that of the first column.
+// Sets elements whose query comes before the key to `to`. Rows are keys, or queries if not kRowsAreKeys;
+// ahead: the position of the first row minus that of the first column.
 template <bool kRowsAreKeys, int kM, int kN>
 __device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int ahead) {
   const int lane = thread_again() % 32, same = ahead + lane / 4 - lane % 4 * 2;
@@ -242,11 +242,11 @@ __device__ __forceinline__ void set_hidden(float (&d)[kM][kN][4], float to, int 
 }
 
 // For a warp whose rows are queries: the first key that each of this lane's queries attends to. query: the
-// warp's first one; queries behind the last one count as the last.
+// warp's first query; queries after the last one count as the last.
 template <int kM>
 struct FirstKeys {
   int of[kM][2];
-  // firsts: of the warp's queries, one after the other.
+  // firsts: the first keys of the warp's queries, one after the other.
   __device__ __forceinline__ explicit FirstKeys(const int* firsts) {
     ZG_UNROLL
     for (int m = 0; m < kM; ++m) of[m][0] = firsts[m * 16 + row_of(0)], of[m][1] = firsts[m * 16 + row_of(2)];
@@ -261,20 +261,20 @@ struct FirstKeys {
       }
     }
   }
-  // The first keys of the warp's first and last query. Recomputed in each turn: registers are few.
+  // The first keys of the warp's first and last query. Recomputed in each iteration to save registers.
   __device__ __forceinline__ int least() const { return __shfl_sync(0xffffffffu, of[0][0], 0); }
   __device__ __forceinline__ int most() const { return __shfl_sync(0xffffffffu, of[kM - 1][1], 31); }
 };
 
-// The empty stand-in where all queries attend to the first key.
+// An empty replacement for FirstKeys where all queries attend from the first key on.
 struct AllKeys {
   __device__ __forceinline__ AllKeys(const VisibleKeys&, int, int) {}
 };
 template <int kM, bool kRuled>
 using First = std::conditional_t<kRuled, FirstKeys<kM>, AllKeys>;
 
-// Sets the results of keys that come before those that a query attends to. Rows are queries, the first column
-// is `key`.
+// Sets elements whose key comes before the first key that the query attends to to `to`. Rows are queries; the
+// first column is key `key`.
 template <int kM, int kN>
 __device__ __forceinline__ void set_before(float (&d)[kM][kN][4], float to, const FirstKeys<kM>& first,
                                            int key) {

@@ -1,4 +1,4 @@
-// db += the column sums of dy, by way of sums over groups of rows.
+// db += the column sums of dy, computed from sums over groups of rows.
 #include <algorithm>
 
 #include "kernels/cuda/column_sums.hpp"

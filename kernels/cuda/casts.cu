@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Block b converts the tiles b, b + gridDim.x, ... The order of the sum depends on n and the grid, which
-// depends on n alone. Elements behind the end count as zero.
+// depends on n alone. Elements after the end count as zero.
 template <class In, class Out>
 __global__ void __launch_bounds__(kThreads)
     finish_tiles(std::int64_t n, const In* in, Out* out, bool aligned, double* partials) {

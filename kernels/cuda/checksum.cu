@@ -1,16 +1,16 @@
 // XXH3 (64 bits, no seed, default secret) of more than 240 bytes, after the specification of xxHash: the
 // same value as on the host.
 //
-// The input is divided into blocks of 1024 bytes, each of 16 stripes of 64. For each block, eight
-// accumulators gain a sum over the block's stripes, which does not depend on earlier blocks, and are then
-// scrambled, which does. So one kernel computes the sums of all blocks, a warp for each, and another
-// kernel, of one warp, goes through them in order.
+// The input is divided into blocks of 1024 bytes, each of 16 stripes of 64. For each block, a sum over the
+// block's stripes, which does not depend on earlier blocks, is added to eight accumulators; these are then
+// scrambled, which depends on earlier blocks. So one kernel computes the sums of all blocks, a warp for each,
+// and another kernel, of one warp, processes the sums in order.
 #include "kernels/cuda/launch.hpp"
 
 namespace zg::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // of a CUDA block
+constexpr int kWarps = 8;  // warps of a CUDA block
 constexpr std::int64_t kBlock = 1024, kStripe = 64;
 constexpr int kLanes = 8;   // accumulators
 constexpr int kAhead = 16;  // sums that checksum_walk loads at once
@@ -29,12 +29,12 @@ constexpr std::uint64_t kSecret[] = {
     0x647378d9c97e9fc8u, 0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu};
 
-// The parts of the secret that are used, as a kernel argument, which threads can index.
+// The words of the secret that are used, as a kernel argument, which threads can index.
 struct Keys {
   std::uint64_t stripes[24];       // stripe s, accumulator i: word s + i
-  std::uint64_t scramble[kLanes];  // from byte 128
-  std::uint64_t last[kLanes];      // of the last stripe: from byte 121
-  std::uint64_t end[kLanes];       // from byte 11
+  std::uint64_t scramble[kLanes];  // words from byte 128 on
+  std::uint64_t last[kLanes];      // for the last stripe: words from byte 121 on
+  std::uint64_t end[kLanes];       // words from byte 11 on
   std::uint64_t start[kLanes];     // the accumulators' first values
 };
 
@@ -58,7 +58,7 @@ constexpr Keys make_keys() {
 }
 constexpr Keys kKeys = make_keys();
 
-// What accumulator `lane % 8` gains from its word of a stripe and from its neighbour's word.
+// The value that is added to accumulator `lane % 8` for its word of a stripe and its neighbour's word.
 __device__ __forceinline__ std::uint64_t gain(std::uint64_t word, std::uint64_t key) {
   const std::uint64_t mixed = word ^ key;
   return (mixed & 0xffffffffu) * (mixed >> 32) + __shfl_xor_sync(kAll, word, 1);
@@ -100,7 +100,8 @@ __device__ __forceinline__ std::uint64_t folded(std::uint64_t a, std::uint64_t b
   return (a1 * b1 + (cross >> 32) + (middle >> 32)) ^ (middle << 32 | (low & 0xffffffffu));
 }
 
-// Every lane has the accumulator lane % 8. `sums` has the sums of all whole blocks and of the rest.
+// Every lane has the accumulator lane % 8. `sums` has the sums of all whole blocks and of the rest of the
+// input.
 __global__ void __launch_bounds__(32)
     checksum_walk(std::int64_t whole, std::int64_t bytes, const std::uint64_t* data, const Keys keys,
                   const std::uint64_t* sums, std::uint64_t* result) {

@@ -1,5 +1,5 @@
-// Sums over the rows of a matrix, column by column. The 32 lanes of a warp have consecutive columns. Each
-// of a block's kSlices warps sums every kSlices-th row, and these sums are added in order.
+// Sums over the rows of a matrix, column by column. The 32 lanes of a warp have consecutive columns. Each of
+// a block's kSlices warps sums every kSlices-th row, and the warps' sums are added in order.
 #pragma once
 #include "kernels/cuda/rows.hpp"
 

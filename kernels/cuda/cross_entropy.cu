@@ -1,12 +1,13 @@
 // Softmax cross entropy and its gradient, row by row. The largest logit and the sum of exponentials are
 // computed while a row is read (online softmax: Milakov and Gimelshein, 2018), and as much of it as fits
 // stays in shared memory for the gradient. While a block writes the gradient of a row, it already loads its
-// next row to the memory that becomes free (cp.async), so that reads and writes overlap though one row nearly
-// fills a multiprocessor.
+// next row into the memory that becomes free (cp.async). So reads and writes overlap even if one row nearly
+// fills a multiprocessor's shared memory.
 //
-// A row is cut into tiles, in which each thread has one quad. A thread loads its own quads alone, so no
-// barrier stands between a load and its use. The first tiles of a row are kept from the one pass to the
-// other; the others are loaded in each pass, through a ring of tiles, a few of them ahead.
+// A row is cut into tiles, in which each thread has one quad. A thread only uses quads that it has loaded
+// itself, so a load and its use need no barrier between them. The first tiles of a row are kept in shared
+// memory from the first pass to the second; the other tiles are loaded in each pass, through a ring of a few
+// tiles that are loaded ahead.
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -21,10 +22,11 @@ namespace {
 template <class A>
 constexpr A kInfinity = std::numeric_limits<A>::infinity();
 
-constexpr int kAhead = 3;  // tiles of the ring: two on their way while one is used
+constexpr int kAhead = 3;  // tiles of the ring: two are being loaded while one is used
 
-// Tiles of a row: first those that are kept in shared memory, of the rest `ahead` in the ring. The first
-// `whole` of all can be accessed without looking at the row's end.
+// The numbers of tiles of a row: the first `kept` stay in shared memory; the other `rest` go through the
+// ring, which has `ahead` tiles. The first `whole` tiles of the row lie completely in it and need no check
+// for its end.
 struct Tiles {
   int kept = 0, rest = 0, ahead = 0, whole = 0;
 };
@@ -40,8 +42,8 @@ __device__ __forceinline__ A finite_below(A max) {
   return max == -kInfinity<A> ? A{0} : max;
 }
 
-// e^x, for float without the handling of subnormal results: a relative error of 2^-22, and those of the
-// exponent.
+// e^x, for float without the handling of subnormal results: the relative error is 2^-22, plus the error from
+// rounding the exponent.
 __device__ __forceinline__ float exponential(float x) {
   return exp2_flushed(x * 1.44269504f);
 }
@@ -56,8 +58,8 @@ __device__ __forceinline__ double tangent(double x) {
   return std::tanh(x);
 }
 
-// Starts to copy `bytes`, of 16, to shared memory, and zeros for the others. Both addresses are multiples
-// of 16.
+// Starts to copy `bytes` bytes to shared memory, and zeros for the rest of 16 bytes. Both addresses are
+// multiples of 16.
 __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
 #if defined(__CUDACC__)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
@@ -69,8 +71,8 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes
 #endif
 }
 
-// In the functions below kAll says that all of the tile is in the row, and that rows can be accessed in
-// quads. kCapped: logits count as softcap * tanh(logit / softcap).
+// kAll in the functions below: all of the tile is in the row, and rows can be accessed in quads. kCapped:
+// logits become softcap * tanh(logit / softcap).
 template <class T, int kThreads, bool kCapped>
 struct Rows {
   using A = Acc<T>;
@@ -83,13 +85,13 @@ struct Rows {
   bool aligned;
   Quad<A>* shared;  // the tiles that are kept, and then the ring
   A softcap;
-  int slot = 0;  // of the ring, whose turn it is
+  int slot = 0;  // next slot of the ring
 
   __device__ __forceinline__ const A* row(std::int64_t r) const { return r < 0 ? nullptr : logits.row(r); }
   __device__ __forceinline__ Quad<A>* quad(int at) const {
     return shared + (at * kThreads + static_cast<int>(threadIdx.x));
   }
-  // The first of the thread's elements.
+  // The column of the thread's first element in a tile.
   __device__ __forceinline__ std::int64_t place(int tile) const {
     return std::int64_t{tile} * kTile + 4 * static_cast<int>(threadIdx.x);
   }
@@ -119,7 +121,7 @@ struct Rows {
       for (int j = 0; j < 4 && j < left; ++j) to[j] = from[i + j];
     }
   }
-  // Starts to load a tile of the row at `from` (null: of none), as one group of copies.
+  // Starts to load a tile of the row at `from` as one group of copies; null: an empty group.
   __device__ __forceinline__ void start(const A* from, int tile, int at) const {
     if (from != nullptr) for_tile(tile, [&](auto all) { start_quad<all()>(from, tile, at); });
     cp_async_commit();
@@ -135,11 +137,11 @@ struct Rows {
     }
     return x;
   }
-  // The quad of a tile that has arrived, capped, with -infinity behind the end of the row.
+  // The thread's quad of a loaded tile, capped, with -infinity after the end of the row.
   template <bool kAll>
   __device__ __forceinline__ Quad<A> load(int tile, int at) const {
     if constexpr (kAll) return capped(*quad(at));
-    // Kept tiles end with the row, so behind it there may be no shared memory.
+    // Kept tiles end with the row, so there may be no shared memory after its end.
     const std::int64_t left = cols - place(tile);
     Quad<A> x{};
     if (left > 0) x = capped(*quad(at));
@@ -148,7 +150,8 @@ struct Rows {
     return x;
   }
 
-  // Kept tiles are the latest groups when the pass over a row begins: waits for four of them from tile t on.
+  // When the pass over a row begins, kept tiles are the latest groups. Waits for four of them, from tile t
+  // on.
   __device__ __forceinline__ void await_kept(int t) const {
     const int left = tiles.kept - 4 - t;
     if (left >= 8) {
@@ -159,7 +162,7 @@ struct Rows {
       cp_async_wait<0>();
     }
   }
-  // Waits for the tile of the ring whose turn it is.
+  // Waits for the next tile of the ring.
   __device__ __forceinline__ void await_next() const {
     static_assert(kAhead == 3);
     if (tiles.ahead == 3) {
@@ -170,8 +173,9 @@ struct Rows {
       cp_async_wait<0>();
     }
   }
-  // Tile i of the rest has been used: starts to load what its place in the ring is for next, in this pass
-  // over the row at `from` or, at its end, in the next pass, over that at `then`.
+  // To be called when tile i of the rest has been used: starts to load the next tile into its slot of the
+  // ring. The next tile belongs to this pass, over the row at `from`, or at its end to the next pass, over
+  // the row at `then`.
   __device__ __forceinline__ void refill(int i, const A* from, const A* then) {
     const int next = i + tiles.ahead;
     const bool here = next < tiles.rest;
@@ -189,7 +193,7 @@ struct Rows {
     ZG_UNROLL
     for (int j = 0; j < 4; ++j) s.sum += exponential(x.at[j] - top);
   }
-  // The softmax over what this thread has of the row at `from`. `then`: the row of the next pass, which may
+  // The softmax over this thread's elements of the row at `from`. `then`: the row of the next pass, which may
   // be the same.
   __device__ __forceinline__ Softmax<A> read(const A* from, const A* then) {
     Softmax<A> s{-kInfinity<A>, 0};
@@ -206,7 +210,7 @@ struct Rows {
     return s;
   }
 
-  // gradient = exp(logit - max) * factor, except for the target.
+  // gradient = exp(logit - max) * factor, except at the target, where it is at_target.
   struct Gradient {
     T* row;
     A max, factor;
@@ -245,7 +249,7 @@ struct Rows {
   // Writes the gradient of the row at `from`, and loads the row at `then` where tiles become free. If the
   // gradient shares the logits' memory and its elements are narrower, element i lies over logit i / 2:
   // writing a tile overwrites logits of this tile and of earlier ones. So all threads must have loaded the
-  // tile; those that are kept they have loaded before the gradient was known.
+  // tile before it is written; the kept tiles they have loaded before the gradient was known.
   __device__ __forceinline__ void write(const A* from, const A* then, const Gradient& g) {
     const bool in_place = static_cast<const void*>(g.row) == static_cast<const void*>(from);
     for (int i = 0; i < tiles.rest; ++i) {
@@ -271,7 +275,7 @@ struct Rows {
   }
 };
 
-// Three warps share what is computed once a row.
+// Scalars of a row are computed by three threads of different warps.
 constexpr int kFactorThread = 0, kTargetThread = 32, kLossThread = 64;
 
 template <class A>
@@ -281,8 +285,8 @@ struct Shared {
   A factor, at_target;
 };
 
-// The loss of row `r`, in kLossThread. `shared` may be used for the next row without a barrier: for each of
-// its members there is one between the last read and the next write.
+// The loss of row `r`, in kLossThread. `shared` may be used for the next row without a further barrier: for
+// each of its members there is a barrier between the last read and the next write.
 template <class T, int kThreads, bool kCapped>
 __device__ __forceinline__ double row_loss(Rows<T, kThreads, kCapped>& rows, std::int64_t r,
                                            std::int64_t then, std::int64_t target, double scale,
@@ -296,7 +300,7 @@ __device__ __forceinline__ double row_loss(Rows<T, kThreads, kCapped>& rows, std
   double slope = 1;
   const Softmax<A> mine = rows.read(row, writes ? row : next);
   if constexpr (kCapped) {
-    // With the bits that it has among others.
+    // Computed so that it has the same bits as the other capped logits.
     const A t = tangent(of_target / rows.softcap);
     of_target = rows.softcap * t;
     slope = 1 - static_cast<double>(t) * static_cast<double>(t);
@@ -359,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   }
 }
 
-constexpr int kOther = 2048;  // bytes of a block besides: static shared memory, and what CUDA takes
+constexpr int kOther = 2048;  // other bytes of a block: static shared memory, and CUDA's own
 
 // The most dynamic shared memory of a block.
 std::int64_t most_shared_bytes() {
@@ -392,7 +396,7 @@ void launch_rows(const Launch& on, Extent extent, const CrossEntropy<T>& args, s
     tiles = {.kept = kept, .rest = all - kept, .ahead = static_cast<int>(at_most(kAhead, all - kept))};
     bytes = (tiles.kept + tiles.ahead) * kTileBytes;
   }
-  // So many blocks as run at the same time: each then begins only one row without overlap.
+  // As many blocks as can run at the same time: each then loads only its first row without overlap.
   const std::int64_t each = at_most(1024 / kThreads, most / (bytes + kOther));
   const std::int64_t blocks = at_most(groups, on.multiprocessors * (each < 1 ? 1 : each));
   const bool aligned = quads(args.logits.data, args.logits.ld) && quads(args.dlogits.data, args.dlogits.ld);

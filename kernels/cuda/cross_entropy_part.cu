@@ -1,5 +1,6 @@
-// Cross entropy where each part has the logits of some tokens: a row's numbers, which the parts exchange, and
-// then the loss and the gradient of this part's logits. A block works on a row at a time.
+// Cross entropy with a sharded vocabulary, where each shard has the logits of some tokens: first a row's
+// three scalars, which the shards exchange, and then the loss and the gradient of this shard's logits. A
+// block works on one row at a time.
 #include <cmath>
 #include <limits>
 
@@ -25,7 +26,7 @@ __device__ __forceinline__ float capped(float logit, float softcap) {
 __device__ __forceinline__ double capped(double logit, double softcap) {
   return softcap == 0 ? logit : softcap * std::tanh(logit / softcap);
 }
-// The derivative of that, where `value` is the result.
+// The derivative of capped(), from its result `value`.
 template <class A>
 __device__ __forceinline__ A cap_slope(A value, A softcap) {
   const A t = softcap == 0 ? A{0} : value / softcap;
@@ -33,7 +34,7 @@ __device__ __forceinline__ A cap_slope(A value, A softcap) {
 }
 
 // The largest over the threads of a block, returned in all of them; there must be a barrier before `shared`,
-// a number for each warp, is used again.
+// an element for each warp, is used again.
 template <class A>
 __device__ __forceinline__ A block_max(A x, A* shared) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) softmax_part_rows(Extent extent, Sof
   for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads) max = std::fmax(max, logits[c]);
   const A softcap = static_cast<A>(args.softcap);
   max = capped(block_max(max, largest), softcap);
-  // Where all logits of a part are -infinity, the sum is 0 and not NaN.
+  // If all logits of the shard are -infinity, the sum is 0 and not NaN.
   const A top = max == kLeast ? A{0} : max;
   A sum = 0;
   for (std::int64_t c = threadIdx.x; c < extent.cols; c += kThreads)
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) softmax_part_rows(Extent extent, Sof
   args.numbers[2 * extent.rows + r] = here ? capped(logits[target], softcap) : A{0};
 }
 
-// What all parts have of a row together.
+// The scalars of a row over the whole vocabulary.
 struct Whole {
   double max, total, distance;
 };

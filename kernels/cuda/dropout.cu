@@ -9,7 +9,7 @@ namespace {
 
 template <class A>
 struct ApplyDropout {
-  using ByRow = void;  // a whole row begins at the first word of a Philox block
+  using ByRow = void;  // takes rows and columns: a row begins at the first word of a Philox block
   Dropout dropout;
   std::uint64_t threshold;
   uint2 key;
@@ -20,8 +20,8 @@ struct ApplyDropout {
   __device__ __forceinline__ uint4 words_of(unsigned block, const kernels::DropoutRow& of) const {
     return philox4x32_10(make_uint4(block, of.position, of.sequence, of.step), key);
   }
-  // For N > 1 a pack of columns that begin at a multiple of 4 begins at the first word of a Philox block, or,
-  // for N = 2, perhaps at the third. Of columns that begin elsewhere each is looked up by itself.
+  // If the view's first column is a multiple of 4, a pack (N > 1) begins at the first word of a Philox block
+  // or, for N = 2, perhaps at the third. Otherwise the word of each column is looked up by itself.
   template <int N>
   __device__ __forceinline__ void operator()(std::int64_t row, std::int64_t column, const A (&in)[1][N],
                                              A (&out)[1][N]) const {

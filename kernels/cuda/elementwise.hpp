@@ -12,15 +12,15 @@ struct Operands {
   Strided<T> out[kOut];
 };
 
-// Whether a functor says that it goes by rows and columns (`using ByRow = void`; nvcc would warn of a
-// constant that only a requirement names).
+// Whether a functor takes rows and columns. It declares this by `using ByRow = void`; nvcc would warn of a
+// constant that only a requirement names.
 template <class F>
 inline constexpr bool kGoesByRow = requires {
   typename F::ByRow;
 };
 
 inline constexpr unsigned kElementwiseThreads = 256;  // at most
-inline constexpr int kDeep = 2;                       // a thread's accesses that are in flight together
+inline constexpr int kDeep = 2;                       // accesses of a thread that are in flight together
 
 template <int N, class T, int kIn, int kOut, class F>
 __device__ __forceinline__ void apply(const Operands<T, kIn, kOut>& operands, const F& f, std::int64_t row,
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
         apply<N, T>(operands, f, row, cols, c, in[d]);
       } else if constexpr (N > 1) {
         ZG_NO_UNROLL
-        for (; c < cols; ++c) {  // the elements behind the last whole pack
+        for (; c < cols; ++c) {  // the elements after the last whole pack
           Elements<T, 1> one[kIn];
           ZG_UNROLL
           for (int k = 0; k < kIn; ++k) one[k] = load_elements<1>(operands.in[k].row(row) + c);
@@ -79,15 +79,15 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   }
 }
 
-// Calls f(element, in, out) for runs of N consecutive elements: `element` is the number of the first (row
-// by row, without gaps), in is const Acc<T>[kIn][N], and out is Acc<T>[kOut][N]. N is 1, or the elements of a
-// pack. A functor that goes by row is called as f(row, column of the first, in, out), with all N in one row;
-// a pack then begins at a multiple of N.
+// Calls f(element, in, out) for runs of N consecutive elements: `element` is the index of the first (row by
+// row, without gaps), in is const Acc<T>[kIn][N], and out is Acc<T>[kOut][N]. N is 1, or the elements of a
+// pack. A functor with ByRow is called as f(row, column of the first, in, out), with all N in one row; a pack
+// then begins at a multiple of N.
 template <class T, int kIn, int kOut, class F>
 void elementwise(const char* name, const Launch& on, Extent extent, const Operands<T, kIn, kOut>& operands,
                  const F& f) {
   if (extent.rows == 0 || extent.cols == 0) return;
-  // A matrix without gaps is one long row, of which only the start must be aligned.
+  // A matrix without gaps is treated as one long row, of which only the start must be aligned.
   bool dense = !kGoesByRow<F>;
   for (const auto& m : operands.in) dense = dense && m.ld == extent.cols;
   for (const auto& m : operands.out) dense = dense && m.ld == extent.cols;

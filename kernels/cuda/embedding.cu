@@ -20,7 +20,7 @@ __device__ __forceinline__ std::int64_t column(std::int64_t tile, int lane, int 
   return tile * kTile<T> + (kPacks ? lane * Pack<T>::kCount + j : lane + 32 * j);
 }
 
-// This lane's elements of a tile, with zeros behind the end of the row.
+// This lane's elements of a tile, with zeros after the end of the row.
 template <class T, bool kPacks, class From>
 __device__ __forceinline__ Pack<T> load_columns(const From* row, std::int64_t tile, std::int64_t cols,
                                                 int lane) {
@@ -67,7 +67,8 @@ __device__ __forceinline__ std::int64_t checked(std::int64_t id, std::int64_t co
   return id;
 }
 
-// The row of the table that an id has here, which is outside of [0, vocabulary) where another part has it.
+// The row of an id in this rank's table. It is outside of [0, vocabulary) if another vocabulary shard has the
+// id.
 template <class Args>
 __device__ __forceinline__ std::int64_t row_of(const Args& args, std::int64_t id) {
   return checked(id, args.part.whole > 0 ? args.part.whole : args.vocabulary) - args.part.first;
@@ -113,7 +114,7 @@ __device__ __forceinline__ void add_rows_of(unsigned mask, const EmbeddingBackwa
                                             std::int64_t tile, std::int64_t cols, int lane,
                                             Acc<T> (&sum)[Pack<T>::kCount], const RowOf& row_of) {
   while (mask != 0) {
-    Pack<T> x[kRows] = {};  // loads that are in flight together
+    Pack<T> x[kRows] = {};  // rows whose loads are in flight together
     int count = 0;
     ZG_UNROLL
     for (int u = 0; u < kRows; ++u) {
@@ -132,13 +133,13 @@ __device__ __forceinline__ void add_rows_of(unsigned mask, const EmbeddingBackwa
   }
 }
 
-// The table's gradient in a fixed order, without scratch. Ids are rows of the table (row_of()), and those of
-// other parts are passed over. A block has some columns and a share of the ids:
-// share s are the ids that are s modulo the number of shares, a power of two. It scans all ids, which are
-// few bytes, for those of its share, and lists their tokens in order. When the list is full, and at the
-// end, the rows of each id in it are summed in registers and added to the table once: by the warp that
-// finds the id's first token in the list, or, if the id has more than kFew tokens, by all warps, each of
-// which sums a part of the list.
+// The table's gradient in a fixed order, without scratch. Ids are rows of the table (row_of()), and ids of
+// other vocabulary shards are skipped. A block has some columns and a share of the ids: share s are the ids
+// that are s modulo the number of shares, a power of two. It scans all ids, which take few bytes, for the ids
+// of its share, and lists their tokens in order. When the list is full, and at the end, the rows of each id
+// in it are summed in registers and added to the table once: by the warp that finds the id's first token in
+// the list, or, if the id has more than kFew tokens, by all warps, each of which sums some windows of the
+// list.
 constexpr int kListed = 2048;
 constexpr int kScanned = 4 * kThreads;  // ids that are scanned at a time
 constexpr int kFew = 32;
@@ -167,7 +168,7 @@ struct ById {
   List<T>& list;
   int warp, lane;
 
-  // x += the rows of id's tokens from list position `begin` on, in the windows first, first + stride, ...
+  // x += the rows of the id's tokens from list position `begin` on, in the windows first, first + stride, ...
   __device__ __forceinline__ void sum(int id, int begin, int first, int stride, int count, std::int64_t tile,
                                       Acc<T> (&x)[Pack<T>::kCount]) const {
     for (int w = first; w < count; w += stride) {
@@ -324,8 +325,8 @@ __global__ void __launch_bounds__(kThreads) embedding_by_position(Extent extent,
                          sum);
 }
 
-// The same of documents: a warp looks through all rows for those at its position, 32 at a time, and adds them
-// in order.
+// The same with documents: a warp scans all rows for rows at its position, 32 at a time, and adds them in
+// order.
 template <class T, bool kPacks>
 __global__ void __launch_bounds__(kThreads) embedding_by_place(Extent extent, EmbeddingBackward<T> args) {
   const std::int64_t p = std::int64_t{blockIdx.x} * kWarps + threadIdx.y, tile = blockIdx.y;
@@ -354,8 +355,8 @@ Shape warps_of(std::int64_t rows, std::int64_t cols) {
 
 template <class T, bool kPacks>
 void backward_by_id(const Launch& on, Extent extent, const EmbeddingBackward<T>& args) {
-  // Enough blocks that scans overlap and that the columns of a frequent id are spread over several; not so
-  // many that scanning costs more than adding. Depends on the sizes alone.
+  // The number of blocks is large enough that scans overlap and that the columns of a frequent id are spread
+  // over several blocks, and so small that scanning costs less than adding. It depends on the sizes alone.
   constexpr std::int64_t kPieces = 4, kBlocks = 2048, kShares = 1024;
   const std::int64_t tiles = (extent.cols + kTile<T> - 1) / kTile<T>;
   if (tiles == 0 || extent.rows == 0) return;

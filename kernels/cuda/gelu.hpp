@@ -7,7 +7,7 @@ namespace zg::cuda {
 inline constexpr double kTwoSqrt2OverPi = 1.5957691216057307;
 inline constexpr double kCubic = 0.044715;
 
-// x, clamped to where sigmoid(2u) is not constant yet: beyond, its cube could overflow.
+// x, clamped to the range in which sigmoid(2u) still changes. Outside of it the cube of x could overflow.
 __device__ __forceinline__ float gelu_domain(float x) {
   return fmaxf(-30.0f, fminf(x, 30.0f));
 }

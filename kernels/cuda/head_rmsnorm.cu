@@ -1,5 +1,5 @@
 // RMSNorm of each head of a row by itself. The kernels are in norms.hpp and norms_backward.hpp, where a head
-// is a row.
+// counts as a row.
 #include "kernels/cuda/norms_backward.hpp"
 
 namespace zg::cuda {

@@ -25,7 +25,7 @@ struct Held {
     }
   }
   __device__ __forceinline__ Acc<T> operator[](int j) const { return to_acc(element(j)); }
-  // To be called at most once for each element, on a Held that is zero.
+  // Call it at most once for each element, on a Held that is zero.
   __device__ __forceinline__ void set(int j, T e) {
     if constexpr (sizeof(T) == 2) {
       words.at[j / 2] |= static_cast<unsigned>(e.bits) << (16 * (j % 2));

@@ -19,14 +19,15 @@ using namespace kernels;
 // cudaStream_t.
 using StreamHandle = CUstream_st*;
 
-// Where a kernel is enqueued, and what a launch may depend on.
+// The stream on which a kernel is enqueued, and settings that a launch may depend on.
 struct Launch {
   StreamHandle stream = nullptr;
   int multiprocessors = 1;
   bool deterministic = true;  // false: sums may use atomics, and then have no fixed order
 };
 
-// Sums over rows are made in this many groups of rows, each with a row of scratch, and then added in order.
+// Sums over rows are computed in this many groups of rows, each with a row of scratch, and then added in
+// order.
 inline constexpr std::int64_t kRowGroups = 256;
 // Doubles of scratch for sums over all elements.
 inline constexpr std::int64_t kSumPartials = 1024;

@@ -22,7 +22,7 @@ namespace zg::cuda {
 
 struct Shape {
   dim3 grid, block;
-  std::size_t shared_bytes = 0;  // dynamic shared memory; launch() opts in to more than a block has without
+  std::size_t shared_bytes = 0;  // dynamic shared memory; launch() opts in to large sizes
 };
 
 #if defined(__CUDACC__)
@@ -43,7 +43,7 @@ template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& on, const Shape& shape, A&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   cudaError_t status = cudaSuccess;
-  // A block has 48 KiB without opting in, of which a kernel's static shared memory is a part.
+  // Without opting in a block has 48 KiB, including the kernel's static shared memory.
   if (shape.shared_bytes > 32 * 1024) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(shape.shared_bytes));

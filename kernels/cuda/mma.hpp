@@ -1,6 +1,6 @@
 // PTX instructions without a counterpart in C++: products of small matrices on tensor cores, and loads of
-// their operands. sm_80 and later. Layouts are those of the PTX ISA ("Matrix Fragments for mma.m16n8k16
-// with floating point type", "ldmatrix"); with g = lane / 4 and t = lane % 4:
+// their operands. sm_80 and later. Layouts follow the PTX ISA ("Matrix Fragments for mma.m16n8k16 with
+// floating point type", "ldmatrix"); with g = lane / 4 and t = lane % 4:
 //
 //   a[16, 16]  a[0] (g, 2t), a[1] (g + 8, 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8), each with the next
 //              column
@@ -32,7 +32,7 @@ __device__ __forceinline__ unsigned pack_halves(float low, float high) {
 #endif
 }
 
-// 2^x with a relative error of 2^-22, and 0 where the result would be subnormal: the bare instruction,
+// 2^x with a relative error of 2^-22, and 0 where the result would be subnormal: only the instruction,
 // without exp2f()'s handling of subnormal numbers.
 __device__ __forceinline__ float exp2_flushed(float x) {
 #if defined(__CUDACC__)
@@ -44,8 +44,8 @@ __device__ __forceinline__ float exp2_flushed(float x) {
 #endif
 }
 
-// threadIdx.x and blockIdx.x, read again. What is computed from them is computed where it is needed, and
-// takes no registers before.
+// threadIdx.x and blockIdx.x, read again from the hardware. So values derived from them are computed where
+// they are needed, and take no registers before.
 __device__ __forceinline__ int thread_again() {
 #if defined(__CUDACC__)
   int thread;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&to)[4], const void*
 
 // Starts to copy 16 bytes to shared memory; both addresses are multiples of 16. Unless `there`, it writes
 // zeros and reads nothing. This thread may read the bytes after it has committed and waited, other threads
-// after a barrier behind that.
+// after a subsequent barrier.
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(there ? 16 : 0)

@@ -13,8 +13,8 @@ namespace zg::cuda {
 // RMSNorm, with its weight w or with 1 + w, has neither mean nor b.
 enum class Norm { kLayer, kRms, kRmsPlusOne };
 
-// The heads of rows, each as a row of its own: `size` elements, of the first heads * size of a row. There are
-// fewer than 2^31 of them, for a division in 64 bits would take more registers than there are.
+// Rows in which each head counts as a row of its own: `size` elements of the first heads * size columns.
+// There must be fewer than 2^31 heads in all, since a 64-bit division would need too many registers.
 template <class T>
 struct HeadRows {
   T* data = nullptr;
@@ -26,8 +26,7 @@ struct HeadRows {
   }
 };
 
-// Operands of a norm of rows that lie in Rows: of Strided ones, or of HeadRows. RMSNorm: b is null, and stats
-// are rstd alone.
+// Operands of a norm. Rows: Strided or HeadRows. With RMSNorm b is null, and stats are rstd alone.
 template <class T, template <class> class Rows = Strided>
 struct NormOperands {
   Rows<const T> x;
@@ -65,7 +64,7 @@ __global__ void __launch_bounds__(kNormThreads)
   if constexpr (kCentered) {
     A sum[1] = {0};
     for_packs<T, kHeld>(team, cols, [&](int p, Index c) {
-      const Held<T> v = x.at(p, c);  // zeros behind the row's end
+      const Held<T> v = x.at(p, c);  // zeros after the row's end
       ZG_UNROLL
       for (int j = 0; j < kCount; ++j) sum[0] += v[j];
     });
@@ -102,8 +101,8 @@ __global__ void __launch_bounds__(kNormThreads)
   args.stats.row(row)[kCentered ? 1 : 0] = rstd;
 }
 
-// The warps of the smallest team whose threads have at most `held` packs each of a row of packs_of_row
-// packs; at most `most`.
+// The number of warps, at most `most`, of the smallest team whose threads have at most `held` packs each of a
+// row of packs_of_row packs.
 inline int warps_for(std::int64_t packs_of_row, int held, int most) {
   int warps = 1;
   while (warps < most && packs_of_row > std::int64_t{32} * warps * held) warps *= 2;

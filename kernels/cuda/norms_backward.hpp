@@ -3,12 +3,12 @@
 //   dx += rstd (g - mean(g) - n mean(g n))     (RMSNorm has neither mean)
 //   dw += sum over rows of dy n,   db += sum over rows of dy
 //
-// A block owns a group of rows; its teams of warps take one row after the other. dy and x are read once and
+// A block owns a group of rows; its teams of warps take one row after another. dy and x are read once and
 // held in registers. Every thread keeps the sums of its own columns over its team's rows in shared memory,
 // which no other thread reads until all rows are done; then the sums of the teams are added in order, and
-// written to the group's row of scratch. Rows that are too long for that are read twice, and their sums are
-// kept in scratch. The norm of each head by itself (HeadRows) overwrites dx, which may then be dy: a thread
-// reads its elements of dy before it writes them, and no other reads them.
+// written to the group's row of scratch. Rows that are too long to be held are read twice, and their sums are
+// kept in scratch. The norm of each head by itself (HeadRows) overwrites dx, which may be dy: a thread reads
+// its elements of dy before it writes them, and no other thread reads them.
 #pragma once
 #include <algorithm>
 
@@ -28,8 +28,8 @@ struct NormGradients {
 
 inline constexpr unsigned kNormBackwardThreads = 512;
 
-// A thread's sums of its columns: in shared memory (kHeld > 0), as 16-byte slots in an order in which the
-// slots of consecutive threads are consecutive; else in the group's row of scratch.
+// A thread's sums for its columns: in shared memory (kHeld > 0), in 16-byte slots, where the slots of
+// consecutive threads are consecutive; else in the group's row of scratch.
 template <class T, int kHeld, int kSums>
 class ColumnSums {
   using A = Acc<T>;
@@ -100,8 +100,8 @@ class ColumnSums {
   A* shared_ = nullptr;
 };
 
-// The blocks of a multiprocessor that registers must suffice for: with kHeld up to 2 its shared memory has
-// room for two. LayerNorm in double takes too many.
+// The number of resident blocks on a multiprocessor for which registers must suffice. With kHeld up to 2 its
+// shared memory has room for two blocks; LayerNorm in double needs too many registers for that.
 template <class T, int kHeld, Norm kNorm>
 inline constexpr int kNormBackwardBlocks = (kHeld == 1 || kHeld == 2) &&
                                                    !(kNorm == Norm::kLayer && std::is_same_v<T, double>)
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kNormBackwardBlocks<T, k
   constexpr bool kCentered = kNorm == Norm::kLayer, kOverwrites = std::is_same_v<Rows<T>, HeadRows<T>>;
   constexpr int kCount = Pack<T>::kCount, kMeans = kCentered ? 2 : 1;
   // Two buffers, so that one barrier in each row suffices: a thread that writes partial sums of a row has
-  // passed the barrier of the row before, which all threads reach only after they have read those of the
-  // row before that.
+  // passed the barrier of the previous row. All threads reach that barrier only after they have read the sums
+  // of the row before the previous one, which are in the same buffer.
   __shared__ A partials[2][kMeans][kMaxWarps];
   const Team team = team_of(warps);
   const int teams = teams_of(warps);
@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kNormBackwardBlocks<T, k
       rstd = args.stats.row(row)[kCentered ? 1 : 0];
     }
 
-    A means[kMeans] = {};  // of g n, and of g
+    A means[kMeans] = {};  // the means of g n, and of g
     for_packs<T, kHeld>(team, cols, [&](int p, Index c) {
-      // Beyond the row's end dy and w are 0.
+      // After the row's end dy and w are 0.
       const Held<T> v = x.at(p, c), d = dy.at(p, c), w = load_part(args.w, c, cols, whole);
       A of_w[kCount], of_b[kCount];
       ZG_UNROLL
@@ -193,8 +193,8 @@ void launch_norm_backward(const char* name, const Launch& on, Extent extent,
   const std::int64_t row = (extent.cols + kCount - 1) / kCount;
   const bool whole = extent.cols % kCount == 0 && packs(args.x.data, args.x.ld) &&
                      packs(args.dy.data, args.dy.ld) && packs(args.dx.data, args.dx.ld) && packs(args.w, 0);
-  // A thread holds two packs (one of a head, which is short), or four if the whole block is one team; none if
-  // the row is longer still.
+  // A thread holds two packs (one if rows are heads, which are short), or four if the whole block is one
+  // team; none if the row is still longer.
   constexpr int kFew = std::is_same_v<Rows<T>, HeadRows<T>> ? 1 : 2;
   int held = kFew;
   const int warps = warps_for(row, held, kNormBackwardThreads / 32);

@@ -7,7 +7,7 @@
 
 namespace zg::cuda {
 
-// Moved by one access of memory, or two for doubles.
+// Loaded or stored by one memory access, or two for doubles.
 template <class T>
 struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Quad {
   T at[4];
@@ -19,9 +19,8 @@ bool quads(const T* data, std::int64_t ld) {
   return reinterpret_cast<std::uintptr_t>(data) % alignof(Quad<T>) == 0 && ld % 4 == 0;
 }
 
-// Loads a quad of which `left` elements exist (perhaps fewer than four, or none); `other` takes the place
-// of the rest. kAll: all four exist and are aligned; without a branch several loads stay in flight
-// together.
+// Loads a quad of which `left` elements exist (perhaps fewer than four, or none); the others become `other`.
+// kAll: all four exist and are aligned; without a branch several loads stay in flight together.
 template <bool kAll, class T>
 __device__ __forceinline__ Quad<T> load_quad(const T* from, std::int64_t left, bool aligned, T other = T{}) {
   if constexpr (kAll) {

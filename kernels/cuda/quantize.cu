@@ -1,7 +1,8 @@
-// Values as integers with a scale, with the same bits as kernels/host/quantize.cpp: compiled with
-// -fmad=false.
+// Quantisation to blocks of integers with a scale, with the same bits as kernels/host/quantize.cpp: this file
+// is compiled with -fmad=false.
 //
-// A warp has a block of values, a lane 8 consecutive ones: two words of codes with 8 bits, one with 4.
+// A warp has a block of values, and a lane 8 consecutive values: two words of 8-bit codes, or one word of
+// 4-bit codes.
 #include "ziggurat/kernels/quantize.hpp"
 
 #include <cmath>
@@ -18,7 +19,7 @@ constexpr int kEach = 8;  // values of a lane
 constexpr unsigned kAll = 0xffffffffu;
 static_assert(kQuantBlock == 32 * kEach);
 
-// Words are stored at addresses that are multiples of 4 only.
+// The words of a block. They are aligned to 4 bytes only.
 template <int kBits, class Byte>
 __device__ __forceinline__ auto* block_at(Byte* array, std::int64_t block) {
   using Word = std::conditional_t<std::is_const_v<Byte>, const unsigned, unsigned>;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void quantize_block(std::int64_t n, std::int64_t b, c
   ZG_UNROLL
   for (int j = 0; j < kEach; ++j) {
     const A magnitude = x[j] < 0 ? -x[j] : x[j];
-    finite = finite && magnitude - magnitude == 0;  // an infinity less itself is NaN
+    finite = finite && magnitude - magnitude == 0;  // an infinity minus itself is NaN
     most = magnitude > most ? magnitude : most;
   }
   ZG_UNROLL
@@ -91,7 +92,7 @@ __device__ __forceinline__ void dequantize_block(std::int64_t n, std::int64_t b,
     for (int j = 0; j < 4; ++j) {
       const int at = 4 * q + j;
       const unsigned word = block[1 + lane * (kEach / kPerWord) + at / kPerWord];
-      // Shifted up to the sign, and down again with it.
+      // Shifted up so that the code's top bit is the sign, and down again with sign extension.
       const int code = static_cast<int>(word << (32 - kBits - at % kPerWord * kBits)) >> (32 - kBits);
       const A value = static_cast<A>(code) * scale;
       quad.at[j] = from_acc<T>(add ? to_acc(quad.at[j]) + value : value);

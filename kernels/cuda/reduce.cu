@@ -1,4 +1,4 @@
-// One thread reduces one pack of elements over all operands, so the order is that of the operands.
+// One thread reduces one pack of elements over all operands, in the order of the operands.
 #include "kernels/cuda/reduce.hpp"
 
 #include <algorithm>

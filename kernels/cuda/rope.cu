@@ -2,7 +2,7 @@
 // column i is column i + pairs, rotated by the angle position * frequency[i] and multiplied by an amplitude.
 //
 // Angles are computed in double, in half turns, so that subtracting whole quarter turns is exact for any
-// angle. What remains is at most 1/4, and rounding it to float costs 2^-27 half turns.
+// angle. The remainder is at most 1/4, and rounding it to float costs 2^-27 half turns.
 #include <algorithm>
 #include <cmath>
 
@@ -12,10 +12,10 @@ namespace zg::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int kHeads = 8;  // of a thread, which uses its angles for all of them
+constexpr int kHeads = 8;  // heads of a thread, which uses its angles for all of them
 constexpr int kBatch = 4;  // heads whose loads are in flight together
 
-// For each pair the half turns from one position to the next.
+// For each pair its frequency: half turns from one position to the next.
 struct Frequencies {
   double of[kMaxRopePairs];
 };

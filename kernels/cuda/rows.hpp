@@ -5,14 +5,14 @@
 
 namespace zg::cuda {
 
-inline constexpr int kMaxWarps = 32;  // of a block
+inline constexpr int kMaxWarps = 32;  // warps of a block
 
 // The warps of a block form teams of a power of two, each of which works on a row. A thread has the packs
 // `thread`, `thread + threads`, ... of the row.
 struct Team {
-  int index;    // of the team in its block
+  int index;    // index of the team in its block
   int thread;   // index of this thread in its team
-  int threads;  // of a team
+  int threads;  // threads of a team
 };
 __device__ __forceinline__ Team team_of(int warps) {
   const int threads = warps * 32, thread = static_cast<int>(threadIdx.x);
@@ -41,7 +41,7 @@ __device__ __forceinline__ void team_sum(A (&sums)[kSums], int warps, A (&partia
   for (int k = 0; k < kSums; ++k) sums[k] = warp_sum(lane < warps ? partials[k][first + lane] : A{0});
 }
 
-// Loads the pack from column c of a row of `cols` columns, with zeros behind its end. whole: rows are
+// Loads the pack from column c on of a row of `cols` columns, with zeros after its end. whole: rows are
 // aligned and consist of whole packs.
 template <class T, class Index>
 __device__ __forceinline__ Held<T> load_part(const T* row, Index c, Index cols, bool whole) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void for_packs(const Team& team, Column<kHeld> cols, 
   }
 }
 
-// A thread's part of a row: held in registers, or (kHeld = 0) loaded again for each use.
+// A thread's packs of a row: held in registers, or (kHeld = 0) loaded again for each use.
 template <class T, int kHeld>
 class RowPart {
  public:

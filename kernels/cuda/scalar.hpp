@@ -87,7 +87,7 @@ bool packs(const T* data, std::int64_t ld) {
          ld * static_cast<std::int64_t>(sizeof(T)) % 16 == 0;
 }
 
-// The address as that of a P, to be accessed as a whole. A GPU faults if it is not aligned, and so does the
+// The address as a P*, for one access of the whole P. A GPU faults if it is not aligned, and so does the
 // emulation.
 template <class P, class T>
 __device__ __forceinline__ P* aligned_as(T* at) {

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kAddThreads)
   if (i == 0) *sum += total;
 }
 
-// *sum += all partial sums, of which there may be kSumPartials.
+// *sum += all partial sums, of which there may be at most kSumPartials.
 inline void add_partials(const Launch& on, std::int64_t count, const double* partials, double* sum) {
   launch("add_partials", add_partials_kernel, on, Shape{dim3(1), dim3(kAddThreads)}, static_cast<int>(count),
          partials, sum);

@@ -32,14 +32,14 @@ struct Job {
   std::int64_t n;
   UpdateConstants<S> constants;
   uint2 key;
-  std::int64_t step, first_block;  // where in its parameter the arrays begin
+  std::int64_t step, first_block;  // first_block: block of the parameter at which the arrays begin
   bool aligned;                    // every array can be accessed in quads
 };
 
 __device__ __forceinline__ bool is_nan(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) > kInfinity;
 }
-// Makes all NaNs the same. In integers, because compilers do not specify their NaN.
+// Makes all NaNs the same. It uses integers, because compilers do not specify the bits of their NaN.
 __device__ __forceinline__ float one_nan(float x) {
   return is_nan(x) ? __uint_as_float(kNan) : x;
 }
@@ -104,7 +104,7 @@ struct Lion {
   }
 };
 
-// ---- the parts of one block, in memory and in the lanes of a warp
+// ---- the arrays of one block, in memory and in the lanes of a warp
 
 // Loads and stores this lane's elements of a block. kWhole: all elements of the block exist and are aligned.
 template <bool kWhole>
@@ -250,7 +250,7 @@ struct Random {
         philox4x32_10(make_uint4(static_cast<unsigned>(counter), static_cast<unsigned>(counter >> 32),
                                  static_cast<unsigned>(t), static_cast<unsigned>(t >> 32)),
                       key);
-    // Words 2 lane and 2 lane + 1; the second moment's are half the ring further on.
+    // Words 2 lane and 2 lane + 1; the second moment's words are half the ring further on.
     words[0][0] = lane < 16 ? four.x : four.z, words[0][1] = lane < 16 ? four.y : four.w;
     words[1][0] = lane < 16 ? four.z : four.x, words[1][1] = lane < 16 ? four.w : four.y;
     ZG_UNROLL
@@ -401,7 +401,7 @@ __device__ __forceinline__ void update_block(const Job<typename Rule::S>& job, s
   masters.store(job.arrays, place);
 }
 
-// How many blocks should be resident on a multiprocessor.
+// The number of blocks that should be resident on a multiprocessor.
 template <class S>
 constexpr int kAtOnce = sizeof(S) == 4 ? 4 : 2;
 
@@ -417,7 +417,7 @@ __global__ void __launch_bounds__(kThreads, kAtOnce<typename Rule::S>)
   }
 }
 
-// A skipped step: writes weights again from their masters.
+// A skipped step: rewrites weights from their masters.
 template <class S>
 __global__ void __launch_bounds__(kThreads) copy_weights(UpdateArrays arrays, std::int64_t n, bool aligned) {
   const std::int64_t b = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;

@@ -16,12 +16,12 @@
 #ifndef ZG_ACTIVATION_KERNELS
 #define ZG_ACTIVATION_KERNELS
 namespace zg::host {
-// The kernels of one instruction set, each over n neighbouring elements.
+// The kernels of one instruction set, each over n consecutive elements.
 template <class T>
 struct ActivationKernels {
   void (*gelu)(std::int64_t n, const T* x, T* y);
   void (*gelu_backward)(std::int64_t n, const T* x, const T* dy, T* dx);
-  // By the gate's activation.
+  // Indexed by Gate.
   void (*gated[2])(std::int64_t n, const T* gate, const T* up, T* y);
   void (*gated_backward[2])(std::int64_t n, const T* gate, const T* up, const T* dy, T* dgate, T* dup);
   void (*add)(std::int64_t n, const T* a, const T* b, T* out);
@@ -47,7 +47,7 @@ HWY_INLINE V sigmoid(D d, V x) {
 inline constexpr double kTwoSqrt2OverPi = 1.5957691216057307;
 inline constexpr double kCubic = 0.044715;
 
-// x, clamped to where sigmoid(2u) is not constant yet: beyond, its cube could overflow.
+// x, clamped to the range in which sigmoid(2u) still changes. Outside of it the cube of x could overflow.
 template <class D, class V>
 HWY_INLINE V gelu_domain(D d, V x) {
   using A = hn::TFromD<D>;

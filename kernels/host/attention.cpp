@@ -1,11 +1,10 @@
-// Attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): a tile of
-// queries is multiplied with one tile of keys after the other, with a running maximum and sum (online
-// softmax: Milakov and Gimelshein, 2018). The backward pass recomputes the probabilities from the stored
-// log-sum-exp.
+// Attention on the host without a T x T buffer, after FlashAttention-2 (Dao, 2023): a tile of queries is
+// multiplied with one tile of keys after another, with a running maximum and sum (online softmax: Milakov and
+// Gimelshein, 2018). The backward pass recomputes the probabilities from the stored log-sum-exp.
 //
-// Tiles are fp32 in scratch memory. Scores are kept transposed, [keys, queries], so that the softmax over
-// keys runs along whole vectors of queries, and only queries and their gradients need a transposition, once
-// for each tile. Scores are scaled by log2(e), too, so that exponentials are powers of two.
+// Tiles are fp32 in scratch memory. Scores are kept transposed, [keys, queries]. So the softmax over keys
+// works on whole vectors of queries, and only queries and their gradients must be transposed, once for each
+// tile. Scores are scaled by log2(e), too, so that exponentials are powers of two.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/attention.cpp"
 // clang-format off
@@ -35,7 +34,7 @@
 namespace zg::host {
 namespace {
 
-// What runs tasks on one instruction set.
+// The functions that run tasks on one instruction set.
 template <class Task>
 using RunTask = void (*)(const Task&);
 using AttentionTasks =
@@ -50,8 +49,7 @@ HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// Adds packed rows, row r times take[r], to rows of floats, of which row r is multiplied by keep[r] before.
-// keep null: overwrites them. take null: 1.
+// For each row r: to = keep[r] * to + take[r] * x. Null keep: overwrites `to`. Null take: 1.
 HWY_NOINLINE void add_rows(Strided<const float> x, Extent extent, const float* keep, const float* take,
                            Strided<float> to) {
   for (std::int64_t r = 0; r < extent.rows; ++r) {
@@ -65,8 +63,8 @@ HWY_NOINLINE void add_rows(Strided<const float> x, Extent extent, const float* k
   }
 }
 
-// The sink of a head takes part in the sums of exponentials of a tile's queries, and may be their maximum.
-// What the queries' sums of values are then to be multiplied by is in `rescale`.
+// Adds the head's sink to the sums of exponentials of a tile's queries; the sink may become their maximum.
+// rescale: returns for each query the factor by which its sum of values must then be multiplied.
 template <class T>
 void add_sink(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_t tile, std::int64_t n,
               float* rescale) {
@@ -82,8 +80,8 @@ void add_sink(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_t 
   }
 }
 
-// The result of a tile's queries is merged with that for other keys: both are weighed by their part of the
-// sum of exponentials. Queries that see none of these keys keep what they have.
+// Merges the results of a tile's queries with their results for other keys. Both are weighted by their share
+// of the sum of exponentials. Queries that see none of these keys keep their results.
 template <class T>
 void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_t tile, std::int64_t query,
                 std::int64_t n, const float* rescale) {
@@ -186,8 +184,8 @@ HWY_NOINLINE void row_dots(Strided<const T> left, Strided<const T> right, Extent
   }
 }
 
-// Packs queries [query, query + n) of one head and their gradients, transposed too, and computes lse and
-// delta.
+// Packs queries [query, query + n) of one head and the gradients of their results, as they are and
+// transposed, and computes lse and delta.
 template <class T>
 void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::int64_t head,
                   std::int64_t query, std::int64_t n) {
@@ -207,7 +205,7 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
   for (std::int64_t c = 0; c < kTile * width; ++c) s.dq[c] = 0.0f;
 }
 
-// Adds what one tile of queries and one tile of keys contribute to dq, dk and dv.
+// Adds the terms of one tile of queries and one tile of keys to dq, dk and dv.
 HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key, TileSize tile,
                                 const TileMask& mask, float cap) {
   const std::int64_t width = padded_head(size), at = key * width;
@@ -256,7 +254,7 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
   multiply<Start::kAdd>(product, sum_over_keys);  // dQ
 }
 
-// Packed rows times `scale`: written as T to rows `ld` apart, or where `to` is null added to sums.
+// Stores packed rows times `scale`: as T to rows `ld` apart in `to` or, if `to` is null, added to `sums`.
 template <class T>
 void store_gradients(Strided<const float> x, Extent extent, float scale, T* to, float* sums,
                      std::int64_t ld) {
@@ -569,7 +567,7 @@ void attention_block_backward(const AttentionBlock& x, const BlockAttentionBackw
   });
 }
 
-// Sums over the rows in order, of each head by itself.
+// For each head the sum over the rows has a fixed order.
 template <class T>
 void attention_sinks_backward(const AttentionSinksBackward<T>& x) {
   parallel_for(x.heads, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -10,7 +10,8 @@
 
 namespace zg::host {
 
-// One query head of one sequence. causal: query i attends to keys up to i, else to all.
+// One query head of one sequence. causal: query i attends to keys up to i; else each query attends to all
+// keys.
 struct PlainHead {
   const double* q;
   std::int64_t ld_q;
@@ -20,7 +21,7 @@ struct PlainHead {
   std::int64_t size;
   VisibleBlockKeys visible;
   AttentionRule rule;
-  const double* sink = nullptr;  // of a forward pass; null: none
+  const double* sink = nullptr;  // forward pass only; null: none
 
   double scale() const { return rule.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(size)) : rule.scale; }
   std::int64_t begin(std::int64_t i) const { return visible.first(i); }
@@ -38,11 +39,11 @@ struct PlainHead {
   }
 };
 
-// merge: with the result for other keys that o and lse hold.
+// merge: merges the result with the one for other keys, which o and lse hold; else overwrites them.
 inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, double* lse, bool merge) {
   std::vector<double> row(static_cast<std::size_t>(x.size));
   for (std::int64_t i = 0; i < x.queries; ++i, o += ld_o) {
-    if (x.begin(i) >= x.end(i)) continue;  // a block of keys that the query sees none of
+    if (x.begin(i) >= x.end(i)) continue;  // the query sees none of the block's keys
     double max = x.score(i, x.begin(i)), sum = 0;
     for (std::int64_t j = x.end(i) - 1; j > x.begin(i); --j) max = std::max(max, x.score(i, j));
     std::fill(row.begin(), row.end(), 0.0);
@@ -81,7 +82,7 @@ struct PlainGradients {
   std::int64_t ld;
 };
 
-// Adds to dq, and to dk and dv, which several query heads share.
+// Adds to dq, dk and dv. Several query heads share dk and dv.
 inline void plain_backward(const PlainHead& x, const PlainGradients& g) {
   for (std::int64_t i = 0; i < x.queries; ++i) {
     const double *o = g.o + i * g.ld_o, *d_o = g.d_o + i * g.ld_do;

@@ -1,10 +1,11 @@
-// The tile sizes of attention, and how a thread's scratch memory is divided. Private to attention.cpp.
+// The tile sizes of attention, and the allocator that divides a thread's scratch memory. Private to
+// attention.cpp.
 #pragma once
 #include <cstdint>
 
 namespace zg::host {
 
-// The queries, or the keys, of a tile.
+// The number of queries, or of keys, in a tile.
 inline constexpr std::int64_t kTile = 64;
 // Head sizes are padded to a multiple of this: two vectors of at most 16 floats.
 inline constexpr std::int64_t kPanelUnit = 32;
@@ -12,8 +13,8 @@ static_assert(kTile % kPanelUnit == 0);
 // The queries of a task of the forward pass, which packs each tile of keys and values once for all of them.
 inline constexpr std::int64_t kQueryBlock = 256;
 
-// A bump allocator over one piece of scratch memory; each part starts at a cache line. Without memory it
-// only adds up the sizes.
+// A bump allocator over one block of scratch memory; each allocation starts at a cache line. Without memory
+// it only adds up the sizes.
 class BumpAllocator {
  public:
   explicit BumpAllocator(float* memory) : memory_(memory) {}

@@ -1,4 +1,4 @@
-// The softmax of attention's tiles, forward and backward, with what causality, windows and documents hide.
+// The softmax of attention's tiles, forward and backward, with masks for causality, windows and documents.
 // Included once for each instruction set (see simd.hpp), by attention.cpp alone. Pure functions; any thread.
 #if defined(ZG_KERNELS_HOST_ATTENTION_SOFTMAX_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_ATTENTION_SOFTMAX_HPP
@@ -19,14 +19,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 
-// What is hidden in a tile. diagonal: whether the causal diagonal crosses it. first: of each of the tile's
-// queries the first of the tile's keys that it attends to, never decreasing; null: 0 for all.
+// The keys that are hidden in a tile. diagonal: whether the causal diagonal crosses the tile. first: for each
+// of the tile's queries the first of the tile's keys that it attends to, never decreasing; null: 0 for all.
 struct TileMask {
   bool diagonal;
   const std::int32_t* first;
 };
 
-// A mask of those of the queries c, c + 1, ... that attend to key k.
+// The mask of the queries among c, c + 1, ... that attend to key k.
 HWY_INLINE hn::Mask<Float> visible(const TileMask& mask, std::int64_t c, std::int64_t k) {
   const Int d;
   const auto key = static_cast<std::int32_t>(k);
@@ -36,8 +36,9 @@ HWY_INLINE hn::Mask<Float> visible(const TileMask& mask, std::int64_t c, std::in
                         hn::And(hn::Lt(hn::Set(d, key - 1), query), hn::Lt(first, hn::Set(d, key + 1))));
 }
 
-// Which keys [0, keys) of a tile queries [c, c + lanes) see: before `begin` none does, up to `clear` some, up
-// to `clear_end` all, and up to `end` some. `end` is rounded up to what products will read.
+// Which of a tile's keys [0, keys) the queries [c, c + lanes) see. Keys before `begin` are seen by none of
+// these queries, from there to `clear` by some, to `clear_end` by all, and to `end` by some. `end` is rounded
+// up to the keys that products will read.
 struct KeyRanges {
   std::int64_t begin = 0, clear = 0, clear_end, end;
   HWY_INLINE KeyRanges(const TileMask& mask, std::int64_t c, std::int64_t keys) {
@@ -47,7 +48,8 @@ struct KeyRanges {
     clear_end = mask.diagonal ? min_of(c, end) : end;
     if (clear_end < clear) clear_end = clear;
   }
-  // some(k) for keys that some of the queries attend to, all(k) for those that all do.
+  // Calls some(k) for keys that some of the queries attend to, and all(k) for keys that all of them attend
+  // to.
   template <class Some, class All>
   HWY_INLINE void each(const Some& some, const All& all) const {
     for (std::int64_t k = begin; k < clear; ++k) some(k);
@@ -61,8 +63,8 @@ HWY_INLINE void clear_rows(float* x, std::int64_t rows, std::int64_t c) {
   for (std::int64_t k = 0; k < rows; ++k) hn::StoreU(hn::Zero(d), d, x + k * kTile + c);
 }
 
-// Fills `first` of a mask of `keys` keys from `key` on, for n queries from `query` on; null if they attend to
-// all of these keys as far as causality goes.
+// Fills `first` of a mask of `keys` keys from `key` on, for n queries from `query` on; null if, apart from
+// causality, they attend to all of these keys.
 inline const std::int32_t* first_in_tile(const VisibleBlockKeys& visible, std::int64_t query, std::int64_t n,
                                          std::int64_t key, std::int32_t (&first)[kTile]) {
   if (visible.all() || visible.first(query + n - 1) <= key) return nullptr;
@@ -78,8 +80,8 @@ struct TileSize {
   std::int64_t keys, queries;
 };
 
-// Scores [keys, queries] become 2^(score - new maximum); factor = 2^(old maximum - new maximum). cap: scores
-// are capped (ScoreScale).
+// Scores [keys, queries] become 2^(score - new maximum); factor = 2^(old maximum - new maximum). cap: the cap
+// of scores; 0: none.
 HWY_NOINLINE void running_softmax(float* scores, TileSize size, const TileMask& mask, float cap, float* max,
                                   float* sum, float* factor) {
   const Float d;
@@ -119,8 +121,8 @@ HWY_NOINLINE void running_softmax(float* scores, TileSize size, const TileMask& 
   }
 }
 
-// Scores in p become probabilities; dP in ds becomes dS = P * (dP - delta), where scores are capped times the
-// slope of the cap. Both [keys, queries].
+// Scores in p become probabilities; dP in ds becomes dS = P * (dP - delta), times the derivative of the cap
+// if scores are capped. Both are [keys, queries].
 template <bool kCapped>
 HWY_NOINLINE void softmax_backward(float* p, float* ds, TileSize size, const TileMask& mask,
                                    [[maybe_unused]] float cap, const float* lse, const float* delta) {

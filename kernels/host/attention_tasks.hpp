@@ -1,4 +1,4 @@
-// The tasks of attention on the host, and how each divides its scratch memory. Private to attention.cpp.
+// The tasks of attention on the host, and the layout of each task's scratch memory. Private to attention.cpp.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -12,10 +12,11 @@ namespace zg::host {
 
 inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// How the scores of a task become exponents of two. Queries are packed times `query`: with a cap c they are
-// then scores / c, and exponents cap * tanh(); else they are the exponents.
+// The factors by which a task's products become exponents of two. Queries are multiplied by `query` when they
+// are packed. With a cap c products are then scores / c, and the exponents are cap * tanh(product); without a
+// cap products are the exponents.
 struct ScoreScale {
-  float natural;    // of the products of queries and keys
+  float natural;    // factor of the products of queries and keys
   float query = 0;  // the queries' factor
   float cap = 0;    // c * log2(e); 0: scores are not capped
 
@@ -38,24 +39,24 @@ struct ForwardTask {
   std::int64_t ld_q;
   const T *k, *v;
   std::int64_t ld;  // of k and v
-  T* o;             // null: `sums` gets the result
+  T* o;             // null: the result goes to `sums`
   float* sums;
   std::int64_t ld_o;
   float* lse;
   std::int64_t head_size;
   std::int64_t first, last;  // queries [first, last) of the sequence
-  std::int64_t keys;         // causal: unused, query i attends to keys up to i
+  std::int64_t keys;         // unused if causal: query i attends to keys up to i
   bool causal;
-  bool merge;  // `sums` and lse hold the result for other keys
+  bool merge;  // merge with the result for other keys in `sums` and lse
   VisibleBlockKeys visible;
   AttentionRule rule;
-  const T* sink;  // of the head, or null
+  const T* sink;  // the head's sink, or null
   float* scratch;
 };
 
-// The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and
-// dq are those of the first query head; those of the next begin head_size columns on. Gradients are written
-// to dq, dk and dv of T, or where these are null added to the sums.
+// The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and dq
+// point to the first query head; the next head begins head_size columns further on. Gradients are written to
+// dq, dk and dv, of type T, or if these are null added to the sums.
 template <class T>
 struct BackwardTask {
   const T* q;
@@ -65,7 +66,7 @@ struct BackwardTask {
   const T *o, *d_o;
   std::int64_t ld_o, ld_do;
   const float* lse;     // of the first query head
-  std::int64_t ld_lse;  // from head to head
+  std::int64_t ld_lse;  // from one query head to the next
   T *dq, *dk, *dv;
   float *dq_sums, *dk_sums, *dv_sums;
   std::int64_t ld_dq, ld_d;  // ld_d: of dk and dv
@@ -103,7 +104,7 @@ struct ForwardScratch {
   float *qt[kQueryBlock / kTile], *o[kQueryBlock / kTile], *max[kQueryBlock / kTile],
       *sum[kQueryBlock / kTile];
   float *k, *v, *q, *scores, *factor;
-  std::int32_t first[kTile];  // of a tile; see TileMask
+  std::int32_t first[kTile];  // first keys of a tile's queries; see TileMask
 };
 
 // Scratch of a backward task: all keys, values and their gradients, and one tile of queries.
@@ -116,7 +117,7 @@ struct BackwardScratch {
     for (float** part : {&lse, &delta}) *part = cut.take(kTile);
   }
   float *k, *v, *dk, *dv, *q, *qt, *d_o, *dot, *dq, *p, *ds, *lse, *delta;
-  std::int32_t first[kTile];  // of a tile; see TileMask
+  std::int32_t first[kTile];  // first keys of a tile's queries; see TileMask
 };
 
 }  // namespace zg::host

@@ -46,14 +46,14 @@ inline std::int64_t min_of(std::int64_t a, std::int64_t b) {
   return a < b ? a : b;
 }
 
-// Which part of a product is needed on a tile that the causal diagonal crosses.
+// The portion of a product that is needed on a tile crossed by the causal diagonal.
 enum class Part {
   kAll,
   kColumnsFromRow,  // C[r, c] for c >= r
   kSumFromRow,      // the sum starts at p = r
   kSumToRow,        // the sum ends at p = r
 };
-// What the sum starts with: 0, C, or row_scale * C.
+// The initial value of the sum: 0, C, or row_scale * C.
 enum class Start { kZero, kAdd, kScaleAndAdd };
 
 // C[rows, cols] = start + A[rows, depth] B[depth, cols]. Element (r, p) of A is a[r * a_row + p * a_p]; B
@@ -126,8 +126,8 @@ HWY_NOINLINE void multiply(const Product& x, Part part) {
 HWY_INLINE Vector exp2_of(Vector x) {
   const Float d;
   const Int di;
-  // The lowest bits of x + shifter are 127 plus the integer nearest to x: shifted, the exponent of the
-  // result.
+  // The lowest bits of x + shifter are 127 plus the integer nearest to x. Shifted left, they are the exponent
+  // bits of the result.
   const Vector shifter = hn::Set(d, 0x1.8p23f + 127.0f);
   x = hn::Max(hn::Set(d, -125.0f), x);  // in this order x86 keeps a NaN
   const Vector shifted = hn::Add(x, shifter);

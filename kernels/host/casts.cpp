@@ -41,9 +41,9 @@ void convert(std::int64_t n, const In* in, Out* out) {
   for_lanes(d, n, [&](std::int64_t i, auto w) HWY_ATTR { save(d, load(d, in + i, w), out + i, w); });
 }
 
-// Squares are added into kSums interleaved sums (element i into sum i % kSums) for any vector width, so
-// that every instruction set gives the same bits. Squares of floats are exact in double; those of doubles
-// are rounded before they are added (no FMA).
+// Squares are added into kSums interleaved sums (element i into sum i % kSums) for any vector width, so that
+// every instruction set gives the same bits. Squares of floats are exact in double; squares of doubles are
+// rounded before they are added (no FMA).
 constexpr std::int64_t kSums = 16;
 constexpr std::int64_t kBlock = 64 * kSums;
 using SumLanes = hn::CappedTag<double, kSums>;
@@ -134,7 +134,7 @@ void zero(Extent extent, Strided<char> bytes) {
 template <class In, class Out>
 double finish_gradient(std::int64_t n, const In* in, Out* out) {
   const auto kernel = std::get<Finish<In, Out>>(HWY_DYNAMIC_DISPATCH(casts)());
-  // At most kParts parts, so that their sums fit into an array.
+  // At most kParts chunks, so that their sums fit into an array.
   constexpr std::int64_t kParts = 256;
   const std::int64_t part = std::max(kSpan, (n + kParts - 1) / kParts);
   std::array<double, kParts> sums{};

@@ -26,7 +26,7 @@ namespace zg::host {
 template <class T>
 using CrossEntropyRow = double (*)(std::int64_t n, const Acc<T>* logits, std::int64_t target, double scale,
                                    double softcap, T* dlogits);
-// The kernels of cross entropy in parts.
+// The kernels of cross entropy over a sharded vocabulary.
 template <class T>
 struct CrossEntropyPartRows {
   // Writes the largest logit, the sum of exp(logit - largest), and the target's logit; target -1: 0.
@@ -55,7 +55,7 @@ HWY_INLINE V exp_or_nan(D d, V x) {
   return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
 }
 
-// Logits as they are.
+// Logits without a cap.
 struct Plain {
   template <class D, class V>
   HWY_INLINE V value(D, V logit) const {
@@ -66,7 +66,7 @@ struct Plain {
     return gradient;
   }
 };
-// Logits as softcap * tanh(logit / softcap).
+// Logits with a cap: softcap * tanh(logit / softcap).
 struct Capped {
   double softcap;
   template <class D, class V>
@@ -91,7 +91,7 @@ struct Capped {
   }
 };
 
-// A logit as it counts, with the bits that it has among others.
+// A capped logit, with the same bits as in the vectors of all logits.
 template <class A>
 A capped(A logit, double softcap) {
   const hn::ScalableTag<A> d;
@@ -140,7 +140,7 @@ void gradient_row(std::int64_t n, const Acc<T>* logits, const Cap& cap, double m
   });
 }
 
-// A part whose logits are all -infinity has a sum of 0.
+// Computes a row's three scalars. The sum is 0 if all logits of the shard are -infinity.
 template <class T>
 void numbers_row(std::int64_t n, const Acc<T>* logits, std::int64_t target, double softcap, Acc<T>& max,
                  Acc<T>& sum, Acc<T>& of_target) {
@@ -164,7 +164,7 @@ double cross_entropy_row(std::int64_t n, const Acc<T>* logits, std::int64_t targ
                          double softcap, T* dlogits) {
   using A = Acc<T>;
   const A of_target = logits[target];
-  // A cap keeps the order of logits.
+  // A cap is monotonic, so only the largest logit must be capped.
   const A max = capped(largest(n, logits), softcap);
   const double total = softcap == 0 ? sum_of_exponentials(n, logits, Plain(), max)
                                     : sum_of_exponentials(n, logits, Capped{softcap}, max);
@@ -199,8 +199,9 @@ namespace {
 HWY_EXPORT(rows);
 HWY_EXPORT(part_rows);
 
-// Adds up the losses of the rows that count: loss_of(row, dlogits) of each. In groups of rows, enough for any
-// number of threads, which are then added in order. Gradients of the other rows become zero.
+// Adds up loss_of(row, dlogits) over the rows that are not ignored. Sums are computed for groups of rows,
+// enough groups for any number of threads, which are then added in order. The gradients of ignored rows
+// become zero.
 template <class T, class LossOf>
 void add_losses(Extent extent, const CrossEntropy<T>& args, const LossOf& loss_of) {
   ZG_ASSERT(args.scale > 0, "scale {}", args.scale);
@@ -266,7 +267,7 @@ void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args) {
     if (dlogits != nullptr) {
       const std::int64_t target = local.targets[r] - args.first;
       const bool here = target >= 0 && target < extent.cols;
-      // Before the gradient, which may overwrite the logits.
+      // Must come before the gradient, which may overwrite the logits.
       const double slope =
           here ? cap_slope(static_cast<double>(local.logits.row(r)[target]), local.softcap) : 1;
       kernel(extent.cols, local.logits.row(r), local.softcap, max, local.scale / total, dlogits);

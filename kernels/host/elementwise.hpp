@@ -16,7 +16,8 @@
 
 namespace zg::host {
 
-// Sums over rows are made in this many groups of rows (fewer for fewer rows), which are then added in order.
+// Sums over rows are computed in this many groups of rows (fewer for fewer rows), and the groups' sums are
+// then added in order.
 inline constexpr std::int64_t kRowGroups = 32;
 
 template <class T>
@@ -80,7 +81,7 @@ void softmax_part(Extent extent, const SoftmaxPart<T>& args);
 template <class T>
 void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args);
 
-// From any storage type to any. double is rounded to float on its way to bf16 or fp16.
+// Converts from any storage type to any. double is rounded to float on its way to bf16 or fp16.
 template <class In, class Out>
 void cast(Extent extent, Strided<const In> in, Strided<Out> out);
 
@@ -90,13 +91,13 @@ void zero(Extent extent, Strided<char> bytes);
 // out: quantized_bytes(n, bits) bytes; bits: 8 or 4.
 template <class T>
 void quantize(std::int64_t n, const T* in, int bits, std::uint8_t* out);
-// out = the values, or, with `add`, out += the values.
+// out = the decoded values or, with `add`, out += the decoded values.
 template <class T>
 void dequantize(std::int64_t n, const std::uint8_t* in, int bits, bool add, T* out);
 
-// out = in, rounded. Returns the sum of squares of the rounded values, in double and in an order that
-// depends on n alone; it is not finite if one of them is not. (In, Out): (float, bf16), (float, fp16),
-// (float, float), (double, double).
+// out = in, rounded. Returns the sum of squares of the rounded values, in double and in an order that depends
+// on n alone; it is not finite if one of the values is not. (In, Out): (float, bf16), (float, fp16), (float,
+// float), (double, double).
 template <class In, class Out>
 double finish_gradient(std::int64_t n, const In* in, Out* out);
 

@@ -19,7 +19,7 @@
 #ifndef ZG_EMBEDDING_KERNELS
 #define ZG_EMBEDDING_KERNELS
 namespace zg::host {
-// The kernels of one instruction set, each over n neighbouring elements.
+// The kernels of one instruction set, each over n consecutive elements.
 template <class T>
 struct EmbeddingKernels {
   void (*add)(std::int64_t n, const T* token, const T* position, T* out);
@@ -71,7 +71,7 @@ EmbeddingKernels<T> kernels() {
 }
 
 // The table's gradient is split into tiles: kColumns columns of the ids that are equal modulo kShares. Each
-// tile goes through all tokens in order, so that rows of the same id are added in order, and no two tiles
+// tile iterates over all tokens in order, so that rows of the same id are added in order, and no two tiles
 // write the same element.
 constexpr std::int64_t kColumns = 256;
 constexpr std::int64_t kShares = 8;
@@ -93,7 +93,8 @@ void backward_by_id(Extent extent, const EmbeddingBackward<T>& args) {
   });
 }
 
-// With documents: the rows are sorted by their position, and those of one position are added in order.
+// The position table's gradient with documents: the rows are sorted by position, and the rows of each
+// position are added in order.
 template <class T>
 void backward_by_place(Extent extent, const EmbeddingBackward<T>& args) {
   const auto k = kernels<T>();
@@ -104,7 +105,8 @@ void backward_by_place(Extent extent, const EmbeddingBackward<T>& args) {
   for (std::int64_t r = 0; r < extent.rows; ++r) ++ends[place(r) + 1];
   for (std::size_t p = 1; p < ends.size(); ++p) ends[p] += ends[p - 1];
   rows.resize(static_cast<std::size_t>(extent.rows));
-  // While the rows are put, ends[p] is where the next one of place p goes: in the end, where place p ends.
+  // A counting sort: ends[p] is the index at which the next row of position p goes and, after the loop, the
+  // end of position p's rows.
   for (std::int64_t r = 0; r < extent.rows; ++r) rows[static_cast<std::size_t>(ends[place(r)]++)] = r;
   parallel_for(args.positions, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t p = begin; p < end; ++p) {
@@ -129,7 +131,7 @@ void backward_by_position(Extent extent, const EmbeddingBackward<T>& args) {
   });
 }
 
-// Positions are below args.positions.
+// Checks that all positions are below args.positions.
 template <class Args>
 void check_positions(std::int64_t tokens, const Args& args) {
   if (args.first_keys == nullptr) {

@@ -44,13 +44,14 @@ struct Grid {
   std::int64_t tile_m = 0, tile_n = 0;
 };
 
-// Depends on the sizes alone, never on the number of threads. A primitive packs the parts of A and B that
-// it needs, for every tile of C again. So for a given number of tiles the grid is chosen that packs least:
-// m * (columns of tiles) + n * (rows of tiles).
+// Depends on the sizes alone, never on the number of threads. For every tile of C a primitive packs the rows
+// of A and columns of B that it needs again. So for a given number of tiles the grid with the least packing
+// is chosen; it minimises m * (columns of tiles) + n * (rows of tiles).
 Grid choose_grid(std::int64_t m, std::int64_t n, std::int64_t k) {
-  // Up to kUsual tiles, each at least worth a task; up to kMost, if packing costs each tile next to nothing.
+  // Up to kUsual tiles if each is large enough for a task; up to kMost if packing costs next to nothing in
+  // each.
   constexpr std::int64_t kUsual = 8, kMost = 64;
-  constexpr double kLeast = 1 << 20;  // multiply-adds of a tile that is worth a task
+  constexpr double kLeast = 1 << 20;  // multiply-adds of a tile that is large enough for a task
   constexpr double kAmple = 2e9;      // multiply-adds of a tile for which packing is negligible
   const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   std::int64_t tiles = 1;
@@ -80,13 +81,14 @@ struct Problem {
 };
 
 const dnnl::engine& cpu_engine() {
-  // Never destroyed: threads of oneTBB may outlive the statics of this file, with primitives made on it.
+  // Never destroyed: threads of oneTBB, which hold primitives of this engine, may outlive the statics of this
+  // file.
   static const dnnl::engine* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return *engine;
 }
 
-// A primitive with its memory objects, whose addresses are set for each execution. Used by the thread that
-// made it.
+// A primitive with its memory objects, whose addresses are set for each execution. Used only by the thread
+// that created it.
 struct Entry {
   Problem problem;
   std::uint64_t last_use = 0;
@@ -95,7 +97,7 @@ struct Entry {
   std::size_t scratchpad_bytes = 0;
   std::unordered_map<int, dnnl::memory> arguments;
   bool supported = false;  // false: oneDNN has only its slow reference implementation on this CPU
-  bool has_run = false;    // oneDNN makes a part of the code when a product runs for the first time
+  bool has_run = false;    // oneDNN generates some of the code at a product's first run
 };
 
 dnnl::memory::desc matrix_desc(std::int64_t rows, std::int64_t cols, DnnlType type, Trans trans,
@@ -127,10 +129,10 @@ dnnl::matmul::primitive_desc describe(const Problem& problem) {
 #endif
 }
 
-// oneDNN generates code for a product, and some of its versions follow a null pointer where they get no
-// memory for it. Where address space runs out, or code may not be made at all, this says so before they try.
+// oneDNN generates code for a product, and some versions dereference a null pointer if they get no memory for
+// it. This throws an error before, if address space runs out or generated code is forbidden.
 void expect_memory_for_code() {
-  constexpr std::size_t kBytes = 16 << 20;  // of code, and of its generator
+  constexpr std::size_t kBytes = 16 << 20;  // for the code and its generator
   void* const memory =
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
@@ -241,10 +243,10 @@ const T* element(const T* x, std::int64_t ld, Trans trans, std::int64_t row, std
   return trans == Trans::kNo ? x + row * ld + col : x + col * ld + row;
 }
 
-// A tile of C whose operands are widened. It is nearly square, because both operands are converted again
-// for every tile.
+// The tile of C for widened operands. It is nearly square, because both operands are converted again for
+// every tile.
 constexpr Grid kWidenedTile = {256, 512};
-// How much of the inner dimension is widened at a time.
+// The length of the inner dimension that is widened at a time.
 constexpr std::int64_t kWidenedDepth = 512;
 static_assert(kWidenedBytes == static_cast<std::int64_t>(sizeof(float)) *
                                    (kWidenedDepth * (kWidenedTile.tile_m + kWidenedTile.tile_n) +
@@ -399,7 +401,7 @@ namespace {
 
 const char* find_bf16() {
 #if defined(__x86_64__)
-  // What oneDNN will use: the CPU's features, restricted by ONEDNN_MAX_CPU_ISA.
+  // The instruction set that oneDNN will use: the CPU's features, restricted by ONEDNN_MAX_CPU_ISA.
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   const auto has = [&](dnnl::cpu_isa wanted) {
     return (isa & static_cast<unsigned>(wanted)) == static_cast<unsigned>(wanted);

@@ -1,5 +1,5 @@
-// Matrix products in a build without oneDNN: there are none. Such a build has the store, the optimizers and the
-// I/O part, and no model that would ask for a product.
+// Stand-ins for matrix products in a build without oneDNN. Such a build has the store, the optimizers and
+// I/O, and no model that would need a product.
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/error.hpp"
 
@@ -18,8 +18,12 @@ template void gemm(const GemmShape&, const fp16*, const fp16*, float*, const fp1
 template void gemm(const GemmShape&, const float*, const float*, float*, const float*);
 template void gemm(const GemmShape&, const double*, const double*, double*, const double*);
 
-const char* bf16_description() { return "none: this build has no matrix products"; }
+const char* bf16_description() {
+  return "none: this build has no matrix products";
+}
 
-bool has_native_bf16() { return false; }
+bool has_native_bf16() {
+  return false;
+}
 
 }  // namespace zg::host

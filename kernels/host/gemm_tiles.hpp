@@ -8,7 +8,7 @@
 
 namespace zg::host {
 
-// Widens [rows, cols] of `from`, whose rows start ld elements apart, to rows without gaps. T: bf16, fp16.
+// Widens [rows, cols] of `from`, whose rows start ld elements apart, into rows without gaps. T: bf16, fp16.
 template <class T>
 void widen(const T* from, std::int64_t ld, std::int64_t rows, std::int64_t cols, float* to);
 

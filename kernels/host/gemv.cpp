@@ -19,8 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-// Rows of the matrix side by side: so many streams of memory keep a core's reads in flight. An element is a
-// sum in the order of its row, whichever are beside it.
+// Rows of the matrix that are processed together: this many memory streams keep enough reads of a core in
+// flight. An element is summed in the order of its row, whichever rows are processed with it.
 constexpr std::int64_t kRows = 4;
 
 template <std::int64_t kCount>
@@ -33,7 +33,7 @@ void multiply(const RowProduct& p, std::int64_t j) {
     const auto x = load(d, p.x + i, part);
     for (std::int64_t r = 0; r < kCount; ++r) {
       const float* const at = w + r * p.ld + i;
-      hwy::Prefetch(at + kRows * p.ld);  // of the rows that follow; no fault behind the last ones
+      hwy::Prefetch(at + kRows * p.ld);  // prefetches the next rows; it does not fault after the last ones
       sum[r] = hn::MulAdd(x, load(d, at, part), sum[r]);
     }
   });

@@ -1,5 +1,5 @@
-// Products of one row with the rows of a matrix, as a model makes them for one token: bound by the memory
-// that the matrix is read from. Private to gemm.cpp.
+// Products of one row with the rows of a matrix, as a model computes them for one token. They are bound by
+// the bandwidth of the memory that holds the matrix. Private to gemm.cpp.
 #pragma once
 #include <cstdint>
 

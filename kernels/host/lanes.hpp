@@ -1,6 +1,6 @@
-// Loops over vectors of Acc<T> with the same arithmetic in the tail: the last elements go through a buffer
-// on the stack, so that no byte past the end is accessed and an element's result does not depend on its
-// position. Included once for each instruction set, as simd.hpp is.
+// Loops over vectors of Acc<T> with the same arithmetic in the tail: the last elements are processed in a
+// buffer on the stack, so that no byte past the end is accessed and an element's result does not depend on
+// its position. Included once for each instruction set, as simd.hpp is.
 #if defined(ZG_KERNELS_HOST_LANES_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZG_KERNELS_HOST_LANES_HPP
 #undef ZG_KERNELS_HOST_LANES_HPP
@@ -68,7 +68,7 @@ HWY_INLINE void save(D d, hn::Vec<D> v, T* to, PartialVector part) {
   for (std::size_t i = 0; i < part.n; ++i) to[i] = buffer[i];
 }
 
-// v, with the lanes that are not in use replaced by `other`.
+// Returns v with its unused lanes replaced by `other`.
 template <class D>
 HWY_INLINE hn::Vec<D> keep([[maybe_unused]] D d, hn::Vec<D> v, [[maybe_unused]] hn::Vec<D> other,
                            FullVector) {

@@ -1,7 +1,7 @@
 // Matrix products, attention and rotary embedding on the host. Blocking calls, parallel (parallel_for) with
 // partitions that depend on the sizes alone. Leading dimensions (ld*) in elements.
 //
-// T: float, bf16, fp16, double. Acc<T>: float, for double double.
+// T: float, bf16, fp16, double. Acc<T>: float; double if T is double.
 #pragma once
 #include <cstdint>
 
@@ -20,14 +20,14 @@ using namespace kernels;
 template <class In, class Out>
 void gemm(const GemmShape& shape, const In* a, const In* b, Out* c, const In* bias);
 
-// Memory that widening takes in each thread that multiplies, for any sizes. oneDNN keeps scratch for a
-// product of 256 x 512 x 512 beside it.
+// The memory that widening takes in each multiplying thread, for any sizes. In addition oneDNN keeps scratch
+// for a product of 256 x 512 x 512.
 inline constexpr std::int64_t kWidenedBytes = 2 * 1024 * 1024;
 
 // Whether bf16 products run on bf16 instructions of the CPU; if not, they are computed in fp32, and the
 // data type "auto" of a run is fp32.
 bool has_native_bf16();
-// Which instructions those are: "AVX512_BF16", "AMX", "Arm BF16", or "none: " and the reason.
+// The names of these instructions: "AVX512_BF16", "AMX", "Arm BF16", or "none: " and the reason.
 const char* bf16_description();
 
 // Shapes as in ziggurat/device/op_args.hpp. Scratch is not used.

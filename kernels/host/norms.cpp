@@ -56,7 +56,7 @@ HWY_INLINE hn::Vec<D> load_weight(D d, const T* from, Part part) {
   return weight;
 }
 
-// Calls body(kNorm), as a constant of a type.
+// Calls body(kNorm), with kNorm as a std::integral_constant.
 template <class Body>
 void with_weight(NormWeight weight, const Body& body) {
   if (weight == NormWeight::kPlusOne) {
@@ -147,8 +147,8 @@ struct NormRowBackward {
   T* dx;
 };
 
-// With n = (x - mean) rstd and g = dy w: dx (+)= rstd (g - mean(g) - n mean(g n)). RMSNorm has neither mean
-// of x nor of g. Adds to dw and (LayerNorm) db. When dx is overwritten it may be dy.
+// With n = (x - mean) rstd and g = dy w: dx (+)= rstd (g - mean(g) - n mean(g n)). RMSNorm uses neither the
+// mean of x nor that of g. Adds to dw and (LayerNorm) db. When dx is overwritten it may be dy.
 template <Norm kNorm, Into kInto, class T>
 void norm_backward_row(std::int64_t cols, const NormRowBackward<T>& args, Acc<T>* dw,
                        [[maybe_unused]] Acc<T>* db) {
@@ -194,7 +194,7 @@ void norm_backward_row(std::int64_t cols, const NormRowBackward<T>& args, Acc<T>
   });
 }
 
-// All rows of a group. sums: dw, then (LayerNorm) db.
+// The backward of all rows of a group. sums: dw, then (LayerNorm) db.
 template <Norm kNorm, class T, class Args>
 void norm_backward(std::int64_t cols, const Args& args, RowGroup group, Acc<T>* sums) {
   clear(sums, kNorm == Norm::kLayer ? 2 * cols : cols);
@@ -269,7 +269,7 @@ NormKernels<T> kernels() {
   return std::get<NormKernels<T>>(HWY_DYNAMIC_DISPATCH(norms)());
 }
 
-// body(group number, its rows) for each group that has rows, in parallel.
+// Calls body(group number, its rows) for each group that has rows, in parallel.
 template <class Body>
 void for_groups(std::int64_t rows, const Body& body) {
   parallel_for(row_groups(rows), 1, [&](std::int64_t begin, std::int64_t end) {

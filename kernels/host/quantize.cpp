@@ -1,4 +1,4 @@
-// Values as integers with a scale; ziggurat/kernels/quantize.hpp has the format.
+// Quantisation to blocks of integers with a scale; ziggurat/kernels/quantize.hpp defines the format.
 #include "ziggurat/kernels/quantize.hpp"
 
 #include <algorithm>

@@ -89,7 +89,7 @@ void rotate_row(double* x, std::int64_t heads, std::int64_t head_size, std::int6
 }
 
 // Cosines and sines [time, pairs] of a sequence's rows, times the amplitude, computed in double. All layers
-// of a kind use the same ones.
+// of a kind use the same angles.
 template <class A>
 struct Angles {
   Angles(const RowPositions& of, const RopeTable& t)
@@ -112,9 +112,9 @@ struct Angles {
   std::vector<A> cosine, sine;
 };
 
-// Each thread keeps the two that it used last: a model has at most two kinds of layers that differ in them.
-// The caller shares ownership of what it gets: while it waits for a parallel loop, its thread may run another
-// task that replaces a kept one.
+// Each thread keeps the two sets of angles that it used last, since a model has at most two kinds of layers
+// with different angles. The caller shares ownership of its angles: while it waits for a parallel loop, its
+// thread may run another task that replaces them in the cache.
 template <class A>
 std::shared_ptr<const Angles<A>> angles_of(const RowPositions& positions, const RopeTable& table) {
   static thread_local std::shared_ptr<const Angles<A>> last, before;
@@ -131,7 +131,8 @@ std::shared_ptr<const Angles<A>> angles_of(const RowPositions& positions, const 
   return made;
 }
 
-// The places of rows in their documents; `first`: of each row its document's first place in its sequence.
+// Checks the first positions of documents. `first`: for each row the position in its sequence at which its
+// document begins.
 void check_documents(const RowPositions& positions, std::int64_t rows, const std::int32_t* first) {
   for (std::int64_t r = 0; r < rows; ++r) {
     ZG_ASSERT(first[r] >= 0 && first[r] <= positions.of(r), "row {}, at {}, is of a document from {} on", r,
@@ -152,7 +153,7 @@ void rope(std::int64_t rows, const Rotation<T>& args) {
   ZG_ASSERT_GE(args.x.ld, args.heads * args.head_size);
   using A = Acc<T>;
   if (rows == 0) return;
-  // With documents row p of the angles is position p.
+  // With documents, row p of the angles is for position p.
   if (first_keys != nullptr) check_documents(positions, rows, first_keys);
   const RowPositions known = first_keys == nullptr ? positions : RowPositions(positions.end(rows));
   const std::shared_ptr<const Angles<A>> angles = angles_of<A>(known, table);

@@ -34,7 +34,7 @@ HWY_INLINE hn::Vec<D> load_f32(D d, const bf16* from) {
 
 // Whether Highway converts halves by F16C's instructions, which follow IEEE. Without them Highway 1.0.3
 // truncates and knows neither infinities nor NaNs, so we convert by integer arithmetic (on Arm, too: it is
-// right on any target).
+// correct on any target).
 #if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4 && !defined(HWY_DISABLE_F16C)
 inline constexpr bool kHasF16c = true;
 #else
@@ -87,8 +87,8 @@ HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, bf16* to) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(i32, bits)), d16, reinterpret_cast<std::uint16_t*>(to));
 }
 
-// Round to nearest, ties to even; too large becomes an infinity, NaN stays a quiet NaN: the same bits as
-// zg::fp16(float).
+// Round to nearest, ties to even; values that are too large become infinities, NaN stays a quiet NaN: the
+// same bits as zg::fp16(float).
 template <class D>
 HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> v, fp16* to) {
   const hn::Rebind<std::uint16_t, D> d16;

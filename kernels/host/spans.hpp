@@ -1,5 +1,5 @@
-// How elementwise work on a matrix is split into tasks: each takes some spans of a row. The split depends
-// on the sizes alone. Any thread.
+// The split of elementwise work on a matrix into tasks: each task takes some spans of a row. The split
+// depends on the sizes alone. Any thread.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace zg::host {
 
-// Elements of a task: some 64 KiB, which is far more work than starting a task, and far less than a cache.
+// Elements of a task: about 64 KiB, which is far more work than starting a task, and far smaller than a
+// cache.
 inline constexpr std::int64_t kSpan = 16 * 1024;
 
-// body(row, first column, number of columns) over all of the matrix, in parallel.
+// Calls body(row, first column, number of columns) over the whole matrix, in parallel.
 template <class Body>
 void for_spans(Extent extent, const Body& body) {
   if (extent.rows == 0 || extent.cols == 0) return;

@@ -1,4 +1,4 @@
-// Cuts an update into chunks for threads, and these into runs of whole blocks for the optimizer's pass.
+// Cuts an update into chunks for threads, and chunks into runs of whole blocks for the optimizer's pass.
 #include "kernels/host/update.hpp"
 
 #include <algorithm>
@@ -35,8 +35,8 @@ class Arrays {
         moment_(bytes_of(stored_moment_type(format))),
         moments_(format.moment_count) {}
 
-  // The memory whose NUMA node decides where the loop runs. One array stands for all: the state of a unit
-  // is mostly contiguous.
+  // The memory whose NUMA node decides where the loop runs. One array suffices, since the state of a unit is
+  // mostly contiguous.
   Near near(std::int64_t n) const {
     if (moments_ > 0) return {arrays_.moment[0], n * moment_};
     if (arrays_.master != nullptr) return {arrays_.master, n * master_};
@@ -140,7 +140,7 @@ void run(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, 
   });
 }
 
-// A skipped step: weights are written again from their masters.
+// A skipped step: rewrites the weights from their masters.
 void skip(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p) {
   if (format.master == MasterFormat::kSplit) return;
   if (format.full == DType::kF32) {
@@ -158,7 +158,7 @@ bool is_storage(DType type) {
 
 void check_update(const UpdateArrays& a, const StateFormat& f, const UpdateParams& p) {
   ZG_ASSERT_GE(p.step, 1);
-  // Elements that have always been zero (padding) must compute 0 / eps, not 0 / 0.
+  // For elements that have always been zero (padding) the update must be 0 / eps, not 0 / 0.
   const bool positive = f.full == DType::kF64 ? p.eps > 0 : static_cast<float>(p.eps) > 0;
   ZG_ASSERT(p.skip || f.kind != OptimizerKind::kAdam || positive, "eps {}", p.eps);
   ZG_ASSERT(f.full == DType::kF32 || f.full == DType::kF64, "state in {}", name_of(f.full));
@@ -185,7 +185,7 @@ void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& forma
   check_update(arrays, format, p);
   if (p.skip) return skip(n, arrays, format, p);
   StateFormat f = format;
-  // Without moments their format does not matter.
+  // Without moments the moments' format does not matter.
   if (f.moment_count == 0) f.moments = MomentFormat::kFull;
   if (f.full == DType::kF64) {
     run<double>(n, arrays, f, p, kernel_of<double>(f, p));

@@ -1,5 +1,5 @@
-// The optimizers of the host, each one fused pass: for each element it reads the gradient, the master
-// weight and the moments once, and writes master, moments and the rounded weight once.
+// The optimizers on the host. Each is one fused pass: for each element it reads the gradient, the master
+// weight and the moments once, and writes the master, the moments and the rounded weight once.
 //
 // Blocking, from any thread, parallel (parallel_for). Every output has the same bits on every instruction
 // set, for any alignment and any number of threads: the arithmetic is additions, products, quotients and
@@ -25,11 +25,11 @@
 //
 //   weight = master, rounded to nearest, ties away from zero in bf16 (see below), to even in f16
 //
-// A NaN in a master, a weight or a moment narrower than S is always the same quiet NaN. In moments of
-// format kFull it is the NaN that the processor makes; nothing else is left open.
+// A NaN in a master, a weight or a moment narrower than S is always the same quiet NaN. In moments of format
+// kFull it is the NaN that the processor makes. All other bits are specified.
 //
-// Master formats (MasterFormat). A weight in bf16 is the fp32 master, rounded to nearest. With kSplit the
-// low 16 bits of the master are kept beside the weight, and the two restore it exactly: its high half is
+// Master formats (MasterFormat). A weight in bf16 is the fp32 master, rounded to nearest. With kSplit the low
+// 16 bits of the master are kept in addition to the weight, and the two restore it exactly: its high half is
 // the weight, less one if the low half is 0x8000 or more, since the weight was rounded up then. This is why
 // ties round away from zero, in all formats. With ties to even, half of the ties would round up and half
 // down, both with the low half 0x8000, and the master could not be restored.
@@ -54,7 +54,7 @@ using namespace kernels;
 // Every device's update calls it.
 void check_update(const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
 
-// n elements, beginning with element p.first_element of the parameter.
+// Updates n elements, beginning with element p.first_element of the parameter.
 void update(std::int64_t n, const UpdateArrays& arrays, const StateFormat& format, const UpdateParams& p);
 
 }  // namespace zg::host

@@ -1,4 +1,4 @@
-// Adam and AdamW (update.hpp), over every way to keep their state.
+// Adam and AdamW (update.hpp), for all state formats.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/update_adam.cpp"
 // clang-format off

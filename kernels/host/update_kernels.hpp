@@ -12,17 +12,16 @@ namespace zg::host {
 template <class S>
 struct UpdateJob {
   UpdateArrays arrays;
-  std::int64_t blocks = 0;  // of kQuantBlock elements each
+  std::int64_t blocks = 0;  // blocks of kQuantBlock elements each
   const UpdateConstants<S>* constants = nullptr;
   RandomKey random;
   std::int64_t step = 0;
-  std::int64_t first_block = 0;  // number of the run's first block in its parameter
+  std::int64_t first_block = 0;  // index of the run's first block in the parameter
 };
 template <class S>
 using UpdateKernel = void (*)(const UpdateJob<S>& job);
 
-// A pass for each way to keep the state; null: that way is not supported (a double is kept in format kFull
-// alone).
+// A pass for each state format; null: not supported (doubles support only kFull).
 template <class S>
 struct UpdateKernels {
   UpdateKernel<S> of[2][3] = {};  // [MasterFormat][MomentFormat]
@@ -33,7 +32,7 @@ using UpdatePasses = std::tuple<UpdateKernels<float>, UpdateKernels<double>>;
 UpdatePasses adam_passes(bool decoupled);
 UpdatePasses sgd_passes(bool momentum, bool nesterov);
 UpdatePasses lion_passes();
-// Writes weights again from their masters (MasterFormat::kFull).
+// Rewrites weights from their masters (MasterFormat::kFull).
 UpdateKernel<float> weight_kernel();
 
 }  // namespace zg::host

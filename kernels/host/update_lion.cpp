@@ -1,4 +1,4 @@
-// Lion (update.hpp), and weights written again from their masters (MasterFormat::kFull).
+// Lion (update.hpp), and the rewriting of weights from their masters (MasterFormat::kFull).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/update_lion.cpp"
 // clang-format off

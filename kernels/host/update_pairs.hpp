@@ -25,7 +25,7 @@ using Bits = hn::RebindToUnsigned<D>;
 
 // The pass works on two vectors a and b at a time. With moments of format kFull they are consecutive in
 // memory. With narrower moments a has the even elements of a run and b the odd ones: these are the low and
-// high halves of 32-bit words, which a shift separates, where consecutive elements would need a shuffle.
+// high halves of 32-bit words, which a shift separates, while consecutive elements would need a shuffle.
 enum class Order { kNeighbours, kEvenOdd };
 
 template <class V>
@@ -46,7 +46,7 @@ HWY_INLINE Words<D> as_words(D /*d*/, Floats<D> f) {
   return {hn::BitCast(Bits<D>(), f.a), hn::BitCast(Bits<D>(), f.b)};
 }
 
-// The bits of Highway's own NaN would overflow when they are rounded up.
+// The standard quiet NaN. The bits of Highway's own NaN would overflow when they are rounded up.
 template <class D>
 HWY_INLINE hn::Vec<D> quiet_nan(D d) {
   return hn::Set(d, std::numeric_limits<hn::TFromD<D>>::quiet_NaN());
@@ -144,10 +144,10 @@ HWY_INLINE void store_low(D d, Words<D> w, std::uint16_t* to) {
   }
 }
 
-// Loads two bytes into each word, extended to its two halves, by zeros or (Int signed) by the sign.
+// Loads two bytes into the two halves of each word, zero-extended or (Int signed) sign-extended.
 template <class Int, class D>
 HWY_INLINE hn::Vec<Bits<D>> load_bytes([[maybe_unused]] D d, const std::uint8_t* from) {
-#if HWY_TARGET == HWY_SCALAR  // has no vectors of two
+#if HWY_TARGET == HWY_SCALAR  // it has no vectors of two
   const auto half = [](std::uint8_t byte) {
     return std::uint32_t{static_cast<std::uint16_t>(static_cast<std::int16_t>(static_cast<Int>(byte)))};
   };
@@ -186,8 +186,8 @@ struct RoundKeys {
   }
 };
 
-// The random words (update_random.hpp) of an even block and the next. Behind a block's last word its first
-// is repeated, as the words form a ring.
+// The random words (update_random.hpp) of an even block and the next. A block's first word is repeated after
+// its last, since the words form a ring.
 class RandomBlocks {
  public:
   // even: the index of the even block.
@@ -225,8 +225,8 @@ HWY_INLINE void RandomBlocks::fill(const RoundKeys& keys, std::uint64_t step, st
   const hn::RepartitionToNarrow<decltype(d)> d32;
   using V = hn::Vec<decltype(d)>;
   constexpr std::uint64_t kLow = 0xffffffffu;
-  // Several vectors of counters at a time: each product waits for the one before, so that independent ones
-  // overlap.
+  // Several vectors of counters at a time: each product waits for the previous one of its vector, and
+  // independent products overlap.
   constexpr std::size_t kVectors = 4;
   const V m0 = hn::Set(d, std::uint64_t{0xD2511F53u}), m1 = hn::Set(d, std::uint64_t{0xCD9E8D57u});
   const std::size_t lanes = hn::Lanes(d);

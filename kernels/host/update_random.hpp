@@ -11,8 +11,8 @@
 //   4 (e / 2 % 64) + 2 (e % 2) + e / 128                     for its first moment,
 //   128 bytes further                                        for its second,
 //
-// and of these the lowest 16 bits (for bf16) or 20 bits (for 8-bit codes). So a byte serves several
-// elements, but with a different weight for each: the highest 8 bits, which mostly decide the rounding, are
+// and of these the lowest 16 bits (for bf16) or 20 bits (for 8-bit codes). So several elements use the same
+// byte, but at a different significance each. The highest 8 bits, which mostly decide the rounding, are
 // shared with no other first moment, only with the second moment of another element.
 #pragma once
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace zg::host {
 
-inline constexpr std::int64_t kRandomWords = 64;  // of a block
+inline constexpr std::int64_t kRandomWords = 64;  // words of a block
 
 // The definition, for tests; update_pairs.hpp computes two blocks at a time. element, step >= 0.
 inline std::uint32_t update_random(RandomKey key, std::int64_t step, std::int64_t element, int moment) {

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::int64_t kPage = 4096, kHugePage = 2 * kMiB;
 
-// A mapping of its own, since advice on a part of the heap would stay with what the heap puts there later.
-// Null where there is no memory.
+// Maps memory for one buffer. It does not come from the heap, since advice on heap memory would also apply to
+// later allocations there. Null if there is no memory.
 char* map(std::int64_t bytes) {
   void* const all = mmap(nullptr, static_cast<std::size_t>(bytes + kHugePage), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -23,7 +23,7 @@ char* map(std::int64_t bytes) {
   char* const begin = static_cast<char*>(all) + before;
   if (before > 0) (void)munmap(all, static_cast<std::size_t>(before));
   if (behind > 0) (void)munmap(begin + bytes, static_cast<std::size_t>(behind));
-  // A system without huge pages refuses, and small ones do.
+  // A system without huge pages refuses this; small pages work, too.
   (void)madvise(begin, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
   return begin;
 }
@@ -33,7 +33,7 @@ char* map(std::int64_t bytes) {
 void Buffer::reserve(std::int64_t bytes) {
   if (bytes <= size_) return;
   const std::int64_t rounded = round_up(bytes, kPage), mapped = rounded >= kHugePage ? rounded : 0;
-  data_.reset();  // before there is another one
+  data_.reset();  // frees the old memory before new memory is taken
   size_ = 0;
   char* const p = mapped > 0
                       ? map(rounded)

@@ -29,7 +29,7 @@ std::vector<int> node_numbers(const fs::path& directory) {
   return numbers;
 }
 
-// Older kernels know the file of a core's hyperthreads by its second name alone.
+// Older kernels have only the second of the two files that list a core's hyperthreads.
 int physical_of(const std::string& root, int cpu) {
   for (const char* file : {"core_cpus_list", "thread_siblings_list"}) {
     const std::vector<int> siblings = parse_cpu_list(
@@ -39,7 +39,7 @@ int physical_of(const std::string& root, int cpu) {
   return cpu;
 }
 
-// One node while its cores are assigned.
+// A node whose cores are being assigned.
 struct Share {
   const CoreTopology::Node* node;
   int drives = 0, devices = 0;          // attached to the node
@@ -50,8 +50,8 @@ struct Share {
   int users() const { return drives + devices; }
 };
 
-// Finds the share of each user, a drive or device given by its node, and counts it there. Returns the shares'
-// indices.
+// Finds the share (node) for each user, a drive or device given by its node, and counts the user there.
+// Returns the shares' indices.
 std::vector<int> attach(const std::vector<int>& users, std::vector<Share>& shares, int Share::*count) {
   std::vector<int> homes(users.size(), -1);
   const auto take = [&](std::size_t user, std::size_t share) {
@@ -63,7 +63,7 @@ std::vector<int> attach(const std::vector<int>& users, std::vector<Share>& share
       if (shares[s].node->node == users[u]) take(u, s);
     }
   }
-  // Users without a node of their own come last, so that they even out what the others have taken.
+  // Users without a node of their own come last, so that they even out the numbers of users.
   for (std::size_t u = 0; u < users.size(); ++u) {
     if (homes[u] >= 0) continue;
     const auto least = std::min_element(shares.begin(), shares.end(),
@@ -86,9 +86,9 @@ void reserve_as_wished(Share& share, int cores) {
 }
 
 // Takes `count` cores out of `cores`: whole physical cores as long as they fit, those with the most
-// hyperthreads first; for the rest it splits the physical core with the fewest, so that as few as possible
-// are shared by threads that compute and threads that do not. Among equals it takes the first, where the
-// system's own work tends to run.
+// hyperthreads first. For the rest it splits the physical core with the fewest hyperthreads, so that as few
+// hyperthreads as possible share a physical core between compute threads and others. Among equals it takes
+// the first, where the system's own work tends to run.
 std::vector<int> take(std::vector<CoreTopology::Core>& cores, int count) {
   std::vector<int> taken;
   while (count > 0) {
@@ -130,8 +130,8 @@ void spread(int threads, std::vector<NodeCores>& nodes) {
   }
 }
 
-// Gives back reserved cores until there are enough for the compute threads that were wished for. Only the
-// rule's reservation gives way: check() has refused wishes that contradict each other.
+// Gives back reserved cores until there are enough for the requested compute threads. Only cores reserved by
+// the rule are given back: check() has refused wishes that contradict each other.
 void give_back(std::vector<Share>& shares, int compute) {
   const auto left = [&] {
     return std::accumulate(shares.begin(), shares.end(), 0,
@@ -223,7 +223,8 @@ std::string format_cpu_list(const std::vector<int>& cpus) {
 std::vector<int> usable_cores() {
   CpuMask mask;
   std::vector<int> cpus;
-  // A sandbox may refuse to say which. Then all that are online count; one where the system hides those, too.
+  // A sandbox may refuse to report the affinity. Then all online cores count, or core 0 if those are hidden,
+  // too.
   if (mask.read() != 0) {
     cpus = parse_cpu_list(first_line("/sys/devices/system/cpu/online"));
     return cpus.empty() ? std::vector<int>{0} : cpus;
@@ -295,7 +296,7 @@ CoreAssignment assign_cores(const CoreTopology& topology, const CoreWishes& wish
     NodeCores node{.node = share.node->node};
     node.drives = take(cores, share.for_drives);
     node.devices = take(cores, share.for_devices);
-    // A single reserved core serves both.
+    // A single reserved core serves both drives and devices.
     if (wishes.reserved && share.devices > 0 && node.devices.empty()) node.devices = node.drives;
     for (const CoreTopology::Core& core : cores) node.compute.push_back(core.cpu);
     out.nodes.push_back(std::move(node));

@@ -1,5 +1,5 @@
-// A set of cores in the form that the system takes. It has a fixed size and allocates nothing. Private to
-// base.
+// A set of cores in the form of the system's affinity calls. It has a fixed size and allocates nothing.
+// Private to base.
 #pragma once
 #include <sched.h>
 
@@ -14,7 +14,7 @@ namespace zg {
 
 class CpuMask {
  public:
-  // The most that Linux can be built for. The kernel refuses to fill a set that is smaller than its own.
+  // The most cores that Linux can be built for. The kernel refuses to fill a set smaller than its own.
   static constexpr std::size_t kMaxCpus = 8192;
 
   CpuMask() = default;

@@ -8,7 +8,7 @@
 
 namespace zg {
 namespace {
-// A message may quote a file, and the quoted text may have a megabyte. Nobody reads so much.
+// A message may quote a file, and the quoted text may be a megabyte long, so messages are shortened.
 constexpr std::size_t kLongest = 8000, kKeptEnd = 1000;
 
 std::string shortened(std::string text) {

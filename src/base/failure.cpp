@@ -26,7 +26,7 @@ constexpr const char* kMemoryHint =
 std::array<std::atomic<void (*)()>, 8> cleaners{};
 std::atomic<bool> ending{false};
 
-// The number of threads of this process; 0 where the system does not tell.
+// The number of threads of this process; 0 if the system does not report it.
 int thread_count() {
   std::ifstream in("/proc/self/status");
   for (std::string line; std::getline(in, line);) {
@@ -35,7 +35,7 @@ int thread_count() {
   return 0;
 }
 
-// The limit of the control group on processes and threads: "" where there is none, or none that is seen here.
+// The control group's limit on processes and threads; "" if there is none, or it is not visible.
 std::string pids_limit() {
   std::ifstream in("/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
@@ -51,7 +51,7 @@ std::string pids_limit() {
   return {};
 }
 
-// What stands in the way of one more thread: each limit that is set.
+// The limits on threads that are set: one of them prevents one more thread.
 std::string limits_on_threads() {
   std::string text;
   const auto add = [&](const std::string& limit) { text += (text.empty() ? "" : ", ") + limit; };
@@ -97,7 +97,7 @@ void say_no_memory() {
   for (const char* part : {"\nziggurat: ", kNoMemory, "\n  hint: ", kMemoryHint, "\n"}) say(part);
 }
 
-// Says what is being thrown and returns the exit code; -1 where nothing is, or nothing that is known.
+// Prints the current exception and returns its exit code; -1 if there is none, or none of a known type.
 int say_current_exception() {
   const std::exception_ptr current = std::current_exception();
   if (current == nullptr) return -1;
@@ -121,7 +121,7 @@ int say_current_exception() {
 }
 
 [[noreturn]] void on_terminate() {
-  // Others that fail meanwhile wait for the end.
+  // Other threads that fail meanwhile wait for the end of the process.
   if (ending.exchange(true)) {
     while (true) ::pause();
   }
@@ -156,7 +156,7 @@ Error error_from(const std::exception& e) {
     return error_from_system(of_file->code(), of_file->path1().string());
   const std::string_view text = e.what();
   if (const auto* of_system = dynamic_cast<const std::system_error*>(&e)) {
-    // The standard library reports EAGAIN for threads alone: its own ones and the threads of std::async.
+    // The standard library reports EAGAIN only for threads: std::thread and std::async.
     return of_system->code().value() == EAGAIN ? thread_error("of the standard library", EAGAIN)
                                                : error_from_system(of_system->code(), "the system");
   }
@@ -166,8 +166,8 @@ Error error_from(const std::exception& e) {
 
 void install_failure_handler() {
   std::set_terminate(&on_terminate);
-  // The C library loads what unwinds a thread when it is first needed, and aborts where there is no memory
-  // for it by then.
+  // Makes the C library load its unwinder now: it would otherwise load it at first use, and abort if there is
+  // no memory for it then.
   void* frame = nullptr;
   (void)::backtrace(&frame, 1);
 }

@@ -37,9 +37,9 @@ std::pair<std::string, std::string> split(const std::string& path) {
   return {slash == 0 ? "/" : path.substr(0, slash), path.substr(slash + 1)};
 }
 
-// Removes files of this name that a process which has ended left unfinished. One that is locked is being
-// written, and one that is young may wait for its commit(), unlocked. What cannot be removed stays: it is in
-// nobody's way.
+// Removes unfinished files of this name that an ended process left behind. A locked file is still being
+// written, and a young one may be waiting for its commit(), unlocked. Files that cannot be removed stay: they
+// harm nobody.
 void remove_leftovers(const std::string& path) {
   const auto [directory, name] = split(path);
   const std::unique_ptr<DIR, int (*)(DIR*)> list(::opendir(directory.c_str()), &::closedir);
@@ -59,7 +59,8 @@ void remove_leftovers(const std::string& path) {
   }
 }
 
-// The kernel gives it, or its device where a sandbox refuses the call. Reads so short are never partial.
+// A random number from the kernel: by getrandom(), or from its device if a sandbox refuses the call. Reads
+// this short are never partial.
 std::uint64_t random_number() {
   std::uint64_t number = 0;
   ssize_t n = 0;
@@ -76,10 +77,10 @@ std::uint64_t random_number() {
               "allow the call, or reading /dev/urandom");
 }
 
-// A new, locked file of this name; -1 with errno, where that cannot be.
+// Creates a new, locked file of this name. Returns its descriptor, or -1 with errno.
 int create_locked(const std::string& part) {
   const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-  // A file system without locks: then leftovers are not removed there either.
+  // A failure to lock is ignored: on a file system without locks, leftovers are not removed either.
   if (fd >= 0) (void)try_lock(fd);
   return fd;
 }
@@ -209,7 +210,7 @@ std::string read_text_file(const std::string& path, const std::string& what, std
 }
 
 OutputFile::OutputFile(std::string path, std::int64_t bytes) : path_(std::move(path)) {
-  // The new file would take the place of a device or a pipe, as of /dev/null.
+  // Refuses devices and pipes such as /dev/null, since commit() would replace them by a file.
   if (struct stat there{};
       ::stat(path_.c_str(), &there) == 0 && !S_ISREG(there.st_mode) && !S_ISDIR(there.st_mode)) {
     throw Error(Errc::kUsage, path_,
@@ -217,8 +218,8 @@ OutputFile::OutputFile(std::string path, std::int64_t bytes) : path_(std::move(p
                 "name a regular file, or one that is not there");
   }
   remove_leftovers(path_);
-  // Another process may take the new file for a leftover before it is locked, or the digits may be taken:
-  // once more.
+  // Another process may take the new file for a leftover before it is locked, or the name may exist already.
+  // Then try again.
   for (int tries = 0; tries < 16; ++tries) {
     part_ = temporary_name(path_);
     fd_ = create_locked(part_);
@@ -238,7 +239,7 @@ OutputFile::OutputFile(std::string path, std::int64_t bytes) : path_(std::move(p
   do {
     result = ::fallocate(fd_, 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
-  // On a file system that cannot reserve space, a full disk shows only when it is written to.
+  // On a file system that cannot reserve space, a full disk is noticed only by a later write.
   if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS || errno == EPERM) return;
   const int error = errno;
   (void)::close(std::exchange(fd_, -1));
@@ -277,7 +278,7 @@ void OutputFile::commit() {
   if (fd_ >= 0 && ::fsync(fd_) != 0) fail("cannot be written", errno);
   if (::rename(part_.c_str(), path_.c_str()) != 0) fail("cannot be put in place", errno);
   part_.clear();
-  if (fd_ >= 0) (void)::close(std::exchange(fd_, -1));  // with its lock; all of it is on the drive
+  if (fd_ >= 0) (void)::close(std::exchange(fd_, -1));  // releases the lock; the data is on the drive
 }
 
 void OutputFile::fail(const char* what, int error) const {
@@ -302,8 +303,7 @@ void sync_directory(const std::string& path) {
   const int result = fd < 0 ? -1 : ::fsync(fd);
   const int error = errno;
   if (fd >= 0) (void)::close(fd);
-  // EINVAL: a file system whose directories cannot be synced. EACCES: one that may be written to, but not
-  // listed.
+  // EINVAL: the file system cannot sync directories. EACCES: the directory may be written to, but not listed.
   if (result != 0 && error != EINVAL && error != EACCES)
     throw Error(Errc::kIo, path, "cannot be brought to the drive: " + errno_text(error));
 }

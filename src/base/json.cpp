@@ -6,8 +6,8 @@ namespace zg {
 
 namespace {
 
-// Counts what a text nests and how many values it has, without parsing it: brackets and commas outside of
-// texts.
+// Counts a text's nesting depth and number of values without parsing it, from the brackets and commas outside
+// of strings.
 struct Shape {
   std::int64_t depth = 0, deepest = 0, values = 1;
 
@@ -68,7 +68,7 @@ std::string json_problem(std::string_view text, std::int64_t byte, const std::st
     if (at == cause.npos || (std::string_view(end) != "] " && !place)) continue;
     cause.erase(0, at + std::string_view(end).size());
   }
-  constexpr std::size_t kShown = 200;  // the parser quotes all of a token
+  constexpr std::size_t kShown = 200;  // characters; the parser quotes whole tokens, which may be long
   if (cause.size() > kShown) cause = cause.substr(0, kShown) + " ...";
   if (byte < 1) return "is no JSON: " + cause;
   const std::string_view before = text.substr(0, static_cast<std::size_t>(byte - 1));

@@ -54,7 +54,7 @@ class StderrSink : public spdlog::sinks::base_sink<std::mutex> {
     draw();
   }
 
-  static constexpr std::chrono::seconds kSilence{10};  // between lines, where there is no terminal
+  static constexpr std::chrono::seconds kSilence{10};  // between progress lines if stderr is no terminal
 
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   std::string line_;
@@ -73,7 +73,7 @@ struct Output {
   }
 };
 
-// Global, since there is one stderr.
+// Global, since there is only one stderr.
 Output& output() {
   static Output instance;
   return instance;

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kCapIpcLock = 14;
-// Version 1 writes the largest number of whole pages where there is no limit.
+// Without a limit, version 1 reports the largest number of whole pages.
 constexpr std::int64_t kNoCgroupLimit = std::int64_t{1} << 62;
 
 std::int64_t kib(std::int64_t value) {
@@ -49,7 +49,7 @@ std::int64_t soft_limit(const std::string& file, const std::string& name) {
 }
 
 struct Mount {
-  std::string root, point;  // the directory of the file system that is mounted, and where
+  std::string root, point;  // the mounted directory of the file system, and the mount point
 };
 
 // "36 35 0:31 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
@@ -84,7 +84,7 @@ void look_at_cgroup(const std::string& system_root, const CgroupFiles& files, co
                     MemoryLimits::Cgroup& least) {
   for (const Mount& mount :
        cgroup_mounts(system_root + "/proc/self/mountinfo", files.type, files.controller)) {
-    // In a container the mount's root is the container's own group, whose path exists outside alone.
+    // In a container the mount's root is the container's own group, whose path exists only outside.
     std::string below = path;
     if (mount.root != "/") {
       const bool inside = path.compare(0, mount.root.size(), mount.root) == 0;
@@ -142,7 +142,7 @@ void read_nodes(const std::string& root, MemoryLimits& limits) {
             [](const auto& a, const auto& b) { return a.node < b.node; });
 }
 
-// Bytes of this process by its status; -1 where the system does not tell.
+// A number of bytes from this process's status file; -1 if the system does not report it.
 std::int64_t status_bytes(const char* key) {
   const std::int64_t value = number_behind("/proc/self/status", key);
   return value < 0 ? -1 : kib(value);
@@ -169,7 +169,7 @@ MemoryLimits read_memory_limits(const std::string& root) {
   const auto used = [&](const char* key) {
     return kib(std::max<std::int64_t>(0, number_behind(status, key)));
   };
-  // io_uring's registered buffers count as pinned memory, and against the same limit.
+  // io_uring's registered buffers are listed as pinned memory, and count against the same limit.
   limits.locked = used("VmLck:") + used("VmPin:");
   if (!may_lock_all(status)) limits.memlock = soft_limit(rlimits, "Max locked memory");
   limits.mapped = used("VmSize:");

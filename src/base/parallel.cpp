@@ -26,7 +26,7 @@
 #include "ziggurat/base/thread.hpp"
 
 // oneTBB's library is not instrumented, so ThreadSanitizer cannot see that a loop's start happens before its
-// chunks, and these before its end. These macros tell it.
+// chunks, and that the chunks happen before its end. These macros tell it.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
@@ -44,8 +44,8 @@ using Body = FunctionRef<void(std::int64_t, std::int64_t)>;
 
 // The state of the calling thread.
 struct ThreadState {
-  bool inside = false;  // works for a team; loops that it starts within a loop stay with that team
-  CpuMask before;       // the cores that it might use before it joined the team
+  bool inside = false;  // the thread works for a team; loops that it starts within a loop stay in that team
+  CpuMask before;       // the thread's affinity before it joined the team
 };
 thread_local ThreadState here;
 
@@ -80,7 +80,7 @@ class Binder final : public tbb::task_scheduler_observer {
   }
   void on_scheduler_exit(bool) override {
     here.inside = false;
-    // If the cores from before are gone by now, the thread stays where it is.
+    // If the earlier cores are no longer available, the thread keeps its binding.
     (void)here.before.apply();
     inside_.fetch_sub(1, std::memory_order_release);
   }
@@ -93,8 +93,8 @@ class Binder final : public tbb::task_scheduler_observer {
 
 // The threads of one node.
 struct Team {
-  // A single team keeps one slot of its arena for callers, so that they need not wait for a worker's slot.
-  // With several teams a loop may come to a team without its caller, so all slots are the workers'.
+  // A single team reserves one slot of its arena for callers, so that they need not wait for a worker's slot.
+  // With several teams, a team may work on a loop without the loop's caller, so all slots are for workers.
   Team(const NodeCores& cores, bool bind, bool alone)
       : node(cores.node), threads(cores.threads), arena(threads, alone ? 1 : 0) {
     arena.initialize();
@@ -104,12 +104,12 @@ struct Team {
   const int node, threads;
   tbb::task_arena arena;
   std::optional<Binder> binder;
-  std::mutex turn;  // held by the one thread that may work where threads == 1: TBB would admit two
+  std::mutex turn;  // held by the one thread that may work if threads == 1: TBB would admit two
 };
 
 struct Pool {
   // TBB's limit counts a caller and its workers. With several teams all threads may be workers while the
-  // caller waits, hence the + 1; the slots of the arenas are what limits the threads.
+  // caller waits, hence the + 1; the slots of the arenas limit the threads.
   Pool(const CoreAssignment& cores, bool bind)
       : control(tbb::global_control::max_allowed_parallelism, static_cast<std::size_t>(cores.threads()) + 1) {
     const auto computes = [](const NodeCores& node) { return node.threads > 0; };
@@ -133,7 +133,7 @@ struct Pool {
     while (called.load(std::memory_order_acquire) > 0) std::this_thread::yield();
   }
 
-  // The team on whose cores the calling thread runs now; the first where it runs elsewhere.
+  // The team on whose cores the calling thread runs now; the first team if it runs elsewhere.
   int team_here() const {
     const int cpu = sched_getcpu();
     return cpu >= 0 && static_cast<std::size_t>(cpu) < team_of_cpu.size()
@@ -177,7 +177,7 @@ void run_chunks(std::int64_t n, std::int64_t grain, Body body) {
   ZG_TSAN_ACQUIRE(&ended);
 }
 
-// Runs on the calling thread, or on a worker in its stead while all slots of the arena are taken.
+// Executes `run` on the calling thread, or on a worker instead while all slots of the arena are taken.
 template <class F>
 void execute_in(tbb::task_arena& arena, const F& run) {
   char begun = 0, ended = 0;
@@ -190,11 +190,11 @@ void execute_in(tbb::task_arena& arena, const F& run) {
   ZG_TSAN_ACQUIRE(&ended);
 }
 
-// The number of addresses at which the system is asked for the node of a loop's memory. Memory in one piece
+// How many addresses of a loop's memory the system is asked about, to learn their nodes. Contiguous memory
 // mostly lies on one node, and each address costs a quarter of a microsecond.
 constexpr std::size_t kPlaces = 8;
 
-// Isolated: a thread that waits for the last chunks of its loop takes none of another loop's, which may be
+// Isolated: a thread that waits for the last chunks of its loop takes no chunks of another loop, which may be
 // long.
 void run_isolated(std::int64_t n, std::int64_t grain, Body body) {
   tbb::this_task_arena::isolate([&] { run_chunks(n, grain, body); });
@@ -210,10 +210,10 @@ void run_in(Team& team, std::int64_t n, std::int64_t grain, Body body) {
   });
 }
 
-// A loop over several teams. Its chunks are divided into parts, each of which belongs to one team, and other
-// teams may help with it. The loop is done when its chunks are, even if some team has not come yet. A team
-// that comes later finds nothing to do, but must find the loop: its memory lives until the last team has
-// come.
+// A loop over several teams. Its chunks are divided into parts. Each part belongs to one team, and other
+// teams may help with it. The loop is done when its chunks are done, even if some team has not started yet. A
+// team that starts later finds nothing to do, but it accesses the loop, so the loop's memory lives until the
+// last team has come.
 class SharedLoop {
  public:
   struct Drop {
@@ -272,7 +272,7 @@ class SharedLoop {
     work(team);
     pool_.called.fetch_sub(1, std::memory_order_release);
   }
-  // Works with as many threads of the team as come.
+  // Works with as many threads of the team as are available.
   void work(int team) {
     Team& workers = *pool_.teams[static_cast<std::size_t>(team)];
     std::unique_lock turn(workers.turn, std::defer_lock);
@@ -316,7 +316,7 @@ class SharedLoop {
   Pool& pool_;
   const std::int64_t n_, grain_;
   const Body body_;
-  std::vector<Part> part_;  // the first parts_ of them are used
+  std::vector<Part> part_;  // the first parts_ entries are used
   int parts_ = 0;
   std::atomic<int> users_{1};
   alignas(64) std::atomic<std::int64_t> left_;  // chunks that are not done yet
@@ -334,7 +334,8 @@ void divide(const Pool& p, SharedLoop& loop, std::int64_t chunks) {
   }
 }
 
-// The team of the node on which each address lies; -1 where that is unknown. False: all are unknown.
+// For kPlaces addresses of the memory, finds the team of the node on which each lies; -1 if unknown. Returns
+// false if all are unknown.
 bool find_teams(const Pool& p, Near memory, std::array<int, kPlaces>& teams) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.address);
@@ -352,7 +353,7 @@ bool find_teams(const Pool& p, Near memory, std::array<int, kPlaces>& teams) {
 bool divide_near(const Pool& p, SharedLoop& loop, std::int64_t chunks, Near memory) {
   std::array<int, kPlaces> teams{};
   if (memory.bytes < kAskBytes || !find_teams(p, memory, teams)) return false;
-  // An unknown address gets the team of the one before it, or the first that is known.
+  // An address whose team is unknown gets the team of the address before it, or else the first known team.
   int team = *std::find_if(teams.begin(), teams.end(), [](int t) { return t >= 0; });
   for (std::size_t i = 0; i < kPlaces; ++i) {
     if (teams[i] >= 0) team = teams[i];
@@ -373,7 +374,7 @@ void use_pool(std::unique_ptr<Pool> next) {
   pool_owner = std::move(next);
 }
 
-// All threads of a loop over `threads` items are there at once, if they come soon.
+// Runs a loop in which `threads` threads wait for each other, for at most 50 ms: so TBB starts that many.
 void meet(int threads) {
   std::atomic<int> there{0};
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
@@ -383,8 +384,8 @@ void meet(int threads) {
   });
 }
 
-// oneTBB starts its threads with the first loops, and ends the process where the system refuses one. So it
-// starts them here, right after it was found out that the system gives as many. It keeps them.
+// oneTBB starts its threads with the first loops, and ends the process if the system refuses a thread. So its
+// threads are started here, right after a test that the system grants as many. oneTBB keeps them.
 void start_workers(int threads) {
   static int started = 1;  // guarded by setting_mutex; the caller of a loop is one
   if (threads <= started) return;
@@ -395,8 +396,8 @@ void start_workers(int threads) {
   for (const auto& team : p->teams) team->arena.execute([&] { meet(team->threads); });
 }
 
-// Why the system refuses to bind threads to these cores; empty if it does not. Tried on a thread of its own,
-// whose binding ends with it.
+// Why the system refuses to bind threads to these cores; empty if it allows it. Tries it on a temporary
+// thread, whose binding ends with it.
 std::string why_not_bound(const CoreAssignment& cores) {
   std::string why;
   NamedThread("zg-bind", [&] {

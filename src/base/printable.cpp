@@ -7,7 +7,7 @@
 namespace zg {
 namespace {
 
-// The length of the character at the begin of `text` if it is well-formed UTF-8 and no control character;
+// The length of the character at the beginning of `text` if it is well-formed UTF-8 and no control character;
 // else 0.
 std::size_t shown(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -19,11 +19,11 @@ std::size_t shown(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
   if ((first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) >= 0xa0))
-    return 0;  // too long; surrogates
+    return 0;  // overlong form; surrogate
   if ((first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) >= 0x90))
-    return 0;                                     // too long; too large
+    return 0;                                     // overlong form; above U+10FFFF
   if (first == 0xc2 && byte(1) < 0xa0) return 0;  // control characters
-  // Marks that turn the direction of the text around them.
+  // Marks that change the direction of the text around them.
   if (first == 0xe2 && ((byte(1) == 0x80 && byte(2) >= 0xaa && byte(2) <= 0xae) ||
                         (byte(1) == 0x81 && byte(2) >= 0xa6 && byte(2) <= 0xa9)))
     return 0;

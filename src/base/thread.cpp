@@ -19,7 +19,7 @@ void name_this_thread(const std::string& name) {
 
 void lower_priority_of_this_thread() {
   // <linux/ioprio.h>, which older systems lack: IOPRIO_WHO_PROCESS, and level 7 of IOPRIO_CLASS_BE. 0 stands
-  // for the calling thread in both calls. What a system refuses changes nothing but speed.
+  // for the calling thread in both calls. A refusal by the system affects only speed.
   constexpr int kOneThread = 1, kLastBestEffort = 2 << 13 | 7;
   (void)::setpriority(PRIO_PROCESS, 0, 10);
   (void)::syscall(SYS_ioprio_set, kOneThread, 0, kLastBestEffort);

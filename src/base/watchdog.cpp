@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kLooksPerStall = 10, kLeastLook = 1e-3;
 
-// What the signal handler uses. `handlers` is the number of handlers that may be about to write to
+// State of the signal handler. `handlers` is the number of handlers that may be about to write to
 // `descriptor`.
 struct SignalTarget {
   std::atomic<int> descriptor{-1};
@@ -32,7 +32,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 void wake(int descriptor) {
   const std::uint64_t one = 1;
-  // Fails only where the counter is full, and then the reader is awake anyway.
+  // Fails only if the counter is full, and then the reader is awake anyway.
   [[maybe_unused]] const ssize_t n = ::write(descriptor, &one, sizeof one);
 }
 
@@ -83,8 +83,8 @@ int append_to_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-// The watchdog's mutex_ guards all members after `thread`. `callbacks` is used by the part's thread alone
-// while that runs, and by the end of the registration after it.
+// The watchdog's mutex_ guards all members after `thread`. Only the part's thread uses `callbacks`, and once
+// it has ended, the code that ends the registration.
 struct AskedPart {
   WatchedPart callbacks;
   NamedThread thread;
@@ -105,7 +105,7 @@ struct Watchdog::Answer {
   std::string name, state;
   std::uint64_t progress = 0;
   bool waiting = false;
-  std::optional<double> silent_seconds;  // how long a question has not been answered; none: it has
+  std::optional<double> silent_seconds;  // how long a question has been unanswered; none: it was answered
 };
 
 Watchdog::Registration& Watchdog::Registration::operator=(Registration&& other) noexcept {
@@ -149,7 +149,7 @@ Watchdog::~Watchdog() {
     const int result = ::sigaction(signal_, &before_, nullptr);
     ZG_ASSERT_EQ(result, 0);
     signal_target.descriptor.store(-1);
-    // A handler that starts now finds no descriptor. Those that found it have finished in a moment.
+    // A handler that starts now finds no descriptor. Wait a moment for those that have found it.
     while (signal_target.handlers.load() != 0) std::this_thread::yield();
   }
   ending_.store(true);
@@ -188,7 +188,7 @@ Watchdog::Registration Watchdog::watch(WatchedPart part) {
   AskedPart& asked = *registration.part_;
   asked.callbacks = std::move(part);
   asked.thread = NamedThread("zg-ask-" + asked.callbacks.name, [this, &asked] { answer_questions(asked); });
-  registration.owner_ = this;  // from here on its destructor ends the thread
+  registration.owner_ = this;  // from here on the registration's destructor ends the thread
   Lock lock(mutex_);
   parts_.push_back(registration.part_);
   return registration;
@@ -202,7 +202,7 @@ void Watchdog::remove(AskedPart& part) {
   }
   changed_.notify_all();
   part.thread.join();
-  part.callbacks = {};  // destroys what they hold now, not with the last answer that refers to the part
+  part.callbacks = {};  // destroys their captures now, and not with the last answer that refers to the part
 }
 
 // The body of the part's thread.
@@ -313,8 +313,8 @@ void Watchdog::look() {
     moved |= a.part->seen != a.progress;  // a part that is seen for the first time counts as progress
     a.part->seen = a.progress;
   }
-  // A pause of this thread itself (SIGSTOP, a machine that slept) is no stall, so one interval counts for
-  // half of the time to a stall at most.
+  // A pause of this thread itself (SIGSTOP, a suspended machine) is no stall, so one interval counts as at
+  // most half of stall_seconds.
   still_seconds_ += std::min(since, options_.stall_seconds / 2);
   if (moved || who.empty()) {
     if (std::exchange(told_, false))

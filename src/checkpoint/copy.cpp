@@ -41,8 +41,8 @@ const TensorShapes::Shape& TensorShapes::of(const std::string& tensor) const {
               "the checkpoint is damaged: name another one");
 }
 
-// Copies the entries of all sources in the order in which the sources have their bytes, so that each byte is
-// read and written once, one after the other. A file ends where the next entry would make it too large.
+// Copies the entries of all sources in the order of the sources' bytes, so that each byte is read and written
+// once, sequentially. A file ends before the entry that would make it too large.
 class Checkpoint::Copy {
  public:
   Copy(const Checkpoint& from, Files& files, std::string directory, std::int64_t file_bytes)
@@ -98,14 +98,14 @@ class Checkpoint::Copy {
     std::string name, note;
     TensorShapes::Shape shape;
     std::size_t source = 0;
-    std::int64_t segment = 0, offset = 0;  // where the source has it, pinned or in the file
+    std::int64_t segment = 0, offset = 0;  // place in the source: in a pinned segment, or in the file
     io::Hash hash = {};
     std::tuple<std::size_t, std::int64_t, std::int64_t> place() const { return {source, segment, offset}; }
     bool is_split() const { return piece->pinned != nullptr && piece->pinned->high_segment >= 0; }
     std::int64_t end() const { return offset + (is_split() ? from->bytes / 2 : from->bytes); }
   };
 
-  // Entries [first, end), which one file gets.
+  // Entries [first, end), which are written to one file.
   struct Shard {
     std::size_t first = 0, end = 0;
     std::int64_t bytes = 0;
@@ -127,7 +127,7 @@ class Checkpoint::Copy {
     entries_.push_back(std::move(e));
   }
 
-  // Codes and their scales are in one file.
+  // Divides the entries into files. Codes and their scales go to the same file.
   void cut(std::int64_t most) {
     std::unordered_map<const State::Stored*, std::size_t> last;  // entry of the piece
     for (std::size_t i = 0; i < entries_.size(); ++i) last[entries_[i].piece] = i;
@@ -141,7 +141,7 @@ class Checkpoint::Copy {
     }
   }
 
-  // Its length does not depend on the hashes.
+  // The header of the current file. Its length does not depend on the hashes.
   std::string header() const {
     const Shard& shard = shards_[written_.size()];
     nlohmann::ordered_json notes{{"format", "pt"}}, tensors;
@@ -227,7 +227,7 @@ class Checkpoint::Copy {
     pins.read_all(take);
   }
 
-  // Masters whose upper halves lie in another segment.
+  // Copies split masters, whose upper halves lie in another segment.
   void copy_split(const PinnedReader& pins, Entry& e) {
     const std::int64_t count = e.piece->box.count(), most = kPart / 4;
     std::vector<char> values(static_cast<std::size_t>(4 * std::min(count, most)));
@@ -243,7 +243,7 @@ class Checkpoint::Copy {
   const std::string directory_;
   std::vector<Entry> entries_;
   std::vector<Shard> shards_;
-  std::vector<CheckpointFile> written_;  // whole; the next shard is being written
+  std::vector<CheckpointFile> written_;  // complete files; the next shard is being written
   CheckpointFile file_;
   std::int64_t header_bytes_ = 0;
   std::optional<SequentialWriter> out_;
@@ -260,7 +260,7 @@ std::vector<CheckpointFile> Checkpoint::copy_tensors(
     check_still_there();
     return written;
   } catch (const Error&) {
-    check_still_there();  // what was overwritten has other hashes
+    check_still_there();  // hashes also differ if the run has overwritten the state since
     throw;
   }
 }

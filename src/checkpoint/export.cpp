@@ -1,4 +1,4 @@
-// Copies of checkpoints elsewhere, and models of them for others.
+// Exports checkpoints: as copies, and as models for other programs.
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files of a checkpoint, one after the other.
+// Copies the files of a checkpoint, one after the other.
 void copy_files(Files& files, const Checkpoint& checkpoint, const std::string& directory,
                 const std::function<void(std::int64_t)>& progress) {
   std::unique_ptr<SequentialWriter> file;
@@ -85,7 +85,7 @@ std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const 
   const std::string name = checkpoint.path() + "/" + kManifestName;
   if (parse_manifest(read_text_file(name, "the manifest of a checkpoint"), name).text() != m.text())
     throw Error(Errc::kUsage, name, "was changed while it was read", "export again");
-  (void)remove_checkpoint_files(files, unfinished);  // of an export that was killed
+  (void)remove_checkpoint_files(files, unfinished);  // left by an export that was killed
   if (const int failed = files.make_directory(unfinished); failed != 0)
     throw_io(unfinished, "cannot be created", failed);
   try {
@@ -113,7 +113,7 @@ std::string export_checkpoint(const Checkpoint& checkpoint, const std::string& d
 
 namespace {
 
-// The directory of the model that a run's adapters stand beside.
+// The directory of the base model of a run's adapters.
 std::string base_of(const CheckpointManifest& manifest) {
   const auto config = nlohmann::json::parse(manifest.config, nullptr, false);
   const auto model = config.is_object() ? config.find("model") : config.end();
@@ -122,7 +122,7 @@ std::string base_of(const CheckpointManifest& manifest) {
   return from != model->end() && from->is_string() ? from->get<std::string>() : "";
 }
 
-// Adds to elements [begin, end) of a parameter what the adapter beside it gives, if there is one.
+// Merges the parameter's adapter, if it has one, into elements [begin, end) of the parameter.
 void add_adapter_of(const Checkpoint& checkpoint, const Model& adapted, const Param& param,
                     std::int64_t begin, std::int64_t end, float* out) {
   constexpr std::string_view kWeight = ".weight";

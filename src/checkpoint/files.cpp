@@ -114,7 +114,7 @@ void NewFile::write(const void* data, std::int64_t bytes, std::int64_t offset) {
     const bool direct = direct_;  // another thread may end it meanwhile
     const std::int64_t n = files_.write(fd_, p, bytes, offset);
     if (n == -EINTR) continue;
-    // The file system takes no direct writes, or the rest of a short one, which begins anywhere.
+    // The file system takes no direct writes, or not this rest of a short write, which is not aligned.
     if (n == -EINVAL && direct) {
       set_direct(false);
       continue;
@@ -131,15 +131,15 @@ void NewFile::set_direct(bool on) {
 }
 
 void NewFile::sync_and_close() {
-  // After a failed sync nobody knows what is on the drive: it is not tried again.
+  // After a failed sync the drive's contents are unknown, so it is not tried again.
   check(files_.sync(fd_), "cannot be brought to the drive");
   check(files_.close(std::exchange(fd_, -1)), "cannot be brought to the drive");
 }
 
 namespace {
 
-// Weights of an earlier model, which would be loaded with those of the new one: the names that save_hf()
-// gives.
+// Whether the name is one that save_hf() gives to weights. Such files of an earlier model would be loaded
+// together with the new model's.
 bool is_of_a_model(const std::string& name) {
   constexpr std::string_view kShard = "model-#####-of-#####.safetensors";
   const bool shard = name.size() == kShard.size() &&
@@ -149,8 +149,8 @@ bool is_of_a_model(const std::string& name) {
   return shard || name == "model.safetensors" || name == "model.safetensors.index.json";
 }
 
-// The names in a directory. A link in its place is not followed: it may lead to another user's files.
-// Nothing, and errno set, where it cannot be listed.
+// The names in a directory. A link in its place is not followed: it may lead to another user's files. If the
+// directory cannot be listed, returns nothing and sets errno.
 std::optional<std::vector<std::string>> names_in(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) return std::nullopt;
@@ -169,8 +169,8 @@ std::optional<std::vector<std::string>> names_in(const std::string& path) {
   return names;
 }
 
-// A directory that is being filled, under a temporary name beside its own. It is locked, so that the next
-// save tells it from the leftover of a killed one. Files that are still in it at the end are removed.
+// A directory that is being filled, under a temporary name next to the target. It is locked, so that the next
+// save can distinguish it from a killed save's leftover. Files that remain in it at the end are removed.
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const fs::path& target) : path_(temporary_name(target.string())) {
@@ -229,8 +229,8 @@ void sync_file(const fs::path& path) {
   if (error != 0) throw_io(path, "cannot be brought to the drive", error);
 }
 
-// The new directory and the one that is there change places. What else is there the new one has before, as
-// another name of the same file, so that nothing is lost at any moment.
+// Exchanges the new directory with the existing one. The existing directory's other files are first linked
+// into the new one, so that nothing is lost at any moment.
 void put_in_place(const fs::path& fresh, const fs::path& target) {
   std::error_code unknown;
   const fs::perms mode = fs::status(target, unknown).permissions();
@@ -242,7 +242,7 @@ void put_in_place(const fs::path& fresh, const fs::path& target) {
     whole = whole && !error;
   });
   if (whole && ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
-    // What came while they changed places.
+    // Move files that were added during the exchange.
     each_missing(fresh, target, [&](const fs::path& path) {
       if (!is_of_a_model(path.filename())) fs::rename(path, target / path.filename());
     });
@@ -262,7 +262,7 @@ void replace_directory(const std::string& path, const std::function<void(const s
   if (fs::exists(path, error) && !fs::is_directory(path, error)) return write(path);  // which says so
   fs::path target = fs::path(path).lexically_normal();
   if (fs::is_symlink(target, error)) target = fs::canonical(target, error);  // where the link leads
-  if (target.empty()) return write(path);                                    // nowhere, which is told
+  if (target.empty()) return write(path);                                    // leads nowhere: write() throws
   if (!target.has_filename()) target = target.parent_path();
   const auto sync = [](const fs::path& directory) {
     if (const int failed = system_files().sync_directory(directory); failed != 0)
@@ -289,11 +289,12 @@ void make_directories(Files& files, const std::string& path) {
   fs::create_directories(path, error);
   fs::path at = error ? fs::path() : fs::canonical(path, error);
   if (error) throw_io(path, "cannot be created", error.value());
-  // Who made the missing ones, this program or one before it that was killed, is not known.
+  // It is unknown which of the directories are new: a program that was killed may have made some. So sync
+  // all.
   while (at.has_relative_path()) {
     at = at.parent_path();
     const int failed = files.sync_directory(at);
-    if (failed == EACCES || failed == EPERM) return;  // neither it nor one above it was made by this user
+    if (failed == EACCES || failed == EPERM) return;  // this user made neither it nor a directory above it
     if (failed != 0)
       throw_io(path, fmt::format("cannot be brought to the drive with its name in {}", at.string()), failed);
   }

@@ -33,7 +33,7 @@ bool ends_in(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
 }
 
-// The directory of checkpoints that a kept file is for; empty: that is not known.
+// The directory of checkpoints that a file is kept for; empty: unknown.
 std::string purpose_of(const KeptFile& file) {
   try {
     std::string text = read_text_file(file.path() + kForEnd, "what a drive's file is kept for", kLongestPath);
@@ -44,8 +44,8 @@ std::string purpose_of(const KeptFile& file) {
   }
 }
 
-// Empty, in the directory of the checkpoints: a directory at the path that a kept file names may be another
-// one.
+// The marker's path, an empty file in the directory of the checkpoints. It shows that the directory is the
+// one that the kept file was kept for, not another one at the same path.
 std::string marker_of(const KeptFile& file, const std::string& directory_of_checkpoints) {
   return directory_of_checkpoints + "/" + file.name;
 }
@@ -70,7 +70,7 @@ bool is_in_use(const std::string& path) {
   return locked;
 }
 
-// A drive's directory, and those of processes in it.
+// A drive's directory, and the directories of processes in it.
 std::vector<std::string> directories_of(const std::string& drive) {
   std::vector<std::string> all{drive};
   std::error_code error;
@@ -111,7 +111,7 @@ std::vector<KeptFile> kept_by(const std::string& directory) {
 std::string keep_file(Files& files, const std::string& path, const std::string& directory_of_checkpoints) {
   const KeptFile kept{fs::path(path).parent_path(), fs::path(path).stem().string() + kKeptEnd};
   const auto write = [&](const std::string& name, const std::string& text) {
-    (void)files.remove(name);  // of an attempt that failed
+    (void)files.remove(name);  // left by an attempt that failed
     NewFile file(files, name, static_cast<std::int64_t>(text.size()));
     file.write(text.data(), static_cast<std::int64_t>(text.size()), 0);
     file.sync_and_close();
@@ -216,7 +216,7 @@ std::int64_t kept_bytes(const std::string& directory, const std::string& directo
   std::vector<KeptFile> needed;
   try {
     if (which == Kept::kUnneeded) needed = kept_by(directory_of_checkpoints);
-  } catch (const Error&) {  // it cannot be known which
+  } catch (const Error&) {  // which files are needed is unknown
     return 0;
   }
   std::int64_t sum = 0;

@@ -20,7 +20,7 @@ BlockDescription plain_block(const ModelConfig& m) {
   return plain;
 }
 
-// All that decides how blocks compute, and of it nothing else.
+// Exactly the settings that decide how blocks compute.
 std::string block_text(const ModelConfig& m) {
   ModelConfig block = m;
   block.init_std = 0, block.dropout = {};
@@ -50,13 +50,13 @@ BitKeys model_bits(const ModelConfig& m) {
   add("model.norm_eps", m.norm_eps);
   add("model.rope_theta", m.block.rope.theta);
   add("model.tied", m.tied);
-  // A checkpoint that does not say it is of GPT-2 or of a plain Llama.
+  // A checkpoint without this key has GPT-2 or a plain Llama.
   if ((m.arch != Arch::kGpt2 && m.arch != Arch::kLlama) || m.block != plain_block(m))
     add(kBlockKey, block_text(m));
-  // A checkpoint that does not say them is of a run without dropout.
+  // A checkpoint without these keys was written by a run without dropout.
   if (m.dropout.embedding > 0) add(kEmbeddingDropoutKey, m.dropout.embedding);
   if (m.dropout.residual > 0) add(kResidualDropoutKey, m.dropout.residual);
-  // A checkpoint that does not say it is of a run that trains the model itself.
+  // A checkpoint without these keys was written by a run that trains the model itself.
   if (m.lora.on()) add(kLoraKey, shape_of(m.lora)), add(kLoraArithmeticKey, arithmetic_of(m.lora));
   return keys;
 }

@@ -256,7 +256,8 @@ class Form {
     return static_cast<std::int64_t>(form_.segments.size()) - 1;
   }
 
-  // The pieces of held elements [first, end), each by f(piece, distance of its first element from `first`).
+  // Adds the pieces of held elements [first, end). Calls f(piece, distance of its first element from
+  // `first`).
   template <class F>
   void add_pieces(const Param& param, const CheckpointPart& part, std::int64_t segment, std::int64_t first,
                   std::int64_t end, const F& f) {
@@ -272,7 +273,7 @@ class Form {
                    std::int64_t first, std::int64_t count) {
     const Param& param = params()[static_cast<std::size_t>(range.param)];
     const std::int64_t skip = first - range.param_first, end = std::min(first + count, param.count());
-    // Views whose memory nobody touches: their distances from the begin are what is asked for.
+    // The views' memory is not accessed: only their offsets from the begin are used.
     char begin = 0;
     const OptimizerState state =
         layout_.state().part(&begin, segment.count, range.state_first + skip - segment.first, count);
@@ -314,8 +315,8 @@ class Form {
   const Layout& layout_;
   PinnedState form_;
   std::int32_t tile_ = 0;
-  Layout::Elements shard_;    // of the tile's weight
-  std::int64_t weight_ = -1;  // its segment, if it is pinned
+  Layout::Elements shard_;    // elements of the tile's weight
+  std::int64_t weight_ = -1;  // the weight's segment, if it is pinned
 };
 
 }  // namespace

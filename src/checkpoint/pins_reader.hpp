@@ -1,7 +1,7 @@
 // Reads pinned state from the drives' files.
 //
-// Nobody writes to what is pinned. A run may unpin it while it is read, after it has taken the checkpoint's
-// name away: Checkpoint::check_still_there() finds that out. Any thread may read.
+// Pinned state is never written to. A run may unpin it while it is read, after it has renamed the checkpoint:
+// Checkpoint::check_still_there() detects that. Any thread may read.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@ namespace zg {
 
 class PinnedReader {
  public:
-  // `path`: of the rank's file in the checkpoint, for messages. Throws Error(kUsage) where a drive's file is
+  // `path`: the rank's file in the checkpoint, for messages. Throws Error(kUsage) if a drive's file is
   // missing or too short.
   PinnedReader(PinnedState state, std::string path);
   ~PinnedReader();
@@ -23,12 +23,12 @@ class PinnedReader {
 
   const PinnedState& state() const { return state_; }
   const std::string& path() const { return path_; }
-  // Elements [first, first + count) of a piece, as the checkpoint has them. Throws Error(kIo).
+  // Reads elements [first, first + count) of a piece, in the checkpoint's format. Throws Error(kIo).
   void read(const PinnedPiece& piece, std::int64_t first, std::int64_t count, char* out) const;
-  // The scales of its blocks [first, first + count).
+  // Reads the scales of the piece's blocks [first, first + count).
   void read_scales(const PinnedPiece& piece, std::int64_t first, std::int64_t count, float* out) const;
-  // Reads all bytes of all segments in their order, and gives them to `take` in parts; compares the checksum
-  // of each piece with that of what it gave. Throws Error(kUsage) where one differs, Error(kIo).
+  // Reads all bytes of all segments in order, passes them to `take` in chunks, and compares their checksums
+  // with each piece's. Throws Error(kUsage) if one differs, Error(kIo).
   using Sink =
       std::function<void(std::int64_t segment, std::int64_t offset, const char* data, std::int64_t bytes)>;
   void read_all(const Sink& take) const;

@@ -132,20 +132,20 @@ RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:0
   data_begin_ = static_cast<std::int64_t>(header().size());
 }
 
-// Adds a piece: box number `number` of what the file has of the parameter, which is held from `at` on.
-// `in_pieces`: some rank's file may have several.
+// Adds a piece: the file's box number `number` of the parameter, whose first element is held element `at`.
+// `in_pieces`: some rank's file may have several boxes of it.
 void RankFile::add(const Param& param, const CheckpointPart& part, std::int64_t at, const CheckpointBox& box,
                    int number, bool in_pieces) {
   Piece piece;
-  // Codes of a part are in blocks of the part's elements, which other parts do not share. Codes in several
-  // pieces come with the scales of each, since scales are numbered as one piece.
+  // Codes of a tensor shard are in blocks of the shard's own elements. Codes in several pieces also bring
+  // each piece's own scales, since the scales of a whole tensor can only be stored as one piece.
   const bool codes = part.in_codes || part.kind == CheckpointPart::Kind::kScale;
   const bool own = codes && (!param.is_whole() || in_pieces);
   const bool long_form = own || box.lines > 1 || number > 1;
   piece.name = part.name + (number > 1 ? fmt::format("[{}]", number) : "");
   piece.first = own ? box.first : part.begin(box.first);
   if (long_form) {
-    const bool scales = part.kind == CheckpointPart::Kind::kScale;  // of all lines together
+    const bool scales = part.kind == CheckpointPart::Kind::kScale;  // one run for all lines
     piece.note = fmt::format(" {} {} {}", scales ? 1 : box.lines, scales ? 0 : box.stride, at % kQuantBlock);
   }
   piece.begin = part.begin(at);
@@ -174,7 +174,7 @@ std::string safetensors_header(const nlohmann::ordered_json& json) {
   return out + text;
 }
 
-// Its length does not depend on the hashes.
+// The header's length does not depend on the hashes.
 std::string RankFile::header() const {
   nlohmann::ordered_json notes{{"format", "pt"}}, json;
   for (const Piece& piece : pieces_)

@@ -45,7 +45,7 @@ std::string header_of(const std::string& path) {
   return header;
 }
 
-// "0003-step-200": the numbers in it.
+// Parses a checkpoint's name, "0003-step-200".
 std::optional<CheckpointEntry> entry_of(const fs::path& path) {
   const std::string name = path.filename();
   CheckpointEntry entry{path, 0, 0};
@@ -68,12 +68,12 @@ void each_in(const std::string& directory, const F& f) {
                 "name a directory of checkpoints");
 }
 
-// What a file says of one of its entries.
+// A file's note about one of its entries (kNoteForm).
 struct Note {
   CheckpointBox box;
   std::int64_t phase = 0;  // place of the first element in its block of codes
   std::uint64_t hash = 0;
-  bool part = false;  // the long form
+  bool part = false;  // the note has the long form
 };
 
 std::optional<Note> note_of(const std::string& text, std::int64_t count) {
@@ -120,8 +120,8 @@ void for_overlaps(const CheckpointBox& want, const CheckpointBox& have, const F&
   }
 }
 
-// Reads runs of a piece's bytes in a file, in ascending order. Short ones come out of a buffer, so that not
-// each of them is a call of the operating system.
+// Reads runs of a piece's bytes in a file, in ascending order. Short runs are served from a buffer, to save
+// system calls.
 class ShortRuns {
  public:
   ShortRuns(const SafeTensors* file, const SafeTensors::Entry& entry) : file_(file), entry_(entry) {}
@@ -439,7 +439,7 @@ std::vector<std::string> Checkpoint::drive_files() const {
   return {all.begin(), all.end()};
 }
 
-// A run takes a checkpoint's name away before it writes to what was pinned.
+// A run renames a checkpoint before it overwrites the state that the checkpoint had pinned.
 void Checkpoint::check_still_there() const {
   if (manifest_.pinned == 0) return;
   const std::string name = path_ + "/" + kManifestName;
@@ -483,7 +483,7 @@ std::optional<Checkpoint> newest_valid(const std::vector<std::string>& directori
       checkpoint.verify(progress);
       return checkpoint;
     } catch (const Error& error) {
-      // A file that a drive cannot read is as good as damaged.
+      // A file that a drive cannot read is treated as damaged.
       if (error.code() != Errc::kUsage && error.code() != Errc::kIo) throw;
       const std::string why = fmt::format("{}: {}", error.where(), error.message());
       tell(fmt::format("{} is passed over: {}", entry.path, why));

@@ -1,4 +1,4 @@
-// What an open checkpoint knows of its files and the pieces in them. Private to the reader of checkpoints.
+// An open checkpoint's files and the pieces in them. Private to the reader of checkpoints.
 #pragma once
 #include <unistd.h>
 
@@ -23,7 +23,7 @@ inline constexpr const char* kDamagedHint = "the checkpoint is damaged: resume f
 }
 
 struct Checkpoint::State {
-  // What pieces lie in: a safetensors file, or what a rank has pinned.
+  // A source of pieces: a safetensors file, or a rank's pinned state.
   struct Source {
     Source() = default;
     Source(const Source&) = delete;
@@ -31,7 +31,7 @@ struct Checkpoint::State {
     ~Source() {
       if (fd >= 0) (void)::close(fd);
     }
-    int fd = -1;  // of a safetensors file
+    int fd = -1;  // descriptor of a safetensors file
     std::unique_ptr<SafeTensors> file;
     std::unique_ptr<PinnedReader> pins;
     const std::string& path() const { return file ? file->path() : pins->path(); }
@@ -40,14 +40,14 @@ struct Checkpoint::State {
     CheckpointBox box;
     const Source* file = nullptr;
     const SafeTensors::Entry* entry = nullptr;
-    // For codes, which are in blocks of a part's elements: their scales, and the place of the first element
-    // in its block.
+    // Only for codes in blocks of a shard's elements: their scales, and the first element's place in its
+    // block.
     const SafeTensors::Entry* scales = nullptr;
     std::int64_t phase = 0;
-    const PinnedPiece* pinned = nullptr;  // the entry then has no data, but sizes
+    const PinnedPiece* pinned = nullptr;  // if set, `entry` has only sizes and no data
     std::int64_t width() const { return box.count() > 0 ? entry->bytes / box.count() : 0; }
   };
-  using Pieces = std::vector<Stored>;  // by first element
+  using Pieces = std::vector<Stored>;  // sorted by first element
   std::vector<std::unique_ptr<Source>> files;
   std::unordered_map<std::string, Pieces> tensors;
   std::deque<SafeTensors::Entry> pinned_entries;
@@ -55,13 +55,14 @@ struct Checkpoint::State {
 
   void add(const std::string& path, const CheckpointFile& wanted);
   void add_pins(const std::string& path, const CheckpointFile& wanted);
-  // Throws where an entry's bytes have another hash than the file says.
+  // Throws if the hash of an entry's bytes differs from the file's.
   void verify_entry(const SafeTensors& file, const SafeTensors::Entry& entry, std::uint64_t found) const;
-  // Codes whose blocks are those of the whole tensor have another tensor with the scales.
+  // Whether the pieces bring their own scales. Otherwise the blocks are the whole tensor's, whose scales are
+  // a separate tensor.
   static bool has_own_blocks(const Pieces& pieces) {
     return std::any_of(pieces.begin(), pieces.end(), [](const Stored& s) { return s.scales != nullptr; });
   }
-  // The first element that no piece has, or that two have; -1: there is none.
+  // The first element that no piece has, or that two have; -1: none.
   static std::int64_t gap_in(const Pieces& pieces, std::int64_t count);
 };
 

@@ -1,6 +1,5 @@
-// Files that are read, and a file that is written, from the begin to the end, by threads beside the caller
-// and past the page cache. A copy of a checkpoint thereby reads, hashes and writes at once. Private to
-// src/checkpoint.
+// Sequential reading of files and writing of a file, by background threads that bypass the page cache. So a
+// copy of a checkpoint reads, hashes and writes concurrently. Private to src/checkpoint.
 //
 // A file system without direct I/O (O_DIRECT) is read and written through the page cache.
 #pragma once
@@ -22,7 +21,7 @@ namespace zg {
 
 inline constexpr std::int64_t kSequentialChunk = 4 << 20;  // bytes
 
-// Bytes of an open file, whose descriptor outlives whoever reads them.
+// A range of an open file, whose descriptor outlives the reader.
 struct FileRange {
   int fd = -1;
   std::int64_t offset = 0, bytes = 0;
@@ -42,7 +41,7 @@ class ReadAhead {
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
-  // The next bytes, which stay until the next call; none: all ranges were read. Throws Error(kIo).
+  // The next bytes, which stay valid until the next call; none: all ranges were read. Throws Error(kIo).
   std::optional<Chunk> next();
 
  private:
@@ -58,7 +57,7 @@ class ReadAhead {
   void read(Job& job, Buffer& buffer) const;
 
   const std::vector<FileRange> ranges_;
-  std::map<int, int> direct_;  // of each range's descriptor: one for direct I/O, or -1
+  std::map<int, int> direct_;  // maps each range's descriptor to one for direct I/O, or -1
   std::vector<Job> jobs_;
   std::vector<Buffer> buffers_;  // job i has buffer i modulo their number
   std::mutex mutex_;
@@ -68,7 +67,7 @@ class ReadAhead {
   std::vector<NamedThread> threads_;
 };
 
-// Writes a new file. One thread calls; errors are Error(kIo), of the first write that failed.
+// Writes a new file. One thread calls. Throws Error(kIo) for the first write that failed.
 class SequentialWriter {
  public:
   SequentialWriter(Files& files, const std::string& path, std::int64_t bytes,
@@ -77,7 +76,7 @@ class SequentialWriter {
   SequentialWriter(const SequentialWriter&) = delete;
   SequentialWriter& operator=(const SequentialWriter&) = delete;
   void append(const void* data, std::int64_t bytes);
-  // Writes all that was appended. Then bytes can be replaced, and the file be brought to the drive.
+  // Waits until all appended bytes are written. Afterwards bytes can be replaced, and the file synced.
   void finish();
   void replace(const void* data, std::int64_t bytes, std::int64_t offset) {
     file_.write(data, bytes, offset);
@@ -90,7 +89,7 @@ class SequentialWriter {
     std::int64_t bytes = 0, offset = 0;
   };
   void write_chunks();
-  void hand_over();  // the current chunk, which is full
+  void hand_over();  // gives the full current chunk to the writing threads
   void stop();
 
   NewFile file_;
@@ -102,7 +101,7 @@ class SequentialWriter {
   int writing_ = 0;
   bool stop_ = false;
   std::exception_ptr failed_;
-  std::vector<NamedThread> threads_;  // from the first full chunk on
+  std::vector<NamedThread> threads_;  // started with the first full chunk
 };
 
 }  // namespace zg

@@ -1,4 +1,4 @@
-// Tells the watchdog which benchmark runs and how far it has come.
+// Reports to the watchdog which benchmark is running and how far it has come.
 #pragma once
 #include <mutex>
 #include <string>
@@ -10,7 +10,7 @@ namespace zg::cli {
 
 class BenchWatch {
  public:
-  // `name`: of the command. The watchdog must outlive this object.
+  // `name`: the command's name. The watchdog must outlive this object.
   BenchWatch(Watchdog& watchdog, const std::string& name);
 
   // io::run_bench() under the watchdog. One at a time.
@@ -22,10 +22,10 @@ class BenchWatch {
 
   mutable std::mutex mutex_;
   std::string subject_;
-  io::BenchProgress last_;  // its phase is empty before the first
+  io::BenchProgress last_;  // the latest progress; its phase is empty before the first
   Clock::time_point last_at_;
-  bool running_ = false;                 // from the first progress on, since making the files may take long
-  std::uint64_t done_ = 0;               // calls of progress that had bytes moved, or a new phase
+  bool running_ = false;                 // set from the first progress on: making files before may take long
+  std::uint64_t done_ = 0;               // counts progress with bytes moved, or with a new phase
   Watchdog::Registration registration_;  // the last member, so that it ends before those that it reads
 };
 

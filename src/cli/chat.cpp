@@ -9,9 +9,9 @@ namespace zg::cli {
 namespace {
 
 // From the model cards and templates of DeepSeek-R1's distilled models, Llama 3, Phi-4, Qwen (ChatML), Gemma,
-// Phi-3, Phi-4-mini, Mistral 7B v0.3, Mistral Nemo and OLMo 2. A vocabulary may have the tokens of several,
-// so that the order counts. The byte tokens of a SentencePiece vocabulary tell Phi-3's and Mistral 7B's from
-// those of later models.
+// Phi-3, Phi-4-mini, Mistral 7B v0.3, Mistral Nemo and OLMo 2. A vocabulary may have the tokens of several
+// templates, so the order matters. The byte tokens of a SentencePiece vocabulary distinguish Phi-3 and
+// Mistral 7B from later models.
 constexpr const char* kByHand =
     "write the turns into --prompt yourself, as the model was trained to see them";
 constexpr const char *kByteToken = "<0x0A>", *kOlmo2 = "olmo2";
@@ -78,8 +78,8 @@ constexpr ChatTemplate kTemplates[] = {
     {.name = "Mistral Nemo", .tells = "[INST]", .before = "[INST]", .after = "[/INST]", .end = "</s>"},
 };
 
-// A model's own template speaks of the token that tells its form: fine-tunes keep the vocabulary of their
-// base, and may have another form's turns.
+// Finds the template of a model. If the model has its own template, that must also mention the identifying
+// token: fine-tunes keep the vocabulary of their base model, but may use another template.
 const ChatTemplate& template_of(const Tokenizer& tokenizer, std::string_view family,
                                 const TemplateTexts& own) {
   const auto has = [&](const char* token) { return token == nullptr || tokenizer.id_of_token(token) >= 0; };
@@ -103,8 +103,8 @@ const ChatTemplate& template_of(const Tokenizer& tokenizer, std::string_view fam
   throw Error(Errc::kUsage, "--chat", std::string("the model's own template ") + why, kByHand);
 }
 
-// The blanks of Unicode, which templates trim: the length of the one at the begin of the text, or at its end;
-// 0: there is none.
+// The length of the Unicode blank, such as templates trim, at the beginning of the text, or at its end; 0:
+// none.
 std::size_t blank_at(std::string_view text, bool end) {
   static constexpr std::string_view kBlanks[] = {
       " ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",
@@ -137,7 +137,7 @@ Chat::Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTe
       leads_(form_.leads),
       thinks_(own.empty() || own.contains("</think>")),
       ids_(tokenizer.begin_ids()) {
-  // The tokenizer must find the tokens in a text, too, as one of a tokenizer.model alone does not.
+  // The tokenizer must also recognise the tokens within a text; one made only from tokenizer.model does not.
   const std::vector<std::int32_t> end = tokenizer.encode(form_.end);
   if (end_id_ < 0 || std::find(end.begin(), end.end(), end_id_) == end.end()) {
     throw Error(
@@ -151,9 +151,9 @@ Chat::Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTe
   if (!own.empty()) read_own(own, today);
 }
 
-// A template writes the beginning of a text itself, or there is none. Some put a system's message before
-// conversations without one, Llama 3's since 3.1 two dates; and models that think may be made to begin with
-// it.
+// Reads texts from the model's own template. The token that begins a text is used only if the template writes
+// it. Some templates put a system message before conversations without one (Llama 3's since 3.1: two dates).
+// Templates of reasoning models may open the model's turn with <think>.
 void Chat::read_own(const TemplateTexts& own, const std::string& today) {
   constexpr const char* kThinks = "<think>\n";
   if (!own.names("bos_token") && !ids_.empty() && !own.contains(tokenizer_.decode(ids_))) ids_.clear();
@@ -189,8 +189,8 @@ void Chat::read_own(const TemplateTexts& own, const std::string& today) {
   }
 }
 
-// What stands between two turns is encoded with the end of the first one and the beginning of the second: a
-// token may take the blanks beside it.
+// The text between two turns is encoded together with the end of the first turn and the beginning of the
+// second, since a token may include the blanks next to it.
 const std::vector<std::int32_t>& Chat::ask(const std::string& text) {
   std::string said = form_.before + (form_.trims ? trimmed(text) : text) + form_.after;
   said = (answered_ ? std::string(form_.end) + form_.between : system_) + said;
@@ -218,7 +218,8 @@ std::vector<std::int32_t> Chat::without_blanks(std::vector<std::int32_t> ids) co
   return rest.size() == text.size() ? ids : tokenizer_.encode(rest);
 }
 
-// With the token before it, beside which a tokenizer of pieces may write a blank in another way.
+// Encodes the lead together with the token before it, since after a token a SentencePiece tokenizer may
+// encode a blank differently.
 std::vector<std::int32_t> Chat::behind_lead(std::vector<std::int32_t> ids) const {
   if (leads_ == nullptr) return ids;
   const std::vector<std::int32_t> before = tokenizer_.encode(form_.after),

@@ -1,9 +1,9 @@
-// The turns of a conversation as models with known templates expect them.
+// Formats the turns of a conversation as models with known chat templates expect them.
 //
-// Templates of models are programs in a language of their own (Jinja), of which files bring any; here are the
-// plain forms of the usual ones, told by the tokens that a vocabulary has. What a model's own template puts
-// before the first turn, and how it opens the model's, is taken from its texts (TemplateTexts).
-// tools/prepare.py runs a model's own.
+// A model's own chat template is a Jinja program, which this code does not run (tools/prepare.py does). It
+// has the plain forms of the usual templates instead, and recognises them by tokens of the vocabulary. Two
+// texts come from the model's own template (TemplateTexts): the one before the first turn, and the one that
+// opens the model's turn.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,34 +17,34 @@ namespace zg::cli {
 
 struct ChatTemplate {
   const char* name;
-  const char* tells;             // a token of its vocabulary by which it is told
-  const char* also = nullptr;    // another one, by which it is told from others with the first
-  const char* family = nullptr;  // or the architecture of which it is, whatever the vocabulary
-  const char* first = "";        // the token that begins a conversation, where the tokenizer puts none there
-  const char *before, *after;    // around what the user says; the model goes on behind it
-  const char* opens = "";        // what begins the model's turn, and is no part of it later
-  const char* end;               // the token that ends the model's turn
-  const char* between = "";      // behind that token, before the next turn
-  bool trims = false;            // what either says loses the blanks around it
-  const char* leads = nullptr;   // stands before what the model said, which loses the blanks around it
-  // Earlier turns lose what the model thought, up to </think> and these characters behind it; null: they keep
-  // it.
+  const char* tells;             // vocabulary token by which the template is recognised
+  const char* also = nullptr;    // second such token, for templates that share the first one
+  const char* family = nullptr;  // if set, the architecture by which it is recognised, not the tokens
+  const char* first = "";        // token that begins a conversation, if the tokenizer adds none
+  const char *before, *after;    // texts around the user's message; the model's turn follows
+  const char* opens = "";        // text that opens the model's turn, left out in earlier turns
+  const char* end;               // token that ends the model's turn
+  const char* between = "";      // text after that token, before the next turn
+  bool trims = false;            // blanks around user's and model's messages are removed
+  const char* leads = nullptr;   // text before the model's message, whose surrounding blanks are removed
+  // If set, the model's thoughts are removed from earlier turns, up to </think> and these characters after
+  // it. Null: they are kept.
   const char* behind_thoughts = nullptr;
 };
 
 class Chat {
  public:
-  // family: the model's architecture, by its name. own: the model's own template; empty: it has none. today:
-  // as in "26 Jul 2024", for templates that tell the model. Throws Error(kUsage) for a tokenizer of none of
-  // the templates, with what is known.
+  // family: name of the model's architecture. own: the model's own template; empty: none. today: the date as
+  // in "26 Jul 2024", for templates that state it. Throws Error(kUsage), which lists the known templates, if
+  // none fits the tokenizer.
   Chat(const Tokenizer& tokenizer, std::string_view family, const TemplateTexts& own = TemplateTexts(""),
        const std::string& today = "");
   const ChatTemplate& form() const { return form_; }
   std::int32_t end_id() const { return end_id_; }
-  // All tokens of the conversation, with one more thing that the user says.
+  // Adds a message of the user. Returns all tokens of the conversation so far.
   const std::vector<std::int32_t>& ask(const std::string& text);
-  // What the model has made, with or without the token that ends its turn, or one of `ends`, which end a
-  // text.
+  // Adds the tokens that the model has generated. They may end with the token that ends its turn, or with one
+  // of `ends`, the tokens that end a text.
   void answered(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& ends);
 
  private:
@@ -56,12 +56,12 @@ class Chat {
   const Tokenizer& tokenizer_;
   const ChatTemplate& form_;
   std::int32_t end_id_;
-  std::string opens_;              // form().opens, or as the model's own template has it
-  const char* leads_;              // form().leads, or as that has it
-  bool thinks_;                    // earlier turns lose what the model thought, in such a form
-  std::string system_;             // what it puts before the first turn
-  std::vector<std::int32_t> ids_;  // they end where the model's last turn does, but for its end
-  std::size_t opened_ = 0;         // the last of them are opens_
+  std::string opens_;              // form().opens, or the text in the model's own template
+  const char* leads_;              // form().leads, or the text in the model's own template
+  bool thinks_;                    // the model's thoughts are removed from earlier turns
+  std::string system_;             // text of the model's own template before the first turn
+  std::vector<std::int32_t> ids_;  // all tokens so far, without the end token of the model's last turn
+  std::size_t opened_ = 0;         // how many tokens at the end of ids_ are those of opens_
   bool answered_ = false;
 };
 

@@ -12,12 +12,12 @@
 namespace zg::cli {
 namespace {
 
-// What no model's template or configuration comes near; the texts of a template take more room than it.
+// Limits far above any model's template or configuration. A template's texts take more memory than its file.
 constexpr std::int64_t kLargestTemplate = 1 << 20, kLargestConfig = 64 << 20;
 
 constexpr const char* kExpected = "expected a chat template, a text, or a list of them with names";
 
-// Of several templates that with the name "default".
+// The template in tokenizer_config.json; if there are several, the one named "default".
 std::string template_of(const nlohmann::json& root, const std::string& path) {
   if (!root.is_object()) throw Error(Errc::kUsage, path, "is no object in braces");
   const auto found = root.find("chat_template");

@@ -1,5 +1,5 @@
-// What a model's own chat template (Jinja) says beyond the plain form of its turns. The template is not run:
-// its texts, quoted or plain, are looked through for what the known families put into every conversation.
+// Texts in a model's own chat template (Jinja) beyond the plain form of its turns. The template is not run:
+// its texts, quoted or plain, are searched for those that the known families put into every conversation.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,8 +7,8 @@
 
 namespace zg::cli {
 
-// The template of a Hugging Face directory: chat_template.jinja, or what tokenizer_config.json has. Empty:
-// there is none. Throws Error(kUsage) for a file that is damaged.
+// The template of a Hugging Face directory: chat_template.jinja, or the template in tokenizer_config.json.
+// Empty: none. Throws Error(kUsage) for a damaged file.
 std::string read_chat_template(const std::string& directory);
 
 class TemplateTexts {
@@ -16,14 +16,14 @@ class TemplateTexts {
   explicit TemplateTexts(std::string_view source);
   bool empty() const { return source_.empty(); }
   bool contains(std::string_view text) const;
-  // What stands between the two in one text, the first that has both; empty: none has.
+  // The characters between `begin` and `end` in the first text that contains both; empty: none does.
   std::string between(std::string_view begin, std::string_view end) const;
-  // What stands behind it in the first text that begins with it and has more; empty: none does.
+  // The characters after `begin` in the first text that begins with it and is longer; empty: none is.
   std::string behind(std::string_view begin) const;
-  bool has_text(std::string_view text) const;  // this one and no more
-  // Whether the template speaks of a name, as of bos_token.
+  bool has_text(std::string_view text) const;  // whether one of the texts equals this one
+  // Whether the template mentions a name, such as bos_token.
   bool names(std::string_view name) const { return source_.find(name) != source_.npos; }
-  // A date like "26 Jul 2024" that is a text of its own; empty: there is none.
+  // The first text that is a date like "26 Jul 2024"; empty: none.
   std::string date() const;
 
  private:

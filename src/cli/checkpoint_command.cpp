@@ -35,7 +35,7 @@ bool is_checkpoint(const std::string& path) {
   return fs::exists(path + "/" + kManifestName, error);
 }
 
-// The directory of checkpoints: that one, or the one in a run's output directory.
+// The directory of checkpoints: `path` itself, or "checkpoints" in it if `path` is a run's output directory.
 std::string directory_at(const std::string& path) {
   std::error_code error;
   const std::string inside = path + "/checkpoints";
@@ -47,7 +47,7 @@ std::string directory_at(const std::string& path) {
   return path;
 }
 
-// The checkpoint that the path names: itself, or the newest in a directory.
+// The checkpoint that the path names: the path itself, or the newest checkpoint in that directory.
 std::string checkpoint_at(const std::string& path) {
   if (is_checkpoint(path)) return path;
   std::error_code error;
@@ -80,7 +80,7 @@ std::string problem_of(const std::string& path, const std::function<void()>& wor
   }
 }
 
-// With what is pinned on drives.
+// The checkpoint's size, including bytes pinned on drives.
 std::int64_t all_bytes(const CheckpointManifest& m) {
   return m.bytes() + m.pinned;
 }
@@ -194,7 +194,7 @@ int show(const Flags& flags) {
   return 0;
 }
 
-// Shows how much of a checkpoint is done; all of its bytes are to be read.
+// A callback that shows how much of a checkpoint has been read; all of its bytes will be.
 std::function<void(std::int64_t)> progress_of(const Checkpoint& checkpoint) {
   return [path = checkpoint.path(), bytes = all_bytes(checkpoint.manifest())](std::int64_t done) {
     log::progress(fmt::format("{}: {} of {}", path, format_bytes(done), format_bytes(bytes)));

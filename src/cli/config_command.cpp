@@ -1,4 +1,4 @@
-// `ziggurat config keys`: what a configuration may say, as the readers that parse it know it.
+// `ziggurat config keys`: lists the keys that a configuration may have, from the tables that its readers use.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -22,7 +22,7 @@ struct Flags {
   std::vector<std::string> sections;
 };
 
-// Tables of the same columns that follow each other are one.
+// Merges consecutive tables that have the same columns.
 std::vector<KeyTable> chosen(const Flags& flags) {
   std::vector<KeyTable> all = config_key_tables();
   if (flags.sections.empty()) return all;
@@ -66,7 +66,7 @@ std::string markdown(const KeyTable& table) {
   return text;
 }
 
-// Paragraphs of at most so many columns.
+// Wraps a text to paragraphs of at most kColumns columns.
 std::string wrapped(const std::string& text, std::size_t indent) {
   constexpr std::size_t kColumns = 100;
   std::string out, line(indent, ' ');
@@ -83,7 +83,7 @@ std::string wrapped(const std::string& text, std::size_t indent) {
   return out + line + "\n";
 }
 
-// A key a paragraph.
+// The table as plain text, one paragraph per key.
 std::string plain(const KeyTable& table) {
   std::string text;
   for (std::vector<std::string> row : table.rows) {

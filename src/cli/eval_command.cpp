@@ -16,7 +16,8 @@
 namespace zg::cli {
 namespace {
 
-// Longer pieces cost attention over all of them, and their first tokens are a small share anyway.
+// The length of the pieces that the text is evaluated in. Longer pieces would make attention more expensive,
+// and the first tokens of a piece, which have little context, are a small share of it anyway.
 constexpr std::int64_t kContext = 4096;
 
 struct Flags {

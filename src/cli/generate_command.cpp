@@ -30,7 +30,7 @@ struct Flags {
 
 enum class Prompt { kText, kIds };
 
-// "1,2,3".
+// Parses "1,2,3".
 std::vector<std::int32_t> parse_ids(const std::string& text) {
   std::vector<std::int32_t> ids;
   for (std::size_t at = 0; at <= text.size();) {
@@ -56,14 +56,14 @@ void print_ids(Generator& generator, const std::vector<std::int32_t>& prompt,
   });
 }
 
-// What the model makes, as text, but for tokens that end one.
+// Prints the generated tokens as text, except tokens that end a text. Returns the tokens.
 std::vector<std::int32_t> print_text(Generator& generator, const std::vector<std::int32_t>& prompt,
                                      const GenerateOptions& options, std::int32_t end = -1) {
   const auto show = [](std::string_view piece) {
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     flush_output();
   };
-  std::optional<TextStream> text;  // once the prompt has turned out to be one
+  std::optional<TextStream> text;  // made once the prompt has proved valid
   const std::vector<std::int32_t>& ends = generator.end_ids();
   std::vector<std::int32_t> made = generator.generate(prompt, options, [&](std::int32_t id) {
     if (id == end) return false;
@@ -81,7 +81,7 @@ const Tokenizer& tokenizer_of(const Generator& generator, const Flags& f, const 
               "give token ids: --prompt-ids 1,2,3 --ids");
 }
 
-// A line of stdin; false at its end, and where the user interrupts while it is waited for.
+// Reads a line of stdin. False at the end of stdin, and if the user interrupts the wait.
 bool read_line(std::string& line) {
   pollfd input{STDIN_FILENO, POLLIN, 0};
   while (std::cin.rdbuf()->in_avail() <= 0 && poll(&input, 1, 100) <= 0) {
@@ -90,7 +90,7 @@ bool read_line(std::string& line) {
   return static_cast<bool>(std::getline(std::cin, line)) && !interrupted();
 }
 
-// As in "26 Jul 2024", whatever the language of the system.
+// Today's date as in "26 Jul 2024", in English for any system language.
 std::string today() {
   static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
                                             "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
@@ -100,7 +100,7 @@ std::string today() {
   return fmt::format("{:02} {} {}", date.tm_mday, kMonths[date.tm_mon], 1900 + date.tm_year);
 }
 
-// One answer to --prompt, or a conversation: a line of stdin is what the user says.
+// One answer to --prompt, or a conversation, in which each line of stdin is a message of the user.
 void talk(const Flags& f, Generator& generator, bool one_answer) {
   Chat chat(tokenizer_of(generator, f, "--chat"), name_of(generator.config().arch),
             TemplateTexts(read_chat_template(f.model)), today());

@@ -28,8 +28,8 @@ namespace fs = std::filesystem;
 
 constexpr double kDefaultSeconds = 5;
 constexpr std::int64_t kDefaultSize = 4 * kGiB;
-// With small blocks the default file is smaller, since it takes them long to fill a large one, and they need
-// none.
+// Number of blocks in the default file: with small blocks the file is smaller than kDefaultSize, since
+// filling a large one would take long, and a small one suffices.
 constexpr std::int64_t kDefaultBlocks = 65536;
 
 struct Flags {
@@ -65,12 +65,12 @@ CLI::Validator byte_size(std::int64_t least) {
       "");
 }
 
-// A file system on which files are made; one entry, however many paths lie on it.
+// A file system on which files are made: one entry for all paths on it.
 struct Space {
   std::string path;
   std::int64_t free = 0;  // bytes
   int files = 0;
-  // The rest stays free, so that a benchmark does not fill the disk for other programs.
+  // Leaves some space free, so that a benchmark does not fill the disk for other programs.
   std::int64_t usable() const { return free - std::min(kGiB, free / 20); }
 };
 
@@ -96,7 +96,7 @@ std::vector<std::string> op_names() {
   return names;
 }
 
-// The size of each new file. Throws when one does not fit.
+// The size of each new file. Throws if a file does not fit.
 std::int64_t size_of_files(const Flags& f, std::int64_t block) {
   std::int64_t size = f.size.empty() ? std::min(kDefaultSize, kDefaultBlocks * block) : *parse_bytes(f.size);
   for (const Space& s : spaces_of(f)) {
@@ -136,7 +136,8 @@ void check_file(const std::string& path, const Flags& f) {
                 "measure less of it, or make it larger");
 }
 
-// From --file, or from a file that is made in the first --path, to one that is made in the last --path.
+// Adds a copy: from --file, or from a file that is made in the first --path, to a file that is made in the
+// last --path.
 void add_copy(Flags f, io::BenchOptions& o) {
   if (f.backend == "ram" && f.paths.empty()) f.paths = {"ram"};
   if (f.files.size() > 1 || f.paths.empty() || f.paths.size() > (f.files.empty() ? 2 : 1)) {
@@ -152,7 +153,7 @@ void add_copy(Flags f, io::BenchOptions& o) {
   } else {
     check_file(f.files[0], f);
     from = {.path = f.files[0], .kind = io::FileKind::kExisting};
-    std::error_code error;  // of what is no regular file, which the engine refuses
+    std::error_code error;  // set if it is no regular file, which the engine refuses later
     const auto bytes = fs::file_size(from.path, error);
     if (f.size.empty() && !error) f.size = std::to_string(bytes);
   }
@@ -228,7 +229,7 @@ io::BenchOptions options_of(const Flags& f) {
   o.huge_pages = f.huge_pages == "on";
   o.seed = f.seed;
   o.engine.backend = *io::backend_named(f.backend);
-  o.engine.require = o.engine.backend != io::Backend::kAuto;  // what is measured is what was named
+  o.engine.require = o.engine.backend != io::Backend::kAuto;  // measure the named back end or fail
   o.engine.block_size = block_size_of(f.block_size);
   o.engine.queue_depth = f.queue_depth != 0 ? f.queue_depth : io::default_queue_depth(o.engine.block_size);
   o.engine.queues = f.queues;

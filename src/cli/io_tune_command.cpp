@@ -1,4 +1,4 @@
-// `ziggurat io-tune`: finds the settings at which drives are fastest, and says how sure it is.
+// `ziggurat io-tune`: finds the settings at which drives are fastest, and reports how sure the result is.
 #include <signal.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ io::TuneGoal goal_of(const std::string& name) {
   return name == "read" ? io::TuneGoal::kRead : name == "write" ? io::TuneGoal::kWrite : io::TuneGoal::kBoth;
 }
 
-// The size that a flag gives. Throws Error(kUsage) when it is less than `least`.
+// The size given by a flag. Throws Error(kUsage) if it is less than `least`.
 std::int64_t size_in(const char* flag, const std::string& text, std::int64_t least) {
   const auto bytes = parse_bytes(text);
   if (bytes && *bytes >= least) return *bytes;
@@ -86,7 +86,7 @@ std::vector<io::Backend> backends_for(const Flags& f, const std::vector<TunePlac
 std::vector<TunePlace> places_of(const Flags& f) {
   std::vector<TunePlace> places;
   for (const std::string& path : f.paths) {
-    (void)io::probe_path(path, 0);  // says what is wrong with it
+    (void)io::probe_path(path, 0);  // throws if something is wrong with it
     for (const std::string& file : remove_tune_leftovers(path))
       log::info("removed {}, left by a killed run", file);
     TunePlace place = look_at(path);
@@ -118,7 +118,7 @@ io::TuneSpace space_for(const std::vector<io::Backend>& backends, std::size_t pa
   space.paths = static_cast<int>(paths);
   space.memory_bytes = std::min(kMostMemory, available_memory() / 4);
   space.file_bytes = size;
-  // The time of one measurement; what takes longer to drain could not be measured in it.
+  // The time of one measurement: a queue that takes longer to drain could not be measured in it.
   space.max_drain_seconds = std::clamp(seconds / 480, 0.1, 1.0);
   return space;
 }
@@ -175,12 +175,12 @@ TuneRun::TuneRun(const Flags& flags)
     if (error) throw Error(Errc::kUsage, "--output " + f_.output, error.message(), "name another directory");
   }
   const auto folder = std::filesystem::absolute(report_file_).parent_path().string();
-  if (access(folder.c_str(), W_OK) != 0)  // found out now and not after the measurements
+  if (access(folder.c_str(), W_OK) != 0)  // checked before the measurements, not after them
     throw Error(Errc::kUsage, report_file_, "the report cannot be written there: " + errno_text(errno),
                 "name another file with --report");
   state_ = std::make_unique<TuneState>(state_file, f_.fresh);
-  // Looks again: the files of a run that was killed just now could not be removed before its process was
-  // gone, for which the lock of the state file has waited.
+  // Looks for leftover files again: those of a run that was killed a moment ago can be removed only when its
+  // process is gone, which is certain once the state file is locked.
   places_ = places_of(f_);
   if (state_->cut_off()) log::info("{}: the last line was half written, and is left out", state_file);
   size_ = choose_size();
@@ -196,7 +196,7 @@ TuneRun::TuneRun(const Flags& flags)
               .known = state_->records()};
 }
 
-// The size that was asked for; else that of the earlier run, if there is still room; else the usual one.
+// The size given by --size; else the size of the earlier run, if there is still room; else the default.
 std::int64_t TuneRun::choose_size() const {
   if (!f_.size.empty()) {
     const TuneSize size = size_for(places_, size_in("--size", f_.size, kTuneSizeStep));

@@ -116,8 +116,8 @@ TuneSize size_for(const std::vector<TunePlace>& places, std::int64_t asked) {
 }
 
 TuneFile::TuneFile(const std::string& directory, std::int64_t bytes) {
-  // Between its creation and its lock another run may take the file for one of a killed run and remove it.
-  // Then this tries another name.
+  // Before the new file is locked, another run may take it for a killed run's file and remove it. Then this
+  // tries another name.
   for (int attempt = 0; fd_ < 0; ++attempt) {
     path_ = directory + "/" + new_name();
     fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);

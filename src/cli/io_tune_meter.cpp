@@ -11,15 +11,15 @@
 namespace zg::cli {
 namespace {
 
-// The measurement of one direction of a point takes this share of the run: 0.25 s of two minutes.
+// Measuring one direction of a point takes this share of the run's time: 0.25 s of two minutes.
 constexpr double kShare = 1.0 / 480, kLeastSlice = 0.15, kMostSlice = 1, kRampShare = 0.3;
-// A measurement is repeated with kStretch times the length if fewer requests than this complete in it, or
-// fewer than two for each place in the queue: some drives, above all virtual ones, complete requests in
-// bursts.
+// A measurement is repeated with kStretch times the length if fewer than kLeastRequests requests complete in
+// it, or fewer than two for each place in the queue: some drives, above all virtual ones, complete requests
+// in bursts.
 constexpr std::int64_t kLeastRequests = 16;
 constexpr double kStretch = 4;
 constexpr double kSetUp = 0.1;  // seconds to make engine and buffers, roughly
-// The share of the run that filling the files may take; on a slow drive only a part of them is filled.
+// The share of the run that filling the files may take; on a slow drive only a part of each file is filled.
 constexpr double kFillShare = 0.25;
 constexpr std::int64_t kFirstFill = 256 * kMiB;
 constexpr std::int64_t kFillBlock = 4 * kMiB;
@@ -29,7 +29,7 @@ double slice_of(double seconds) {
   return std::clamp(seconds * kShare, kLeastSlice, kMostSlice);
 }
 
-// Silences the engines, since the command has already said once what each of them would: its fallbacks.
+// Silences the engines: the command has already reported once the fall-backs that each of them would report.
 class QuietLog {
  public:
   QuietLog() { log::set_level(log::Level::kError); }
@@ -83,7 +83,7 @@ io::BenchOptions DriveMeter::bench(const io::TunePoint& point, io::BenchOp op) c
   b.engine.queue_depth = point.queue_depth;
   b.engine.queues = point.queues;
   b.engine.threads = threads_of(options_.space, point);
-  // To require the back end is to require O_DIRECT. Where a path has none, run() checks the back end instead.
+  // Requiring the back end also requires O_DIRECT. If a path lacks it, run() checks the back end instead.
   b.engine.require = std::all_of(options_.places.begin(), options_.places.end(),
                                  [](const TunePlace& place) { return place.direct; });
   for (const TuneFile& file : files_)
@@ -91,7 +91,7 @@ io::BenchOptions DriveMeter::bench(const io::TunePoint& point, io::BenchOp op) c
   return b;
 }
 
-// Writes the first `bytes` of each file. Returns the seconds per byte of a file; none when it was stopped.
+// Writes the first `bytes` bytes of each file. Returns the seconds per byte of a file; none if stopped.
 std::optional<double> DriveMeter::fill(std::int64_t bytes) {
   file_bytes_ = bytes;
   io::BenchOptions b =
@@ -132,7 +132,7 @@ std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point,
   io::BenchOptions b = bench(point, op);
   const bool writes = op == io::BenchOp::kWrite;
   double& best_rate = writes ? write_rate_ : read_rate_;
-  // A deep queue of large blocks takes longer to fill, and until its completions come evenly.
+  // A deep queue of large blocks takes longer to fill, and to reach a steady rate of completions.
   const double in_flight =
       static_cast<double>(point.block_size) * point.queue_depth * static_cast<double>(options_.places.size());
   const double rate = best_rate > 0 ? best_rate : write_rate_;
@@ -142,12 +142,12 @@ std::optional<io::TuneSide> DriveMeter::measure_side(const io::TunePoint& point,
   if (writes && !may_write(write_rate_ * 1.25, b.seconds + b.ramp_seconds + drain)) return std::nullopt;
   double moved = 0, at = 0;
   b.progress = [&](const io::BenchProgress& p) {
-    if (p.seconds < at) at = 0;  // it is measured again
+    if (p.seconds < at) at = 0;  // the measurement was restarted
     moved += p.bytes_per_second * std::max(0.0, p.seconds - at);
     at = p.seconds;
     show(fmt::format("{}: {}, {} {}; {} measured, best {}", progress_.phase, text_of(point), name_of(op),
                      format_rate(p.bytes_per_second), progress_.measured, format_rate(progress_.best_score)));
-    // Counts what may still be written before the next call.
+    // Also counts the bytes that may be written before the next call.
     return !interrupted() && (!writes || may_write(moved + in_flight + 0.3 * p.bytes_per_second, 1));
   };
   // Two requests in flight must not have the same block.

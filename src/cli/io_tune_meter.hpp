@@ -15,7 +15,7 @@ namespace zg::cli {
 
 struct MeterOptions {
   std::vector<TunePlace> places;
-  std::int64_t size = 0;         // of the file on each place
+  std::int64_t size = 0;         // size of the file on each place
   std::int64_t write_limit = 0;  // most bytes to write to each place
   double seconds = 120;          // length of the whole run
   io::TuneGoal goal = io::TuneGoal::kBoth;
@@ -29,10 +29,9 @@ class DriveMeter {
   explicit DriveMeter(MeterOptions options);
 
   // Makes the files and writes each once, so that the measurements see neither holes nor the allocation of
-  // blocks.
-  // False: the user stopped it.
+  // blocks. False: the user stopped it.
   bool prepare();
-  // Call prepare() before. None: stopped by the user or by the write limit.
+  // Call prepare() first. None: stopped by the user or by the write limit.
   std::optional<io::TuneSample> measure(const io::TunePoint& point, int round);
   void set_progress(const io::TuneProgress& progress) { progress_ = progress; }
   double seconds() const;
@@ -44,7 +43,7 @@ class DriveMeter {
 
  private:
   std::optional<double> fill(std::int64_t bytes);
-  // None when it was stopped. `stretch`: the factor by which it takes longer than usual.
+  // None if it was stopped. `stretch`: makes the measurement longer than usual by this factor.
   std::optional<io::TuneSide> measure_side(const io::TunePoint& point, io::BenchOp op, double stretch = 1);
   io::BenchOptions bench(const io::TunePoint& point, io::BenchOp op) const;
   std::optional<io::BenchResult> run(io::BenchOptions options);
@@ -57,7 +56,7 @@ class DriveMeter {
   io::TuneProgress progress_;
   std::int64_t written_ = 0;
   double read_rate_ = 0, write_rate_ = 0;  // best bytes per second of all paths together; 0: none yet
-  std::int64_t file_bytes_ = 0;            // of each file, which are filled and measured
+  std::int64_t file_bytes_ = 0;            // bytes of each file that are filled and measured
   bool reached_limit_ = false;
 };
 

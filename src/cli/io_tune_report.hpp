@@ -16,28 +16,28 @@ struct TuneReport {
   const TuneSettings& settings;
   std::string ended;               // "the order is stable", "time is up", ...
   double seconds = 0;              // length of this run
-  std::int64_t written_bytes = 0;  // by this run, on all paths
+  std::int64_t written_bytes = 0;  // written by this run, on all paths
   std::string date, version;
 };
 
-// Threads of the pool for the back end threads: one for each request in flight.
+// The size of the thread pool for the back end "threads": one thread for each request in flight.
 int threads_of(const io::TuneSpace& space, const io::TunePoint& point);
 // {"block_size": 1048576, ...}: the value of "aio" in our configuration and in DeepSpeed's.
 std::string aio_section(const io::TuneSpace& space, const io::TunePoint& point);
 
-// A heat map per back end and metric: block sizes down, depths across. `colour`: ANSI backgrounds; else
-// shades.
+// A heat map per back end and metric: block sizes down, depths across. `colour`: use ANSI background colours
+// instead of shading characters.
 std::string heat_text(const TuneReport& report, bool colour);
-// The candidates, their rounds, and how sure it is.
+// The candidates, their rounds, and how sure the result is.
 std::string confidence_text(const TuneReport& report);
 // XHTML, self-contained.
 std::string report_html(const TuneReport& report);
 nlohmann::ordered_json report_json(const TuneReport& report);
 
-// The rest is for the two renderers, of text and of HTML.
+// The declarations below are for the two renderers, of text and of HTML.
 struct HeatCell {
   enum class Kind { kMeasured, kSkipped, kFailed, kUnknown } kind = Kind::kUnknown;
-  double value = 0, share = 0;  // bytes per second; that over the best of all back ends
+  double value = 0, share = 0;  // bytes per second; value / best value of all back ends
   bool chosen = false;
   std::string note;  // why there is no value
 };
@@ -53,7 +53,8 @@ struct QueueLine {
   io::TunePoint point;
   io::TuneSample sample;
 };
-// The points measured with several queues, each after the same point with one; empty if there are none.
+// The points measured with several queues, each preceded by the same point with one queue; empty if there are
+// none.
 std::vector<QueueLine> queue_lines(const TuneReport& report);
 
 }  // namespace zg::cli

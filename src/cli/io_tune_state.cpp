@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kMark = "ziggurat_io_tune";
 constexpr int kVersion = 1;
-constexpr std::string_view kBegins = "{\"ziggurat_io_tune\"";  // of every state file
+constexpr std::string_view kBegins = "{\"ziggurat_io_tune\"";  // every state file begins with this
 constexpr const char* kFresh = "say --fresh to begin anew, or name another file with --state";
 
 ordered_json json_of(const TuneSettings& s) {
@@ -48,7 +48,7 @@ io::TuneSide side_in(const json& j) {
           .p99 = j.at("p99_seconds")};
 }
 
-// A whole number above 0 that an int holds.
+// A whole number above 0 that fits into an int.
 int size_in(const json& j, const char* key) {
   const json& value = j.at(key);
   const bool whole = value.is_number_integer() && value > 0 && value <= std::numeric_limits<int>::max();
@@ -65,8 +65,8 @@ io::TuneRecord record_in(const json& j) {
           .sample = {.read = side_in(j.at("read")), .write = side_in(j.at("write"))}};
 }
 
-// Protects a file of the user's, named here by mistake, from being truncated. A run that was killed early may
-// have left only a part of kBegins.
+// Protects a user's file that was named by mistake from being truncated. A run that was killed early may have
+// written only a part of kBegins.
 void check_is_ours(const std::string& path, const std::string& text) {
   const std::size_t n = std::min(text.size(), kBegins.size());
   if (text.compare(0, n, kBegins.substr(0, n)) == 0) return;

@@ -1,5 +1,5 @@
-// The state file of io-tune. It has JSON lines: the first says what was measured where, each other one is a
-// sample, in the order in which they were measured.
+// The state file of io-tune. It consists of JSON lines: the first holds the settings, each other line a
+// sample, in the order of measurement.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -10,27 +10,26 @@
 
 namespace zg::cli {
 
-// What must be equal for samples to be comparable.
+// The settings of a measurement. Samples are comparable only if these are equal.
 struct TuneSettings {
   struct Path {
     std::string path, filesystem, device;
   };
   std::string machine, kernel;
   std::vector<Path> paths;
-  std::int64_t size = 0;  // of each file
+  std::int64_t size = 0;  // size of each file
   std::string goal;
 };
 
-// As they stand in the state file and in the report.
+// The JSON form in the state file and in the report.
 nlohmann::ordered_json json_of(const std::vector<TuneSettings::Path>& paths);
 nlohmann::ordered_json json_of(const io::TunePoint& point);
 nlohmann::ordered_json json_of(const io::TuneSide& side);
 
 class TuneState {
  public:
-  // Opens and locks the file, and reads its samples; `fresh` discards them. A last line that was written only
-  // in part is removed (cut_off()). Throws Error(kUsage) when the file is no state file, cannot be opened, or
-  // is in use.
+  // Opens and locks the file, and reads its samples; `fresh` discards them. An incomplete last line is
+  // removed (cut_off()). Throws Error(kUsage) if the file is no state file, cannot be opened, or is in use.
   TuneState(std::string path, bool fresh);
   ~TuneState();
   TuneState(const TuneState&) = delete;
@@ -38,12 +37,12 @@ class TuneState {
 
   const std::string& path() const { return path_; }
   bool is_new() const { return !has_header_; }
-  const TuneSettings& settings() const { return settings_; }  // not of a new file
+  const TuneSettings& settings() const { return settings_; }  // invalid for a new file
   const std::vector<io::TuneRecord>& records() const { return records_; }
   bool cut_off() const { return cut_off_; }  // the last line was incomplete
 
-  // Writes the first line of a new file. For any other file throws Error(kUsage) with all differences, if
-  // there are any.
+  // Writes the first line of a new file. For any other file, throws Error(kUsage), which lists all
+  // differences, if its settings differ.
   void match(const TuneSettings& settings);
   // Throws Error(kIo).
   void append(const io::TuneRecord& record);

@@ -28,7 +28,7 @@ void buffer_output() {
 void flush_output() {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
-  const int error = errno;  // 0: of an earlier write, and not known any more
+  const int error = errno;  // 0: an earlier write failed, and its errno is lost
   std::clearerr(stdout);
   __fpurge(stdout);
   if (error == EPIPE || (error == 0 && nobody_reads())) throw OutputClosed();

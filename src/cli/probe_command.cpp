@@ -22,7 +22,7 @@ void print_machine(const std::vector<std::string>& paths) {
   std::printf("memory     %s, %s available to this process\n", format_bytes(m.memory).c_str(),
               format_bytes(available_memory()).c_str());
   for (const std::string& node : m.nodes) std::printf("           %s\n", node.c_str());
-  // As a run with the default configuration and a drive at each of these paths has them.
+  // The threads that a run with the default configuration and a drive at each of these paths would have.
   CoreWishes wishes;
   for (const std::string& path : paths) wishes.drives.push_back(io::node_of_drive(path));
   std::printf("threads    %s\n", assign_cores(read_core_topology(), wishes).describe().c_str());
@@ -44,7 +44,7 @@ void print_roofs(Device& device, const std::string& name) {
   }
 }
 
-// Whether drives reach its memory, by themselves or, in name only, through the host's.
+// Prints whether drives reach the device's memory directly, or only nominally, through host memory.
 void print_direct_storage(Device& device, const std::vector<std::string>& paths) {
   std::string why;
   const auto direct = device.direct_storage(true, &why);
@@ -59,7 +59,7 @@ void print_direct_storage(Device& device, const std::vector<std::string>& paths)
   }
 }
 
-// Which attention a run on the current GPU would use.
+// Prints which attention kernel a run on the current GPU would use.
 void print_attention() {
   for (const bool deterministic : {true, false}) {
     std::printf("           with cuda.deterministic %s: %s\n", deterministic ? "true (the default)" : "false",
@@ -67,7 +67,7 @@ void print_attention() {
   }
 }
 
-// A GPU that another program has taken, or that fails, is no reason to tell nothing of the rest.
+// Prints all GPUs. If one is taken by another program, or fails, the others are still printed.
 void print_gpus(const std::vector<std::string>& paths) {
   for (const GpuInfo& gpu : list_gpus(nullptr)) {
     const std::string name = fmt::format("cuda:{}", gpu.device);
@@ -82,7 +82,7 @@ void print_gpus(const std::vector<std::string>& paths) {
   }
 }
 
-// Before anything is printed or written.
+// Called before anything is printed or written.
 void check_path(const std::string& path, std::int64_t bytes) {
   const std::int64_t free = io::probe_path(path, 0).free_bytes;
   if (bytes <= free) return;

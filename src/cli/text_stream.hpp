@@ -1,4 +1,5 @@
-// The text of tokens as they are made, in pieces of whole characters: a token may end in the middle of one.
+// Shows the text of tokens as they are generated, in pieces of whole characters: a token may end in the
+// middle of a character.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace zg::cli {
 
 class TextStream {
  public:
-  // `before`: the tokens that stand before, whose text is not shown. `show` gets each piece.
+  // `before`: the preceding tokens, whose text is not shown. `show` gets each piece.
   TextStream(const Tokenizer& tokenizer, const std::vector<std::int32_t>& before,
              std::function<void(std::string_view)> show)
       : tokenizer_(tokenizer), ids_(last_of(before)), show_(std::move(show)) {
@@ -29,13 +30,13 @@ class TextStream {
   void end() { show_up_to(text_.size()); }
 
  private:
-  // Enough to tell whether a blank stands at the beginning of a text.
+  // The last few tokens: enough context to decode a blank at the beginning of a text correctly.
   static std::vector<std::int32_t> last_of(const std::vector<std::int32_t>& ids) {
     constexpr std::ptrdiff_t kMost = 8;
     return {ids.end() - std::min(kMost, std::ssize(ids)), ids.end()};
   }
-  // The length of the text without an unfinished character at its end, which a tokenizer gives as it is or as
-  // U+FFFD.
+  // The length of the text without an unfinished character at its end, which a tokenizer returns as raw bytes
+  // or as U+FFFD.
   static std::size_t complete(std::string_view text) {
     constexpr std::string_view kReplacement = "\uFFFD";
     std::size_t end = text.size();
@@ -60,7 +61,7 @@ class TextStream {
   std::vector<std::int32_t> ids_;
   const std::function<void(std::string_view)> show_;
   std::string text_;
-  std::size_t shown_ = 0;  // bytes
+  std::size_t shown_ = 0;  // bytes of text_ shown so far
 };
 
 }  // namespace zg::cli

@@ -35,7 +35,7 @@ struct ReplayFlags {
   bool json = false;
 };
 
-// What an operation does not fit into, as sentence.
+// A sentence that says which tier has no room for an operation.
 std::string obstacle_text(const AccessTrace& trace, const ReplayResult& r) {
   return fmt::format("no room on the {} for {}, {}, in operation {} of run {}", name_of(r.obstacle->tier),
                      trace.table.segment_name(r.obstacle->segment), format_bytes(r.obstacle->needed),
@@ -83,7 +83,7 @@ Choice choice_of(const std::string& name) {
   return {name, next_use_policy({.write_cost = *cost})};
 }
 
-// "5%" of all bytes, or a size; whole pages.
+// Parses sizes such as "5%" (of `all` bytes) or "48MiB", in whole pages.
 std::vector<std::int64_t> sizes_of(const char* flag, const std::vector<std::string>& texts, std::int64_t all,
                                    std::int64_t otherwise) {
   if (texts.empty()) return {otherwise};

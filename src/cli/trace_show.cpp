@@ -18,7 +18,8 @@ struct Flags {
   bool json = false;
 };
 
-// Steps of a long run are alike: of programs that run many times in a row, two show all that there is.
+// The trace's programs. Steps of a long run are alike, so only two runs are kept of a program that runs many
+// times in a row.
 std::vector<const Program*> shortened(const AccessTrace& trace) {
   std::vector<const Program*> programs;
   for (const std::int32_t which : trace.sequence) {
@@ -50,7 +51,7 @@ RoleSum sum_of(const TensorTable& table, Role role) {
 
 constexpr int kShares[] = {10, 25, 50, 75, 90, 100};
 
-// By share of the bytes of all accesses: the reuse distance that they do not exceed.
+// Quantiles of the reuse distance, weighted by the bytes of the accesses.
 std::vector<std::int64_t> distance_quantiles(const AccessTrace& trace) {
   const auto programs = shortened(trace);
   const auto distances = reuse_distances(trace.table, programs);

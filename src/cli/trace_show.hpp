@@ -1,4 +1,4 @@
-// `ziggurat trace show`, and what it shares with the other subcommands of trace.
+// `ziggurat trace show`, and functions that it shares with the other subcommands of trace.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,7 +11,7 @@ namespace zg::cli {
 
 void add_trace_show(CLI::App& trace, int& exit_code);
 
-// For long replays: shows the progress of `what`, and says false when the user has interrupted.
+// A callback for long replays: it shows the progress of `what`, and returns false after an interrupt.
 std::function<bool(double)> progress_of(const std::string& what);
 
 }  // namespace zg::cli

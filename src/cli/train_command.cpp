@@ -40,14 +40,13 @@ struct Flags {
   std::string trace_file;             // Chrome trace of the whole run; empty: none
 };
 
-// The trace is written when the run is over: that it can be is found out before. What the file holds stays
-// until then.
+// Checks before the run that the trace can be written at its end. The file keeps its old content until then.
 void check_trace_file(const std::string& path) {
   const std::string where = "--trace " + path, hint = "name a file that can be written";
   if (std::error_code unknown; std::filesystem::is_directory(path, unknown))
     throw Error(Errc::kUsage, where, "cannot be written: " + errno_text(EISDIR), hint);
   try {
-    const OutputFile tried(path, 0);  // which nothing commits
+    const OutputFile tried(path, 0);  // is never committed
   } catch (const Error& e) {
     throw Error(Errc::kUsage, where, e.message(), hint);
   }
@@ -77,8 +76,9 @@ void print_sample(const RunConfig& config) try {
   log::warning("sample: {}", e.what());
 }
 
-// All steps of a run that is prepared; the first process leaves log.jsonl, config.json (as resolved) and
-// model/, or adapter/, in the output directory; `saved`: where the latter is in fact.
+// Runs all steps of a prepared run. The first process writes log.jsonl, config.json (as resolved) and model/,
+// or adapter/, to the output directory. `saved` receives the directory that the model or adapter was really
+// saved to.
 RunSummary run(Trainer& trainer, OutputDirectory* output, std::string& saved) {
   const RunConfig& config = trainer.plan().config;
   std::unique_ptr<StepLog> log;
@@ -98,7 +98,7 @@ RunSummary run(Trainer& trainer, OutputDirectory* output, std::string& saved) {
   return summary;
 }
 
-// The file of this process beside that of the first: "step.json" and "step.json.process1".
+// This process's file name: "step.json" in the first process, "step.json.process1" in the second.
 std::string own_file(const std::string& path, const Processes& processes) {
   return processes.number() == 0 ? path : fmt::format("{}.process{}", path, processes.number());
 }
@@ -108,8 +108,9 @@ void say_failure(const Processes& processes, const char* text) {
   std::fprintf(stderr, "ziggurat: %s%s\n", who.c_str(), text);
 }
 
-// A process that fails while others may wait for it ends all of them, and the first to fail says why. Does
-// nothing where this process is alone, or where all know already. Called while an exception is handled.
+// Ends all processes when this one fails while others may wait for it; the first process to fail prints the
+// reason. Does nothing if this process is alone, or if all processes know of the failure already. Called
+// while an exception is handled.
 void end_all(Processes& processes) {
   if (processes.count() == 1 || processes.has_agreed()) return;
   std::string text = "has failed";
@@ -127,8 +128,8 @@ void end_all(Processes& processes) {
   processes.abort(exit_code);
 }
 
-// The run is done and its model saved, whether somebody reads the report or not. Returns why it cannot be
-// written, where it is not that.
+// Flushes the report. A closed output is no error, since the run is done and its model saved. Returns any
+// other reason why the report cannot be written.
 std::optional<Error> flush_report() {
   try {
     flush_output();
@@ -165,13 +166,13 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
     if (first) std::fputs(plan_report(trainer).c_str(), stdout);
     return 0;
   }
-  trainer.prepare();  // where it is refused, the last run's timeline stays
+  trainer.prepare();  // before the trace starts, so that a refused run keeps the last run's trace file
   RunSummary summary;
   std::string saved;
   try {
     summary = run(trainer, output ? &*output : nullptr, saved);
   } catch (...) {
-    // The timeline up to the failure may tell why; that it cannot be saved must not hide what failed.
+    // The timeline up to the failure may help to explain it. An error in saving it must not hide the failure.
     try {
       if (!trace_file.empty()) trace.save(trace_file);
     } catch (const Error& e) {
@@ -206,10 +207,10 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
   return summary.stopped || interrupted() ? 130 : 0;
 }
 
-// The same command in each process of a launcher, or in this one alone.
+// Runs the command in each process of a launcher, or in this process alone.
 int train(const Flags& flags, Watchdog& watchdog) {
   Processes processes = Processes::join(std::chrono::duration<double>(flags.join_seconds));
-  // mpirun hands this signal on at once. After Ctrl-C it gives its processes little time.
+  // SIGUSR2 also interrupts: mpirun forwards it at once, while after Ctrl-C it soon kills its processes.
   if (processes.count() > 1) std::signal(SIGUSR2, [](int) { request_interrupt(); });
   if (processes.number() > 0) {
     log::set_level(log::Level::kWarning);
@@ -311,7 +312,7 @@ void add_train(CLI::App& app, int& exit_code) {
           },
           "Say what a run can be composed of, what is refused, why, and what to choose instead, "
           "and stop")
-      ->trigger_on_parse();  // before it is found that no configuration is named
+      ->trigger_on_parse();  // before the check that a configuration is named
   command->add_flag("-v,--verbose", flags->verbose, "Log details, too");
   command->footer(kTrainExamples);
   command->callback([flags, resume, resume_path, &exit_code] {

@@ -67,7 +67,7 @@ std::string Meeting::last_of(int member) const {
   return fmt::format("made its call {} last, {}", opened_[m], text_of(of(member, member)));
 }
 
-// The failure becomes that of all ranks.
+// Makes this failure the failure of all ranks.
 void Meeting::refuse(int member, const Error& error) {
   failure_.set(ranks_[static_cast<std::size_t>(member)], error);
   changed_.notify_all();
@@ -162,7 +162,7 @@ void Meeting::take(int from, int to, const Call& call, const std::function<void(
                                  ranks_[static_cast<std::size_t>(from)], sent.count, zg::name_of(sent.dtype)),
                      "ranks must run the same program"));
   }
-  lock.unlock();  // the sender stands still until it is told
+  lock.unlock();  // the sender waits until it is notified
   move(sent);
   lock.lock();
   letter.taken = true;

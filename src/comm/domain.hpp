@@ -1,4 +1,4 @@
-// What the ranks of one process share: whether one of them has failed, and where their threads meet.
+// State shared by the ranks of one process: whether one of them has failed, and where their threads meet.
 #pragma once
 #include <array>
 #include <atomic>
@@ -41,23 +41,23 @@ struct Call {
 };
 std::string text_of(const Call& call);  // "all-gather of 100 f32"
 bool same_call(const Call& a, const Call& b);
-// The error when rank `a` of the world makes another call than rank `b`.
+// The error for world ranks `a` and `b` that make different calls.
 Error differing_calls(const std::string& group, int a, const Call& of_a, int b, const Call& of_b);
 
-struct Range {  // bytes of an operand
+struct Range {  // a range of an operand's bytes
   std::int64_t first = 0, bytes = 0;
 };
-// The part of an all-reduce of `count` elements that the member reduces. Parts are as equal as whole elements
-// allow.
+// The range of an all-reduce of `count` elements that the member reduces. The members' ranges are as equal as
+// whole elements allow.
 Range share_of(int member, int members, std::int64_t count, DType dtype);
 
-// The first failure of any rank of the process. Any thread.
+// The first failure among the ranks of the process. Any thread.
 class Failure {
  public:
-  // Only the first one is kept.
+  // Only the first failure is kept.
   void set(int rank, const Error& error);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  void rethrow() const;  // the failure, if there is one
+  void rethrow() const;  // throws the failure, if there is one
 
  private:
   std::atomic<bool> failed_{false};
@@ -65,12 +65,12 @@ class Failure {
   std::optional<Error> error_;
 };
 
-// What mends a timeout, for those who write a configuration and for those who write a program.
+// The hint of timeout errors, for users of a configuration file and for users of the library.
 inline constexpr const char* kTimeoutHint =
     "see what that rank does; if it only needs longer, raise parallel.timeout_seconds of the configuration "
     "(--set parallel.timeout_seconds=3600; in a program: CommOptions::timeout_seconds)";
 
-// How long a wait has lasted, and when it must end. It throws the failure of another rank.
+// Tracks how long a wait has lasted, and when it must end. look() throws the failure of another rank.
 class Patience {
  public:
   Patience(const Failure& failure, double timeout_seconds)
@@ -85,24 +85,24 @@ class Patience {
   Clock::time_point begin_;
 };
 
-// Where the members of a group that are threads of this process meet. Each meet() returns when all have
-// arrived as often. A call is opened, which publishes it and meets; then each member uses what the others
-// have published, and all meet once more before any operand may be changed.
+// Where those members of a group meet that are threads of this process. meet() is a barrier. open() publishes
+// a member's call and meets; then each member reads the operands that the others have published, and all meet
+// once more before any operand may be changed.
 class Meeting {
  public:
-  // ranks: the members' ranks of the world, for messages.
+  // ranks: the members' world ranks, for messages.
   Meeting(std::vector<int> ranks, std::string name, Failure& failure, double timeout_seconds);
   int members() const { return static_cast<int>(ranks_.size()); }
   // Throws Error(kComm) if the members' calls differ.
   void open(int member, const Call& call);
-  // What `member` published when `me` opened last. It stands until `me` opens again.
+  // The call that `member` published when `me` last called open(). Valid until `me` calls open() again.
   const Call& of(int me, int member) const {
     return calls_[static_cast<std::size_t>(member)][opened_[static_cast<std::size_t>(me)] % 2];
   }
   void meet(int member);
 
-  // Passes an operand from one member to another: give() returns when the other's take() has read it by
-  // `move`, which gets the sender's call.
+  // Pass an operand from one member to another: give() returns when the other member's take() has read the
+  // operand by `move`, which is called with the sender's call.
   void give(int from, int to, const Call& call);
   void take(int from, int to, const Call& call, const std::function<void(const Call&)>& move);
 
@@ -125,7 +125,7 @@ class Meeting {
   std::condition_variable changed_;
   std::vector<std::uint64_t> arrived_;
   std::vector<std::uint64_t> opened_;
-  // Two for each member: a member may open its next call while others still use what it published for the one
+  // Two calls for each member: a member may open its next call while others still use the one it published
   // before, but not the one after that.
   std::vector<std::array<Call, 2>> calls_;
   std::map<std::pair<int, int>, Letter> letters_;

@@ -1,4 +1,4 @@
-// Calls that move nothing and count what they would.
+// Calls that move nothing, but count the bytes that they would move.
 #include <algorithm>
 
 #include "ziggurat/comm/comm.hpp"

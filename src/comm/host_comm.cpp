@@ -1,11 +1,11 @@
-// Ranks on the processor: threads of one process that read each other's operands where they lie, and messages
-// between processes.
+// Ranks on the host: threads of one process that read each other's operands in place, and messages between
+// processes.
 //
-// Within a process nothing is staged: a call publishes where its operands are, and each member copies or
-// reduces straight from the others' memory. Between processes an operand travels once to each process that
-// needs it, to one member there (its receiver); the others copy it from that member. Reductions travel whole,
-// since sums must be made in the order of the ranks: each member receives its range from every remote member,
-// in blocks.
+// Within a process nothing is staged: a call publishes its operands' addresses, and each member copies or
+// reduces straight from the others' memory. Between processes an operand is sent once to each process that
+// needs it, to one member there (its receiver); the others copy it from that member. Operands of reductions
+// are sent unreduced, since sums must be made in the order of the ranks: each member receives its range from
+// every remote member, in blocks.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -20,10 +20,9 @@
 namespace zg::comm {
 namespace {
 
-constexpr std::int64_t kBlock = std::int64_t{1}
-                                << 20;  // bytes of a remote operand that are reduced at a time
+constexpr std::int64_t kBlock = std::int64_t{1} << 20;  // bytes of a remote operand reduced at a time
 
-// What the ranks of this process share.
+// State shared by the ranks of this process.
 struct Process {
   Process(std::vector<int> counts, std::unique_ptr<Wire> w, const CommOptions& o, std::shared_ptr<Failure> f)
       : ranks_of(std::move(counts)),
@@ -37,11 +36,11 @@ struct Process {
       }
     }
   }
-  // Other processes wait for calls that will never come.
+  // After a failure, other processes may wait for calls that will never come.
   ~Process() {
     if (wire != nullptr && failure.failed()) wire->abort();
   }
-  // The first failure of this process is told to all others.
+  // Records a failure. The first one of this process is reported to all other processes.
   void fail(int rank, const Error& error) {
     if (failure.failed()) return;
     failure.set(rank, error);
@@ -50,7 +49,7 @@ struct Process {
   int size() const { return static_cast<int>(process_of.size()); }
   int here() const { return wire != nullptr ? wire->process() : 0; }
 
-  // The meeting of the rank's n-th group of these members.
+  // The meeting of the rank's n-th group with these members, n being the count of calls by this rank.
   std::shared_ptr<Meeting> meeting(const std::vector<int>& members, std::vector<int> local,
                                    const std::string& name, int rank) {
     std::lock_guard lock(mutex);
@@ -62,8 +61,8 @@ struct Process {
     }
     return groups.meetings[made++];
   }
-  // Messages of ranks `a` and `b` within the n-th group that they share have a number of their own. Called
-  // once for each group by the one of the two that is of this process; by each if both are.
+  // Numbers the groups that a rank here shares with a rank of another process, so that messages of different
+  // groups have different tags. Called by the rank here, once for each group.
   int next_pair(int here_rank, int there_rank) {
     std::lock_guard lock(mutex);
     return pairs[{here_rank, there_rank}]++;
@@ -76,10 +75,10 @@ struct Process {
 
   struct Groups {
     std::vector<std::shared_ptr<Meeting>> meetings;
-    std::map<int, std::size_t> made;  // by rank of the world
+    std::map<int, std::size_t> made;  // by world rank: how many groups the rank has made
   };
-  const std::vector<int> ranks_of;        // by process
-  std::vector<int> process_of, index_of;  // by rank of the world
+  const std::vector<int> ranks_of;        // by process: its number of ranks
+  std::vector<int> process_of, index_of;  // by world rank: its process, and its index there
   std::unique_ptr<Wire> wire;             // null: one process
   const CommOptions options;
   const std::shared_ptr<Failure> shared_failure;
@@ -138,7 +137,8 @@ class HostCommunicator final : public Communicator {
   void all_reduce(Stream& s, void* data, std::int64_t count, DType dtype, Reduction reduction) override {
     const std::int64_t mine = share_of(rank_, size(), count, dtype).bytes,
                        others = bytes_of(count, dtype) - mine;
-    // The others' ranges go out to be reduced, and come back reduced; this member's go to all others.
+    // This member sends the others' ranges, and receives them reduced. It receives its own range from all
+    // others, and sends it to them reduced.
     note(others + (size() - 1) * mine, (size() - 1) * mine + others);
     enqueue(s, {data, data, count, Kind::kAllReduce, dtype, reduction, 0});
   }
@@ -171,7 +171,7 @@ class HostCommunicator final : public Communicator {
   struct Peer {
     int process = 0;
     int local = -1;  // its number in the meeting; -1: it is in another process
-    int pair = 0;    // of messages, if it is remote
+    int pair = 0;    // if it is remote: the result of next_pair()
   };
 
   int world(int member) const { return members_[static_cast<std::size_t>(member)]; }
@@ -195,7 +195,7 @@ class HostCommunicator final : public Communicator {
       Exchange exchange(process_->wire.get(), process_->failure, process_->options.timeout_seconds);
       carry_out(call, exchange);
     } catch (const Error& error) {
-      process_->fail(world_rank_, error);  // if it is not another rank's already
+      process_->fail(world_rank_, error);  // ignored if another rank has failed already
       throw;
     }
   }
@@ -242,7 +242,7 @@ class HostCommunicator final : public Communicator {
     return fmt::format("rank {} in {} of group {}", world_rank_, text_of(c), name_);
   }
 
-  // The member of process `at` that receives operands of `from`, a member of another process.
+  // The member in process `at` that receives the operands of `from`, a member of another process.
   int receiver(int at, int from) const {
     const auto& there = by_process_.at(peer(from).process);
     const auto& here = by_process_.at(at);
@@ -257,7 +257,7 @@ class HostCommunicator final : public Communicator {
     const Peer& p = peer(member);
     x.receive(p.process, process_->tag(p.pair, world(member), world_rank_), world(member), data, bytes);
   }
-  // To one receiver in each other process.
+  // Sends to one receiver in each other process.
   void send_abroad(const void* data, std::int64_t bytes, Exchange& x) const {
     for (const auto& [process, ignored] : by_process_) {
       if (process != process_->here()) send_to(receiver(process, rank_), data, bytes, x);
@@ -265,7 +265,7 @@ class HostCommunicator final : public Communicator {
   }
   const Call& published(int member) const { return meeting_->of(me_, member); }
 
-  // Each member has `in`, which becomes range(member) of every member's c.out.
+  // Gathers: each member's `in` becomes range(member) of every member's c.out.
   template <class RangeOf>
   void gather(const Call& c, const void* in, const RangeOf& range, Exchange& x) {
     char* const out = static_cast<char*>(c.out);
@@ -281,7 +281,7 @@ class HostCommunicator final : public Communicator {
     with_in.in = in;
     meeting_->open(me_, with_in);
     for (int i = 0; i < size(); ++i) {
-      const int m = (rank_ + i) % size();  // not all from the same member at once
+      const int m = (rank_ + i) % size();  // so that not all members copy from the same one at once
       if (!is_remote(m)) copy(place(m), published(peer(m).local).in, range(m).bytes);
     }
     if (remote_) {
@@ -312,7 +312,7 @@ class HostCommunicator final : public Communicator {
         operands[order_[static_cast<std::size_t>(m)]] = of(published(peer(m).local).in, rank_);
       return reduce(operands, out, mine / element, c.dtype, c.reduction);
     }
-    // Block by block; the next one is under way while one is reduced.
+    // Block by block: while one block is reduced, the next is in transit.
     std::int64_t most = 0, remote = 0;
     for (int m = 0; m < size(); ++m) {
       most = std::max(most, range(m).bytes);
@@ -384,7 +384,8 @@ class HostCommunicator final : public Communicator {
     meeting_->meet(me_);
   }
 
-  // Each process's first member tells those of all others.
+  // A barrier of processes: each process's first member exchanges a byte with the first members of the
+  // others.
   void meet_processes(const Call& c, Exchange& x) {
     std::vector<char> told(by_process_.size());
     const char token = 0;
@@ -399,15 +400,15 @@ class HostCommunicator final : public Communicator {
 
   const std::shared_ptr<Process> process_;
   const int world_rank_;
-  const std::vector<int> members_;  // ranks of the world
+  const std::vector<int> members_;  // world ranks
   const std::string name_;
-  // By member: how many members have a lower rank of the world.
+  // Indexed by member: how many members have a lower world rank.
   std::vector<std::size_t> order_;
-  int rank_ = -1;  // of the group
-  int me_ = 0;     // of the meeting
+  int rank_ = -1;  // this member's number in the group
+  int me_ = 0;     // this member's number in the meeting
   bool remote_ = false;
   std::vector<Peer> peers_;
-  std::map<int, std::vector<int>> by_process_;  // its members, in their order
+  std::map<int, std::vector<int>> by_process_;  // by process: its members, in the group's order
   std::shared_ptr<Meeting> meeting_;
   Buffer staging_;
   CommTraffic traffic_;

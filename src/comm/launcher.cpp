@@ -13,8 +13,8 @@ struct Variable {
   const char *name, *launcher;
 };
 
-// The number of processes. MPI's own come first: where one of them says 1, the innermost launcher has started
-// one process, whatever those around it have left in the environment.
+// Variables with the number of processes. MPI's own come first: if one of them is 1, the innermost launcher
+// has started one process, whatever outer launchers have left in the environment.
 constexpr Variable kMpiSizes[] = {{"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"},
                                   {"PMI_SIZE", "the mpirun of MPICH or Intel MPI, or srun"},
                                   {"MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"}};
@@ -23,7 +23,7 @@ constexpr Variable kOtherSizes[] = {{"SLURM_STEP_NUM_TASKS", "srun"},
                                     {"HOROVOD_SIZE", "horovodrun"},
                                     {"FLUX_JOB_SIZE", "flux run"},
                                     {"JSM_NAMESPACE_SIZE", "jsrun"}};
-// The number of this process, from 0: above 0 it cannot be alone.
+// Variables with the number of this process, from 0: above 0 it cannot be alone.
 constexpr Variable kRanks[] = {{"PMIX_RANK", "a launcher with PMIx"}, {"SLURM_PROCID", "srun"}};
 
 std::optional<std::int64_t> number_of(const Environment& environment, const char* name) {
@@ -51,7 +51,7 @@ std::string sign_of_others(const Environment& environment) {
     const auto rank = number_of(environment, v.name);
     if (rank && *rank > 0) return sign_of(v, *rank);
   }
-  // Within a step of srun, of a version that does not tell the number of its processes.
+  // Within a step of srun, if its version does not report the step's number of processes.
   const bool step = environment("SLURM_STEP_ID") != nullptr && environment("SLURM_STEP_NUM_TASKS") == nullptr;
   const auto tasks = number_of(environment, "SLURM_NTASKS");
   return step && tasks && *tasks > 1 ? sign_of({"SLURM_NTASKS", "srun"}, *tasks) : std::string();

@@ -1,19 +1,19 @@
-// What a launcher has told this process of the others that it has started.
+// Signs in the environment that a launcher has started other processes, too.
 #pragma once
 #include <functional>
 #include <string>
 
 namespace zg::comm {
 
-// The value of an environment variable; null: it is not set.
+// Returns the value of an environment variable; null: it is not set.
 using Environment = std::function<const char*(const char*)>;
 
-// Why this process does not seem to be the only one of its launcher, though it knows of no other: "" where
-// it may be. Slurm's number for an allocation is no sign: one process may run in it on purpose.
+// The sign that this process is not the only one of its launcher; "" if there is none. Slurm's number of
+// tasks for an allocation is no sign: one process may run in it on purpose.
 std::string sign_of_others(const Environment& environment);
 
-// Throws Error(kUsage) where there is such a sign: each of the processes would train the whole run alone, and
-// their results would overwrite each other. `mpi`: the name of the library; empty: it is not used.
+// Throws Error(kUsage) if there is such a sign: each process would train the whole run alone, and their
+// results would overwrite each other. `mpi`: the name of the MPI library; empty: it is not used.
 void expect_no_others(const std::string& mpi, const std::string& sign);
 
 }  // namespace zg::comm

@@ -1,5 +1,5 @@
-// Messages by MPI, which any thread may use (MPI_THREAD_MULTIPLE), and the processes that its launcher has
-// started.
+// Messages over MPI, which any thread may send and receive (MPI_THREAD_MULTIPLE), and the processes that its
+// launcher has started.
 #ifdef ZG_MPI
 #include <mpi.h>
 #endif
@@ -19,10 +19,10 @@
 
 namespace zg {
 
-// All exchanges have one form, so that a process that fails between two of them is understood by those that
-// have come further.
+// All exchanges send this one struct. So a process that fails before an exchange can report it in that
+// exchange, whatever the other processes expect to exchange.
 struct Processes::Word {
-  double failure = 0;  // 0: none; else 1 + its code
+  double failure = 0;  // 0: none; else 1 + the error's code
   double numbers[kMost] = {};
 };
 
@@ -39,11 +39,12 @@ namespace comm {
 namespace {
 
 constexpr int kWordNumbers = 15, kFailureTag = 1;
-constexpr std::size_t kFailureBytes = 2000;  // of its text: short enough to be sent at once
-// Between two tests of a process that waits for others. Short waits are common, long ones must cost nothing.
+constexpr std::size_t kFailureBytes = 2000;  // longest text of a failure: short enough for an eager send
+// Pauses between two tests in a process that waits for others. Short waits are common; long waits must not
+// cost processor time.
 constexpr std::chrono::microseconds kShortPause{50}, kLongPause{2000};
 constexpr std::chrono::milliseconds kFirstWord{500}, kLastWord{2000};
-constexpr std::chrono::milliseconds kLook{100};  // between two looks for the launcher
+constexpr std::chrono::milliseconds kLook{100};  // between two checks whether the launcher is alive
 
 void check(int status, const char* what) {
   if (status == MPI_SUCCESS) return;
@@ -62,13 +63,14 @@ std::string name_of_mpi() {
   return version.substr(0, version.find_first_of(",\n"));
 }
 
-// What the processes of a world tell each other of failures, on a communicator of its own. Any thread.
+// Messages by which the processes of a world tell each other of failures, on an MPI communicator of their
+// own. Any thread.
 class Failures {
  public:
   Failures(MPI_Comm comm, int process, int processes)
       : comm_(comm), process_(process), processes_(processes) {}
-  // Only the first call counts, and none that comes after another process has told of a failure. The text
-  // begins with the number of the rank.
+  // Tells all other processes. Only the first call counts, and only if no other process has reported a
+  // failure before. The text begins with the rank's number.
   void tell(int rank, const Error& error) {
     std::lock_guard lock(mutex_);
     if (told_ || heard_) return;
@@ -84,7 +86,7 @@ class Failures {
       MPI_Request_free(&request);  // the text lives as long as MPI does
     }
   }
-  // A failure that a process other than this one, or before it, has told of.
+  // The failure that another process has reported, unless this process's own report came first.
   std::optional<std::pair<int, Error>> heard() {
     std::lock_guard lock(mutex_);
     int there = 0;
@@ -94,7 +96,7 @@ class Failures {
       check(MPI_Recv(text.data(), static_cast<int>(text.size()), MPI_CHAR, status.MPI_SOURCE, kFailureTag,
                      comm_, &status),
             "MPI_Recv");
-      // Of two processes that have reported a failure to each other, the lower one counts as the first.
+      // If two processes have reported failures to each other, the lower one counts as the first.
       if (heard_ || (told_ && status.MPI_SOURCE > process_)) continue;
       int bytes = 0;
       check(MPI_Get_count(&status, MPI_CHAR, &bytes), "MPI_Get_count");
@@ -118,8 +120,8 @@ class Failures {
   std::optional<std::pair<int, Error>> heard_;
 };
 
-// MPI itself: initialised by the first user in this process, unless someone else has, and finalised with the
-// last.
+// MPI itself. The first user in this process initialises it, unless other code has done so; then the last
+// user finalises it.
 class Mpi {
  public:
   static std::shared_ptr<Mpi> get() {
@@ -164,8 +166,8 @@ class Mpi {
     return copy;
   }
 
-  // Failures of a world apart. All processes make these in the same order. They live as long as MPI does, and
-  // so do their texts, which may be under way.
+  // The failures of a separate world (CommOptions::apart). All processes make these in the same order. They
+  // live as long as MPI does, since their texts may still be in transit.
   Failures& failures_apart() {
     std::lock_guard lock(mutex_);
     const MPI_Comm comm = duplicate_world();
@@ -173,9 +175,9 @@ class Mpi {
   }
 
   MPI_Comm control = MPI_COMM_NULL;
-  std::optional<Failures> failures;  // of all worlds but those apart, and of the processes
+  std::optional<Failures> failures;  // of all worlds that are not `apart`, and of the processes
   int process = 0, processes = 1;
-  std::atomic<bool> is_managed{false};  // there is a zg::Processes, which ends the run after a failure
+  std::atomic<bool> is_managed{false};  // a zg::Processes exists, and ends the run after a failure
 
  private:
   void end() {
@@ -211,7 +213,7 @@ class MpiRequest final : public Wire::Request {
     return true;
   }
   MPI_Request request = MPI_REQUEST_NULL;
-  int bytes = -1;  // of a message to be received
+  int bytes = -1;  // expected size of a message to receive; -1: this is a send
 };
 
 class MpiWire final : public Wire {
@@ -220,7 +222,7 @@ class MpiWire final : public Wire {
       : mpi_(Mpi::get()),
         world_(Mpi::duplicate_world()),
         failures_(apart ? mpi_->failures_apart() : *mpi_->failures) {}
-  // After a failure messages may be under way, and the process ends without finalising MPI.
+  // After a failure, messages may be in transit, and the process ends without finalising MPI.
   ~MpiWire() override {
     for (Failures* failures : {&failures_, &*mpi_->failures}) {
       if (failures->has_told() || failures->heard()) return;
@@ -274,11 +276,12 @@ bool wait_for(MPI_Request& request, Mpi& mpi) {
 }  // namespace
 }  // namespace comm
 
-// A launcher that is killed cannot end its processes, and not every one of them waits for the others. So each
-// watches its parent, and ends itself with it. MPI's own initialisation waits for all processes and may do so
-// for ever where one of them ended within it, so that this thread also ends a process that has not joined in
-// time; each that waits says so. A launcher that ends before the watch begins is not seen, but MPI cannot be
-// joined without it.
+// The state of a process under a launcher, with a thread that watches the launcher. A killed launcher cannot
+// end its processes, and some of them may never wait for another process. So each process watches its parent,
+// and ends itself when the parent has ended. MPI's initialisation waits for all processes, possibly for ever
+// if one of them ends meanwhile, so the thread also ends a process that has not joined in time; each such
+// process says so. A launcher that ends before the watch begins is not noticed, but without it joining MPI
+// fails anyway.
 struct Processes::State {
   explicit State(std::chrono::duration<double> limit) {
     watch = NamedThread("zg-launcher", [this, limit, parent = getppid(), begin = Clock::now()] {
@@ -294,7 +297,7 @@ struct Processes::State {
       }
     });
   }
-  // MPI is finalised while the watch goes on, since that waits for the other processes, too.
+  // MPI is finalised before the watch ends, since finalising waits for the other processes, too.
   ~State() {
     mpi.reset();
     std::lock_guard lock(mutex);
@@ -344,7 +347,7 @@ Processes Processes::join(std::chrono::duration<double> limit) {
     p.machine_ = p.number_;
     comm::check(MPI_Bcast(&p.machine_, 1, MPI_INT, 0, here), "MPI_Bcast");
     MPI_Comm_free(&here);
-  } catch (const Error& e) {  // to finalise MPI would wait for the others
+  } catch (const Error& e) {  // ends at once: finalising MPI would wait for the others
     state->end_process(e.what());
   }
   state->joined();
@@ -447,7 +450,7 @@ std::vector<std::vector<double>> Processes::all_gather(std::span<const double> m
   return numbers;
 }
 
-// Throws the first failure of another process, unless this one's comes before it.
+// Exchanges, and throws the failure of the lowest process that failed, unless that is this process.
 std::vector<Processes::Word> Processes::exchange_or_fail(const Word& mine) {
   if (ended_ || lost_) throw FailedElsewhere(Errc::kComm, "", "another process has failed");
   const std::vector<Word> all = exchange(mine);

@@ -1,18 +1,18 @@
 // Ranks with a GPU each: threads of one process, or of several.
 //
-// Each communicator has lanes: a thread with a CUDA stream. A call enqueues itself on a lane, and makes the
-// rank's stream wait for its end. The lane waits until the rank's stream has reached the call, meets the
-// lanes of the other members, which compares the calls (Meeting), and only then enqueues NCCL's work and
-// waits for it. So no kernel of NCCL ever waits for a member that may not come. Nor can it be caught by a
-// call of CUDA that waits for the whole device, as those do that load kernels: such calls are made while no
-// stream of their device waits for the host (Completions::quiet()), and the rank's stream waits for the host
-// during every call of ours.
+// Each communicator has lanes; a lane is a thread with a CUDA stream. A call enqueues itself on a lane, and
+// makes the rank's stream wait for its end. The lane waits until the rank's stream has reached the call, then
+// meets the lanes of the other members, which compares the calls (Meeting), and only then enqueues NCCL's
+// work and waits for it. So no NCCL kernel ever waits for a member that may not come. Nor can an NCCL kernel
+// deadlock with a CUDA call that waits for the whole device, such as one that loads kernels: such calls are
+// made while no stream of their device waits for the host (Completions::quiet()), and the rank's stream waits
+// for the host during every call made here.
 //
-// NCCL moves bytes, and a kernel of ours reduces: a member receives its part of the others' operands chunk by
-// chunk into staging memory, and reduces each chunk in the order of the ranks. Sends and receives are copies
-// between the two GPUs that the receiver makes; between processes they go through memory of the processor.
+// NCCL only moves bytes; a kernel of ours reduces. A member receives its range of the others' operands chunk
+// by chunk into staging memory, and reduces each chunk in the order of the ranks. Sends and receives are
+// copies between the two GPUs, made by the receiver; between processes they go through host memory.
 //
-// Lanes of several processes meet by messages of the processor, over the ranks' communicators there.
+// Lanes of several processes meet by messages between the hosts, over the ranks' host communicators.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -30,10 +30,10 @@
 namespace zg::comm {
 namespace {
 
-constexpr std::int64_t kLetterBlock = 4 << 20;  // bytes of a message to another process
+constexpr std::int64_t kLetterBlock = 4 << 20;  // most bytes of a message to another process
 constexpr int kMostGpus = 64;                   // kernels/cuda/reduce.hpp
 
-// Calls of NCCL that count as one.
+// NCCL calls that form one NCCL group, and so count as one.
 class NcclCalls {
  public:
   explicit NcclCalls(Nccl& nccl) : nccl_(nccl) { nccl_.begin_group(); }
@@ -58,7 +58,7 @@ struct Lane {
   Lane(CudaAccess& gpu, const std::string& name)
       : queue(gpu.make_queue()), thread(name, HostStream::Mode::kThread) {}
   std::unique_ptr<CudaQueue> queue;
-  // For messages to other processes; `copies` is made when it is needed.
+  // For messages to other processes. `copies` is made at its first use.
   std::unique_ptr<Stream> copies;
   HostStream letters{"letters", HostStream::Mode::kInline};
   Buffer block;
@@ -165,7 +165,7 @@ class GpuCommunicator final : public Communicator {
   bool is_abroad(int member) const { return letters_.count({member, true}) > 0; }
   int rank_of(int member) const { return members_[static_cast<std::size_t>(member)]; }
 
-  // Sends and receives go on beside each other and beside the calls of all members, so each direction between
+  // Sends and receives run concurrently with each other and with collective calls, so each direction between
   // two members has a lane of its own.
   Lane& lane_of(const Call& call) {
     const std::pair key(is_letter(call) ? call.kind : Kind::kBarrier, is_letter(call) ? call.peer : 0);
@@ -187,7 +187,7 @@ class GpuCommunicator final : public Communicator {
     connects ? done.wait() : s.wait(done);
   }
 
-  // A failure ends NCCL's work first, and then all other work of the device.
+  // On a failure, ends NCCL's work first, and then all other work of the device.
   void run(Lane& lane, const Call& call) {
     try {
       world_->failure->rethrow();
@@ -201,12 +201,13 @@ class GpuCommunicator final : public Communicator {
     }
   }
   void give_up(const Call& call, const Error& error) {
-    world_->fail(world_rank_, error);  // if it is not another rank's already
+    world_->fail(world_rank_, error);  // ignored if another rank has failed already
     if (!is_letter(call)) group_->abort(static_cast<std::size_t>(rank_));
     gpu_.fail(std::make_exception_ptr(error));
   }
 
-  // The call of this member's lane; returns when the lanes of all members have come, with the same call.
+  // Publishes the call of this member's lane. Returns when the lanes of all members have come with the same
+  // call; throws if a call differs.
   void open(const Call& c) {
     if (lanes_meet_ == nullptr) return group_->meeting.open(rank_, c);
     const auto number = [](auto value) { return static_cast<std::int64_t>(value); };
@@ -277,9 +278,9 @@ class GpuCommunicator final : public Communicator {
     wait(*lane.queue, c, comm());
   }
 
-  // A message to or from a member of another process, block by block through memory of the processor: NCCL
-  // would have to connect the two first, while no stream waits, and so while neither of them may wait for a
-  // third.
+  // Sends to or receives from a member of another process, block by block through host memory. NCCL would
+  // have to connect the two members first, and can do so only while no stream waits for the host: then
+  // neither member could be waiting for a third.
   void pass_abroad(Lane& lane, const Call& c, std::int64_t bytes) {
     if (lane.copies == nullptr) lane.copies = device_.make_stream("letters " + name_);
     const bool sends = c.kind == Kind::kSend, up = sends == (c.peer > rank_);
@@ -301,8 +302,8 @@ class GpuCommunicator final : public Communicator {
   }
 
   // Makes NCCL's communicator, and its connections by a small call of each kind. NCCL loads kernels and takes
-  // memory then, so no member's stream may wait for the host; that ends, since what such a stream waits for
-  // needs no call of a later place in the members' order.
+  // memory then, so this first waits until no stream of a member waits for the host. That comes true, since
+  // the work that such a stream waits for depends on no later call in the members' order.
   void connect(CudaQueue& queue, const Call& c) {
     const auto quiet = gpu_.quiet();
     meet();
@@ -331,8 +332,8 @@ class GpuCommunicator final : public Communicator {
     return memory;
   }
 
-  // Every member sends what(member) to every other, and receives into where(member): pairs of memory and
-  // bytes.
+  // Sends what(m) to every other member m, and receives from m into where(m). Both return an address and a
+  // number of bytes.
   template <class What, class Where>
   void exchange(CudaQueue& queue, const Call& c, const What& what, const Where& where) {
     NcclCalls calls(nccl());
@@ -347,7 +348,8 @@ class GpuCommunicator final : public Communicator {
     settle(c);
   }
 
-  // Each member has `in`, which becomes range(member) of every member's c.out. even: all ranges are as long.
+  // Gathers: each member's `in` becomes range(member) of every member's c.out. even: all ranges have the same
+  // length.
   template <class RangeOf>
   void gather(CudaQueue& queue, const Call& c, const void* in, const RangeOf& range, bool even) {
     char* const out = static_cast<char*>(c.out);
@@ -414,11 +416,12 @@ class GpuCommunicator final : public Communicator {
     }
   }
 
-  // Returns when NCCL has enqueued what it was asked for.
+  // Returns when NCCL has enqueued the requested work.
   void settle(const Call& c) {
     until([&] { return nccl().settled(comm()); }, c);
   }
-  // Returns when the queue's work is done. `comm`: whose work it may be; null: none's.
+  // Returns when the queue's work is done. `comm`: the NCCL communicator whose failures to check for; null:
+  // none.
   void wait(CudaQueue& queue, const Call& c, NcclComm comm) {
     queue.mark();
     until([&] { return queue.reached(); }, c, comm);
@@ -430,7 +433,7 @@ class GpuCommunicator final : public Communicator {
       world_->listen();
       patience.look();
       gpu_.check();
-      if (comm != nullptr) (void)nccl().settled(comm);  // throws what has failed
+      if (comm != nullptr) (void)nccl().settled(comm);  // throws NCCL's failure
       if (patience.is_over()) {
         throw Error(Errc::kComm, "group " + name_,
                     fmt::format("all members have joined {}, but NCCL has not done it in {:.0f} s",
@@ -443,21 +446,21 @@ class GpuCommunicator final : public Communicator {
 
   const std::shared_ptr<NcclWorld> world_;
   const int world_rank_;
-  const std::vector<int> members_;  // ranks of the world
+  const std::vector<int> members_;  // world ranks
   const std::string name_;
   Device& device_;
   CudaAccess& gpu_;
   const std::unique_ptr<Communicator> on_host_;
   const std::shared_ptr<NcclGroup> group_;
-  std::unique_ptr<Communicator> lanes_meet_;  // where those of several processes do; null: in the group
+  std::unique_ptr<Communicator> lanes_meet_;  // for members in several processes; null: meet in group_
   HostStream meeting_stream_{"meeting", HostStream::Mode::kInline};
-  // By member of another process, and whether to the later of the two members.
+  // Indexed by member of another process, and by direction: true from the lower to the higher member.
   std::map<std::pair<int, bool>, std::unique_ptr<Communicator>> letters_;
-  std::unique_ptr<Communicator> counter_;  // of what is called on the GPU's streams
+  std::unique_ptr<Communicator> counter_;  // counts the traffic of calls on the GPU's streams
   int rank_ = -1;
-  std::vector<std::size_t> order_;  // by member: how many members have a lower rank of the world
-  bool connects_ = false;           // a call has been made that needs NCCL
-  void* staging_ = nullptr;         // used by the lane of calls, as what follows
+  std::vector<std::size_t> order_;  // by member: how many members have a lower world rank
+  bool connects_ = false;           // a call that needs NCCL has been made
+  void* staging_ = nullptr;         // staging_ and staging_bytes_: used only by the lane of collectives
   std::int64_t staging_bytes_ = 0;
   std::map<std::pair<Kind, int>, std::unique_ptr<Lane>> lanes_;
 };

@@ -10,17 +10,17 @@
 namespace zg::comm {
 namespace {
 
-// NCCL's types, after its documentation, so that a build needs no header of it.
+// NCCL's types, from its documentation, so that a build does not need its header.
 enum Result { kSuccess = 0, kInProgress = 7 };
 constexpr int kUint8 = 1;
-// The fields of ncclConfig_t as of version 2.14. NCCL reads as many as `size` and `version` say.
+// The fields of ncclConfig_t as of version 2.14. NCCL reads as many as `size` and `version` indicate.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
   unsigned version = 21400;
   int blocking = 0;
 };
-constexpr int kOldest = 21800;  // faults of communicators that do not block were mended until then
+constexpr int kOldest = 21800;  // older versions have bugs in non-blocking communicators
 struct Id {
   NcclId bytes;
 };
@@ -139,9 +139,10 @@ class NcclLibrary final : public Nccl {
 }  // namespace
 
 std::unique_ptr<Nccl> load_nccl(std::string* why, const std::string& library) {
-  // Read when NCCL is loaded or makes a communicator; what the user has set stays. The arena's memory is
-  // mapped for its own GPU alone, so NCCL must not read it from another one. Connections are made with a
-  // communicator, while no stream waits for the host, and not by some later call.
+  // NCCL reads these variables when it is loaded or makes a communicator; values set by the user stay. P2P
+  // direct is off since the arena's memory is mapped only for its own GPU, so NCCL must not read it from
+  // another GPU. Run-time connection is off so that connections are made with a communicator, while no stream
+  // waits for the host, and not by some later call.
   setenv("NCCL_P2P_DIRECT_DISABLE", "1", 0);
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   Functions f;

@@ -10,8 +10,8 @@
 
 namespace zg::comm {
 
-// As make_gpu_ranks(), over this NCCL. ranks_of: by process; empty: there is this one. wire: to the others.
-// Returns the ranks of this process.
+// Like make_gpu_ranks(), with this NCCL. ranks_of: number of ranks of each process; empty: there is only this
+// process. wire: to the other processes. Returns the ranks of this process.
 std::vector<std::unique_ptr<CommRank>> make_nccl_ranks(std::span<Device* const> devices,
                                                        std::shared_ptr<Nccl> nccl,
                                                        const GpuCommOptions& options,

@@ -1,6 +1,6 @@
-// State that ranks with a GPU each share: all ranks of a process (NcclWorld), the members of a group
-// (NcclGroup), and the communicators of one rank (ExchangeReserve). Threads of all ranks use it; a mutex in
-// each guards the members that change.
+// State shared by GPU ranks: NcclWorld by all ranks of a process, NcclGroup by the members of a group, and
+// ExchangeReserve by the communicators of one rank. Threads of all ranks use it; a mutex in each struct
+// guards the members that change.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -23,8 +23,8 @@
 
 namespace zg::comm {
 
-inline constexpr std::int64_t kAlignment = 256;                // of chunks in staging memory
-inline constexpr std::chrono::microseconds kPollInterval{20};  // between two looks for the end of a call
+inline constexpr std::int64_t kAlignment = 256;                // of chunks in staging memory, in bytes
+inline constexpr std::chrono::microseconds kPollInterval{20};  // between two checks whether a call is done
 
 inline CudaAccess& access_of(Device& device) {
   auto* const access = dynamic_cast<CudaAccess*>(&device);
@@ -42,7 +42,7 @@ struct NcclGroup {
         nccl(std::move(n)),
         gpus(std::move(a)),
         comms(gpus.size()) {}
-  // The last member is gone, so the others have no work any more.
+  // Runs when the last member is gone, so no member has work any more.
   ~NcclGroup() {
     try {
       failure->rethrow();
@@ -66,10 +66,10 @@ struct NcclGroup {
   }
 
   const std::shared_ptr<Failure> failure;
-  const std::function<void()> listen;  // to failures of other processes
+  const std::function<void()> listen;  // checks for failures of other processes
   Meeting meeting;
   const std::shared_ptr<Nccl> nccl;
-  const std::vector<CudaAccess*> gpus;  // by member; null: of another process
+  const std::vector<CudaAccess*> gpus;  // by member; null: the member is in another process
   std::vector<NcclComm> comms;          // by member, each used by that member's lane; null: not made
 
  private:
@@ -92,17 +92,18 @@ struct NcclGroup {
   std::optional<NcclId> id;  // guarded by mutex
 };
 
-// Memory of a rank's arena that its communicators are sure of, since it is taken before the store fills what
-// is left.
+// Memory of a rank's arena that is reserved for its communicators. It is taken before the store fills the
+// rest of the arena.
 class ExchangeReserve {
  public:
   ExchangeReserve(Device& device, int ranks, std::int64_t staging_bytes)
       : connecting_(device.arena(), ranks > 1 ? 2 * ranks * kAlignment : 0),
         staging_(device.arena(), ranks > 1 ? staging_bytes : 0) {}
 
-  // For the communicator that connects: one at a time does on a GPU.
+  // Buffers for the communicator that is connecting; only one at a time connects on a GPU.
   char* connecting() const { return static_cast<char*>(connecting_.data); }
-  // For the first communicator that reduces, which gives it back to the arena; null for later ones.
+  // Staging memory for the first communicator that reduces, which later releases it to the arena; null for
+  // all other communicators.
   void* take_staging() {
     std::lock_guard lock(mutex_);
     return std::exchange(staging_.data, nullptr);
@@ -136,22 +137,23 @@ struct NcclWorld {
   const std::shared_ptr<Nccl> nccl;
   const std::shared_ptr<Failure> failure;
   const std::vector<Device*> devices;                    // by rank of this process
-  const std::vector<std::unique_ptr<CommRank>> on_host;  // the same ranks, for streams of the processor
-  const std::vector<std::unique_ptr<ExchangeReserve>> reserves;  // likewise
-  Wire* const wire;                                              // of on_host; null: there is one process
+  const std::vector<std::unique_ptr<CommRank>> on_host;  // the same ranks' host ends, for host streams
+  const std::vector<std::unique_ptr<ExchangeReserve>> reserves;  // by rank of this process
+  Wire* const wire;                                              // the wire of on_host; null: one process
 
   // The rank's index in the vectors of this process's ranks; out of range for a rank of another process.
   std::size_t local(int rank) const { return static_cast<std::size_t>(rank - on_host.front()->rank()); }
   bool is_here(int rank) const { return local(rank) < devices.size(); }
-  // The failure of a rank of this process; only the first failure of all counts.
+  // Reports the failure of a rank of this process. Only the first failure of any rank counts.
   void fail(int rank, const Error& error) { on_host[local(rank)]->fail(error); }
-  // Learns of failures of other processes.
+  // Checks for failures of other processes.
   void listen() {
     if (wire == nullptr) return;
     if (const auto heard = wire->heard_failure()) failure->set(heard->first, heard->second);
   }
 
-  // The rank's n-th group of these members, as each of them counts.
+  // The rank's n-th group with these members. Each member counts its own calls, so the n-th calls of all
+  // members return the same group.
   std::shared_ptr<NcclGroup> group(const std::vector<int>& members, const std::string& name, int rank) {
     std::lock_guard lock(mutex);
     std::vector<std::weak_ptr<NcclGroup>>& made = groups[members];

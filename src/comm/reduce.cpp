@@ -10,19 +10,19 @@ namespace zg::comm {
 namespace {
 
 constexpr std::int64_t kBlock = 2048;   // elements whose sums stay in the first-level cache
-constexpr std::int64_t kGrain = 65536;  // elements of one thread's piece of work
+constexpr std::int64_t kGrain = 65536;  // elements that one thread reduces at a time
 
 template <class A>
 void add(A* sum, const A* x, std::int64_t n, Reduction reduction) {
   if (reduction == Reduction::kSum) {
     for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
   } else {
-    // A comparison with NaN is false: NaN in either stays.
+    // A comparison with NaN is false, so that a NaN in either operand stays.
     for (std::int64_t i = 0; i < n; ++i) sum[i] = sum[i] >= x[i] || sum[i] != sum[i] ? sum[i] : x[i];
   }
 }
 
-// The operand itself, or its values in `wide`.
+// Returns the operand itself if it has type A, else its values converted into `wide`.
 template <class T, class A>
 const A* widened(const T* x, std::int64_t n, A* wide) {
   if constexpr (std::is_same_v<T, A>) {

@@ -11,10 +11,10 @@
 
 namespace zg::comm {
 
-// Any thread. Messages of one sender with one tag arrive in their order. Failures throw Error(kComm).
+// Any thread. Messages of one sender with the same tag arrive in order. Failures throw Error(kComm).
 class Wire {
  public:
-  // In flight until test() returns true. Until then its bytes must not be touched.
+  // A message in flight, until test() returns true. Until then its bytes must not be touched.
   class Request {
    public:
     virtual ~Request() = default;
@@ -28,23 +28,24 @@ class Wire {
   virtual void abort() = 0;  // ends all processes of the world, unless zg::Processes does that
   // Tells the other processes, once, that a rank of this one has failed.
   virtual void tell_failure(int rank, const Error& error) = 0;
-  // A failure that another process has told of: the rank, and its error.
+  // The failure that another process has reported, if any: the rank and its error.
   virtual std::optional<std::pair<int, Error>> heard_failure() = 0;
 };
 
-// Over MPI, to the other processes of its launcher, with the number of ranks that each of them has. `apart`:
-// see CommOptions. Throws Error(kUsage) as make_mpi_ranks() does.
+// Makes a wire over MPI to the other processes of this one's launcher. `ranks_of` receives the number of
+// ranks of each process; this one has `ranks`. `apart`: see CommOptions. Throws Error(kUsage) like
+// make_mpi_ranks().
 std::unique_ptr<Wire> make_mpi_wire(int ranks, std::vector<int>& ranks_of, bool apart = false);
 
-// The messages of one call that are under way.
+// The messages of one call that are in flight.
 class Exchange {
  public:
   Exchange(Wire* wire, Failure& failure, double timeout_seconds)
       : wire_(wire), failure_(failure), timeout_(timeout_seconds) {}
-  // `rank`: of the world, for messages.
+  // `rank`: the other world rank, for error messages.
   void send(int process, int tag, int rank, const void* data, std::int64_t bytes);
   void receive(int process, int tag, int rank, void* data, std::int64_t bytes);
-  // Returns when at most `left` messages, the latest, are still under way.
+  // Returns when at most the latest `left` messages are in flight. `what`: the call, for error messages.
   void wait(const std::string& what, std::size_t left = 0);
   std::size_t under_way() const { return pending_.size(); }
 

@@ -20,7 +20,7 @@ const Axis& axis_of(const char* name) {
   return *it;
 }
 
-// The choice of one side that holds; null: none of them does.
+// The choice of this side that the run makes; null: none of them.
 const Axis::Choice* chosen(const Exclusion::Side& side, Run run) {
   for (const Axis::Choice& choice : axis_of(side.axis).choices) {
     const bool listed = std::any_of(side.choices.begin(), side.choices.end(),

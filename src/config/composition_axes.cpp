@@ -1,4 +1,4 @@
-// The axes: what a run can choose on each, and how it says so.
+// The axes: the choices of a run on each, and the settings that make them.
 #include <algorithm>
 
 #include "config/axis_names.hpp"
@@ -17,7 +17,7 @@ int ranks_of(Run r) {
 }
 // Adds a section "tiers" that leaves all defaults as they are.
 constexpr const char* kTiers = "tiers.read_ahead=auto";
-// With a section "tiers", what no offload section places goes wherever there is room.
+// With a section "tiers", tensors that no offload section places go wherever there is room.
 constexpr const char* kAnywhere =
     "wherever there is room: with a section tiers, unless another key says otherwise";
 

@@ -15,10 +15,10 @@ constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
 constexpr const char* kDataParallel = "data_parallel_size";
 
-// The default, 0, stands for a size that is not stated. The product of two sizes fits into 64 bits.
+// The default, 0, means that the size is not given. The product of two sizes fits into 64 bits.
 constexpr IntSpec kBatchSize = {.min = 1, .max = 1'000'000'000, .autos = Auto::kOwnMeaning};
 constexpr IntSpec kMicroBatches = {.min = 1, .max = 1 << 16, .autos = Auto::kOwnMeaning};
-// Tokens of a step: times the width, the layers and the bytes of the largest model they fit into 64 bits.
+// Most tokens of a step. Times the width, layers and bytes of the largest model they fit into 64 bits.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 32;
 
 std::int64_t batch_key(Section& root, const char* key) {
@@ -29,14 +29,14 @@ struct BatchSizes {
   std::int64_t train = 0, micro = 0, accumulation = 0;
 };
 
-// The sequences of a step, or the most that an integer holds.
+// The number of sequences of a step, or the largest integer if that overflows.
 std::int64_t product(const BatchSizes& b, std::int64_t ranks) {
   std::int64_t all = 0;
   const bool over = __builtin_mul_overflow(b.micro * b.accumulation, ranks, &all);
   return over ? std::numeric_limits<std::int64_t>::max() : all;
 }
 
-// Fills in what is not stated, by DeepSpeed's rules.
+// Fills in the sizes that are not given, by DeepSpeed's rules.
 void complete(BatchSizes& b, std::int64_t ranks) {
   if (b.train != 0 && b.micro != 0) {
     if (b.accumulation == 0) b.accumulation = b.train / (b.micro * ranks);
@@ -116,7 +116,7 @@ constexpr NumberRange kScaleOrZero{"0, or a number from 1e-37 to 1e37",
 
 const Keys& fp16_keys() {
   using C = LossScaleConfig;
-  constexpr std::int64_t kMostPower = 127;  // of a float
+  constexpr std::int64_t kMostPower = 127;  // the largest power of two in a float
   static const Keys keys({
       {"enabled", BoolSpec{false, Auto::kOwnMeaning},
        "Weights and activations in fp16, with a loss scale. `\"auto\"` is `false`."},
@@ -211,7 +211,7 @@ bool read_fp16(Section& root, RunConfig& run) {
   if (enabled) {
     run.loss_scale = read_loss_scale(*fp16);
   } else {
-    // Without fp16 the others do nothing in DeepSpeed either, so not even their values are checked.
+    // Without fp16 the other keys do nothing in DeepSpeed either, so not even their values are checked.
     for (const char* key : {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window",
                             "hysteresis", "consecutive_hysteresis", "min_loss_scale"}) {
       (void)fp16->find(key);
@@ -253,7 +253,7 @@ bool read_fp64(Section& root) {
 constexpr const char* kCommunication = "communication_data_type";
 enum class Format { kSame, kF32, kBF16, kF16 };
 
-// The type of gradients on their way to the host.
+// Reads the type of gradients on their way to the host.
 void read_communication_type(Section& root, RunConfig& run) {
   constexpr const char* kKey = kCommunication;
   if (root.is_auto(kKey)) {
@@ -297,7 +297,7 @@ void read_precision(Section& root, const Machine& machine, RunConfig& run) {
   if (fp16 && bf16) root.fail("fp16", "cannot be combined with bf16", kOne);
   run.dtype = fp64 ? DType::kF64 : bf16 ? DType::kBF16 : fp16 ? DType::kF16 : DType::kF32;
   read_communication_type(root, run);
-  // Hugging Face's Trainer clips at 1 unless told otherwise, and that is what its "auto" stands for.
+  // Hugging Face's Trainer clips at 1 by default, so "auto" means 1.
   run.gradient_clipping = root.is_auto(kClip) ? root.number(kClip, 1.0) : root.number(kClip);
 }
 

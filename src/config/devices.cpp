@@ -1,4 +1,4 @@
-// What the run trains on: "devices" and the section "cuda".
+// The devices of the run: the key "devices" and the section "cuda".
 #include <fmt/format.h>
 
 #include <algorithm>

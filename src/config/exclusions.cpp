@@ -1,4 +1,5 @@
-// What cannot be combined, each with its reason and the nearest that can; and what has no effect together.
+// The table of exclusions: choices that cannot be combined, each with the reason and the nearest supported
+// choice; and choices that have no effect together.
 #include <fmt/format.h>
 
 #include "config/axis_names.hpp"
@@ -10,7 +11,7 @@ namespace {
 using namespace config;
 using Run = const RunConfig&;
 
-// The keys that ask for these choices.
+// The configuration keys that make these choices.
 constexpr const char* kPlace = "zero_optimization.offload_param.device";
 constexpr const char* kStatePlace = "zero_optimization.offload_optimizer.device";
 constexpr const char* kRatioKey = "zero_optimization.offload_optimizer.ratio";
@@ -37,7 +38,7 @@ std::string undivided_by_parts(Run r) {
   return fmt::format("{} does not divide the {} ranks", r.parallel.tensor, ranks_of(r));
 }
 
-// Before the other degrees are known to divide the ranks.
+// Called before the other degrees are known to divide the ranks.
 std::string context_apart(Run r) {
   const std::int64_t context = r.parallel.context, all = ranks_of(r);
   const std::int64_t others = std::int64_t{r.parallel.tensor} * r.parallel.pipeline, ranks = all / others;
@@ -185,7 +186,7 @@ std::vector<Exclusion> of_direct_transfers() {
   };
 }
 
-// What a choice without effect is set to.
+// Resets of choices that have no effect.
 void whole_ratio(RunConfig& r) {
   r.host_update_share = 1;
 }

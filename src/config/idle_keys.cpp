@@ -1,4 +1,4 @@
-// Settings that are taken and do nothing beside the rest of the run: each is said in a warning.
+// Warns of settings that are accepted but have no effect in combination with the rest of the run.
 #include "config/sections.hpp"
 
 namespace zg::config {

@@ -25,7 +25,7 @@ class Scanner {
  private:
   struct Level {
     bool object = false;
-    std::string key;                // the one whose value is being read
+    std::string key;                // the key whose value is being read
     std::map<std::string, int> at;  // the line of each key
   };
 
@@ -71,7 +71,7 @@ class Scanner {
     if (!line) at_ = std::min(at_ + 2, text_.size());
   }
 
-  // True, None, NaN, yes, or a key without quotes. What is in small letters and JSON's own is left alone.
+  // Handles True, None, NaN, yes, or a key without quotes. JSON's own words in small letters are accepted.
   void word() {
     std::size_t end = at_;
     while (end < text_.size() &&
@@ -104,7 +104,7 @@ class Scanner {
     if (is_key()) key(raw, line);
   }
 
-  // Whether a ':' follows, behind blanks.
+  // Whether a ':' follows, possibly after blanks.
   bool is_key() const {
     const std::size_t next = text_.find_first_not_of(" \t\r\n", at_);
     return next != text_.npos && text_[next] == ':' && !levels_.empty() && levels_.back().object;
@@ -137,7 +137,7 @@ class Scanner {
   JsonText& out_;
   std::size_t at_ = 0;
   int line_ = 1;
-  bool comma_ = false;  // the last thing was a comma
+  bool comma_ = false;  // the last token was a comma
   std::vector<Level> levels_;
 };
 

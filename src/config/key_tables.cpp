@@ -23,8 +23,7 @@ std::string without_article(const std::string& text) {
   return text.rfind("a ", 0) == 0 ? text.substr(2) : text;
 }
 
-// A sentence with its capital and its full stop, from one or from a reason as messages give it after "has no
-// effect: ".
+// Makes a sentence, with capital and full stop, of a meaning, or of a reason as it follows "has no effect: ".
 std::string sentence(std::string text) {
   const std::size_t end = text.find_first_of(" ,:;");
   const bool name = text.substr(0, end).find_first_of("._\"`") != std::string::npos;
@@ -73,7 +72,7 @@ class Tables {
   }
 
  private:
-  // The section whose keys get a table of their own; null for a section that its row describes in words.
+  // The section behind a key whose keys get a table of their own; null if the row describes it in words.
   static const SectionSpec* section_of(const Key& key) {
     return key.form.empty() ? std::get_if<SectionSpec>(&key.spec) : nullptr;
   }

@@ -1,8 +1,8 @@
-// What a configuration may say: a table for each section, beside the function that reads it, with a row for
-// every key: its type and range, its default, what it means, and in most rows the member of RunConfig that
-// its value goes to. A reader asks for a key by its name and takes the rest from the row, so that a key which
-// is read is a key that is described. Error messages and the reference in docs/ are made from the same rows.
-// Immutable after construction. Private to src/config.
+// Tables of the keys that a configuration may contain. Each section has a table, next to the function that
+// reads the section, with a row for every key: its type and range, its default, its meaning, and in most rows
+// the member of RunConfig that receives its value. A reader asks for a key by name and takes the rest from
+// the row, so that every key that is read is also described. Error messages and the reference in docs/ are
+// made from the same rows. Immutable after construction. Private to src/config.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace zg::config {
 class Keys;
 class Section;
 
-// Whether a key takes "auto", as in Hugging Face's files.
+// Whether a key accepts the value "auto", as in Hugging Face's files.
 //   kTakesFallback  "auto" stands for the default, and a notice names the value that was taken
 //   kOwnMeaning     the reader checks for "auto" before it asks for the value
 enum class Auto { kRefused, kTakesFallback, kOwnMeaning };
@@ -34,7 +34,7 @@ struct IntSpec {
   std::int64_t max = std::numeric_limits<std::int64_t>::max();
   std::int64_t multiple_of = 1;
   Auto autos = Auto::kRefused;
-  const char* note = "";  // follows the value in the notice of "auto": where the default comes from
+  const char* note = "";  // appended to the value in the notice of "auto": where the default comes from
 };
 
 struct NumberRange {
@@ -43,7 +43,7 @@ struct NumberRange {
 };
 inline constexpr NumberRange kNotNegative{"a number, 0 or more", [](double x) { return x >= 0; }};
 inline constexpr NumberRange kPositive{"a number above 0", [](double x) { return x > 0; }};
-// What becomes a float, and what becomes nanoseconds.
+// kRate and kSmall: values that are converted to float. kSeconds: values that are converted to nanoseconds.
 inline constexpr NumberRange kRate{"a number from 0 to 1e30", [](double x) { return x >= 0 && x <= 1e30; }};
 inline constexpr NumberRange kSmall{"a number from 1e-37 to 1e30",
                                     [](double x) { return x >= 1e-37 && x <= 1e30; }};
@@ -68,8 +68,8 @@ struct TextSpec {
   std::string fallback = {};
 };
 
-// A positive number of bytes, or a text such as "48MiB"; at most so many. Sums over all drives and ranks of
-// the default do not overflow.
+// A positive number of bytes, or a text such as "48MiB"; at most `max`. With the default maximum, sums over
+// all drives and ranks do not overflow.
 struct BytesSpec {
   std::int64_t max = std::int64_t{1} << 50;
 };
@@ -84,11 +84,11 @@ struct ChoiceSpec {
       values.push_back(static_cast<int>(value));
     }
   }
-  std::string fallback_name() const;  // the first name of the default; empty: no name stands for it
+  std::string fallback_name() const;  // the first name of the default; empty: the default has no name
 
   const std::type_info* type;  // of E
   std::vector<std::string> names;
-  std::vector<int> values;  // of the names
+  std::vector<int> values;  // parallel to `names`
   int fallback;
 };
 
@@ -96,20 +96,20 @@ struct FormSpec {};  // the reader interprets the JSON itself; Key::form says wh
 struct SectionSpec {
   const Keys& (*keys)();
 };
-struct ListSpec {  // of sections
+struct ListSpec {  // a list of sections
   const Keys& (*keys)();
 };
 struct AliasSpec {
   const char* of;                     // another key of the section
-  const char* kind = "the old name";  // of it
+  const char* kind = "the old name";  // what kind of alias it is, for messages
 };
 
-// What a key without effect must look like all the same. "auto" and null are always accepted.
+// The form that even the value of a key without effect must have. "auto" and null are always accepted.
 struct Shape {
   const char* text;
   bool (*holds)(const Json& value);
 };
-// A key without effect; the meaning of its row is the reason. It warns when it is given, only when it is
+// A key without effect; its row's `meaning` is the reason. It warns when it is given, only when it is
 // switched on, or never.
 struct IgnoredSpec {
   enum class Warns { kGiven, kOn, kNever };
@@ -124,8 +124,8 @@ inline constexpr IgnoredSpec kIgnored{{"any value", [](const Json&) { return tru
 inline constexpr IgnoredSpec kIgnoredSwitch{kIgnoredFlag.shape, IgnoredSpec::Warns::kOn};
 inline constexpr IgnoredSpec kSilent{kIgnored.shape, IgnoredSpec::Warns::kNever};
 
-// A key that would change what is computed, and is therefore an error; the meaning of its row says what to do
-// instead.
+// A key that would change the computation but is not supported, so it is an error; its row's `meaning` says
+// what to do instead.
 struct RefusedSpec {
   enum class Form {
     kSwitch,    // false is accepted
@@ -134,25 +134,25 @@ struct RefusedSpec {
   };
   Form form = Form::kSwitch;
   const char* why = "";
-  std::int64_t least = 0;  // the smallest kDegree
+  std::int64_t least = 0;  // the smallest value of a kDegree key
   Auto autos = Auto::kRefused;
 };
-// A section of DeepSpeed's that does nothing, here and there, unless its "enabled" is true. The meaning of
-// its row says what to do instead, or why the section has no effect.
+// A DeepSpeed section that does nothing, here as in DeepSpeed, unless its "enabled" is true. Its row's
+// `meaning` says what to do instead, or why the section has no effect.
 struct FeatureSpec {
   enum class WhenOn { kRefuse, kWarn };
   WhenOn when_on = WhenOn::kWarn;
-  const char* keys = "*";  // known in it besides "enabled", separated by spaces; "*": anything
+  const char* keys = "*";  // keys known in it besides "enabled", separated by spaces; "*": any key
 };
 
 using Spec = std::variant<IntSpec, NumberSpec, BoolSpec, TextSpec, BytesSpec, ChoiceSpec, FormSpec,
                           SectionSpec, ListSpec, AliasSpec, IgnoredSpec, RefusedSpec, FeatureSpec>;
 
-// kNone: the value is read and checked like others, but belongs among the keys without effect, and warns
-// where it is not the default.
+// kNone: the value is read and checked like others, but it has no effect, and causes a warning if it is not
+// the default.
 enum class Effect { kHas, kNone };
 
-// Reads `key` of the section into `out`, by the type of `out`. In config/reader.hpp.
+// Reads `key` of the section into `out`, according to the type of `out`. Defined in config/reader.hpp.
 template <class T>
 void read_value(Section& section, const std::string& key, T& out);
 
@@ -173,7 +173,7 @@ struct Key {
       : Key(std::move(key), std::move(kind), std::move(what), std::move(fallback), std::move(type)) {
     S defaults;
     std::visit([&](auto& s) { set_fallback(s, defaults.*member); }, spec);
-    // The cast to the member's type loses nothing.
+    // Limits the value so that the cast to the member's type cannot overflow.
     if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(std::int64_t)) {
       if (auto* whole = std::get_if<IntSpec>(&spec))
         whole->max = std::min<std::int64_t>(whole->max, std::numeric_limits<T>::max());
@@ -187,8 +187,8 @@ struct Key {
   std::string name;
   Spec spec;
   std::string meaning;    // a sentence
-  std::string otherwise;  // the default in words, where it is not the one of `spec`
-  std::string form;       // the type in words, where it is more than `spec` says
+  std::string otherwise;  // the default in words, if it is not the default in `spec`
+  std::string form;       // the type in words, if `spec` does not fully describe it
   Effect effect;
   // The struct whose member the value is read into; null: the section's reader asks for the value itself.
   const std::type_info* owner = nullptr;
@@ -206,7 +206,7 @@ class Keys {
  public:
   explicit Keys(std::vector<Key> rows);
   const std::vector<Key>& rows() const { return rows_; }
-  // The row of a key, or of the key that it is an alias of; aborts when there is none.
+  // The row of a key, or for an alias the row of the key that it stands for; aborts when there is none.
   const Key& at(const std::string& name) const;
 
  private:
@@ -214,7 +214,7 @@ class Keys {
   std::vector<Key> rows_;
 };
 
-// Parts of the topmost section, each with the name of its table.
+// Groups of keys of the topmost section, each with the name of its table.
 struct KeyGroup {
   const char* name;
   std::vector<Key> keys;
@@ -222,9 +222,9 @@ struct KeyGroup {
 const std::vector<KeyGroup>& root_groups();
 const Keys& root_keys();
 
-// As messages say it: "a whole number, 1 or more".
+// The range as messages write it: "a whole number, 1 or more".
 std::string range_text(const IntSpec& spec);
-// The words of a text that are separated by spaces.
+// Splits a text at its spaces.
 std::vector<std::string> words(std::string_view text);
 
 }  // namespace zg::config

@@ -1,4 +1,4 @@
-// Where things lie and how they get there: activation checkpointing, the tiers, and asynchronous I/O.
+// The sections for memory and I/O: activation checkpointing, the tiers, and asynchronous I/O.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -140,7 +140,7 @@ const Keys& tiers_keys() {
   return keys;
 }
 
-// The most bytes that a drive gives; 0: not stated.
+// The most bytes to use on a drive; 0: not given.
 std::int64_t read_drive_bytes(Section& entry) {
   const std::int64_t bytes = entry.bytes("bytes").value_or(0);
   if (!entry.has("bytes") || bytes >= io::Engine::alignment()) return bytes;
@@ -150,8 +150,8 @@ std::int64_t read_drive_bytes(Section& entry) {
                   : std::string("leave it out to give the drive what the run needs"));
 }
 
-// The section `ram` of all drives, or of one: what a drive made of memory pretends to be. Warns where no
-// drive is made of memory. None when absent.
+// Reads the section `ram`, for all drives or for one: the speed that a drive simulated in memory pretends to
+// have. Warns if no drive is simulated. None if the section is absent.
 std::optional<io::RamModel> read_ram(Section& parent, const RunConfig& run) {
   auto ram = parent.section("ram");
   if (!ram) return {};
@@ -167,8 +167,8 @@ std::optional<io::RamModel> read_ram(Section& parent, const RunConfig& run) {
   return model;
 }
 
-// The plan bounds a step's time on the drives by the longer of reading and writing where they are duplex,
-// else by the sum of both, so all drives must be alike in this.
+// Checks that all drives are duplex, or none. The plan bounds a step's time on the drives by the longer of
+// reading and writing if they are duplex, else by the sum of both.
 void check_duplex(const Section& tiers, const RunConfig& run) {
   if (run.aio.backend != io::Backend::kRam) return;
   const auto duplex = [&](std::size_t i) { return run.tiers.nvme[i].ram.value_or(run.tiers.ram).duplex; };
@@ -235,7 +235,7 @@ void read_aio(Section& root, RunConfig& run) {
   using io::Backend;
   aio->read_into(out);
   out.require = out.backend != Backend::kAuto;
-  // Without the key the depth stays 0, "not stated": the plan then finds one.
+  // Without the key the depth stays 0, "not given", and the plan chooses one.
   if (aio->is_auto("queue_depth")) {
     aio->notice("queue_depth", "\"auto\": the plan finds it");
   } else if (aio->has("queue_depth")) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kOneUpdate = "there is one update of each kind, fused and vectorised";
 
-// The optimizers to which a key of "params" belongs, as a set of bits.
+// Sets of optimizers, as bits: which optimizers a key of "params" belongs to.
 constexpr unsigned bit_of(OptimizerKind kind) {
   return 1u << static_cast<unsigned>(kind);
 }
@@ -32,7 +32,7 @@ constexpr ParamKey kParamKeys[] = {
     {"nesterov", kSgd},
 };
 
-// Lion's defaults are those of its paper, which are not DeepSpeed's.
+// Lion's defaults come from its paper; DeepSpeed's are different.
 constexpr double kLionLr = 1e-4, kLionBeta2 = 0.99;
 
 const Keys& params_keys() {
@@ -118,8 +118,8 @@ const Keys& optimizer_keys() {
   return keys;
 }
 
-// Looks at the JSON object itself: a key that the section is asked for becomes known, and would be proposed
-// for a misspelt key of this optimizer.
+// Refuses keys that belong to other optimizers. It reads the JSON object directly, since a key that is asked
+// of the section becomes known, and would then be proposed for a misspelt key of this optimizer.
 void refuse_keys_of_others(const Section& params, const std::string& type, OptimizerKind kind) {
   for (const ParamKey& known : kParamKeys) {
     const auto given = params.json().find(known.key);
@@ -150,7 +150,7 @@ void read_betas(Section& params, OptimizerConfig& out) {
   out.beta2 = (*betas)[1].get<double>();
 }
 
-// As DeepSpeed decides: "Adam" means AdamW too, unless adam_w_mode says no.
+// Decides like DeepSpeed: "Adam" means AdamW too, unless adam_w_mode is false.
 bool read_decoupled(Section& params, bool adamw) {
   const std::string key = params.spelled("adam_w_mode");
   const bool mode = params.boolean(key);
@@ -167,7 +167,7 @@ void read_adam(Section& params, bool adamw, OptimizerConfig& out) {
   params.read_into(out, {"eps", "bias_correction"});
 }
 
-// With torch's defaults, and its rule for Nesterov's momentum.
+// Uses torch's defaults, and torch's rule for Nesterov momentum.
 void read_sgd(Section& params, OptimizerConfig& out) {
   params.read_into(out, {"momentum", "dampening", "nesterov"});
   if (out.nesterov && (out.momentum == 0 || out.dampening != 0)) {
@@ -181,7 +181,7 @@ void read_sgd(Section& params, OptimizerConfig& out) {
   }
 }
 
-// Notices name the defaults that are taken, since DeepSpeed's are others.
+// Notices name the defaults used, since DeepSpeed's are different.
 void read_lion(Section& params, OptimizerConfig& out) {
   if (!params.has("lr")) {
     params.notice("lr",
@@ -195,7 +195,8 @@ void read_lion(Section& params, OptimizerConfig& out) {
   read_betas(params, out);
 }
 
-// In DeepSpeed all parameters decay. A file of its form goes after the one that has the model.
+// Warns that a DeepSpeed file's weight decay applies here to fewer parameters: in DeepSpeed all parameters
+// decay. The key counts as a DeepSpeed file's if it comes from another file than the model.
 void warn_of_decay(Section& params, const OptimizerConfig& optimizer) {
   constexpr const char* kKey = "weight_decay";
   const std::string source = params.tree().origin(params.path_of(kKey));
@@ -220,12 +221,12 @@ void read_params(Section& params, const std::string& type, OptimizerConfig& out)
       read_lion(params, out);
       break;
   }
-  out.lr = params.number("lr", out.lr);  // Lion has another default
+  out.lr = params.number("lr", out.lr);  // Lion's default differs from the row's
   params.read_into(out, {"weight_decay", "decay"});
   warn_of_decay(params, out);
 }
 
-// Older files clip here.
+// Older DeepSpeed files set gradient clipping by this key.
 void read_max_grad_norm(Section& root, Section& params, RunConfig& run) {
   constexpr const char *kKey = "max_grad_norm", *kClip = "gradient_clipping";
   const double norm = params.number(kKey);
@@ -257,7 +258,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
     return type.name;
   }
   constexpr const char* kExpected = "\"AdamW\", \"Adam\", \"SGD\" or \"Lion\"";
-  // Names of classes of DeepSpeed and torch, which DeepSpeed's files do not accept either.
+  // Class names of DeepSpeed and torch, which DeepSpeed does not accept in its files either.
   for (const char* part : {"adam", "sgd", "lion"}) {
     const std::string name = lower(given);
     if (name == std::string("deepspeedcpu") + part || name == std::string("cpu") + part ||
@@ -275,7 +276,7 @@ std::string read_type(Section& section, OptimizerConfig& out) {
                                              : "use \"AdamW\"; its learning rate is another one");
 }
 
-// ---- the keys beside "params", which DeepSpeed has not
+// ---- keys next to "params", which DeepSpeed lacks
 
 bool read_overlap(Section& section, bool fallback) {
   constexpr const char* kKey = "overlap";
@@ -336,8 +337,8 @@ ParamGroup read_group(Section& group) {
   return out;
 }
 
-// Keeps the moments in bf16, as one of DeepSpeed's keys asks: `key` of `section`. `optimizer` may contradict
-// it by its own "state".
+// Keeps the moments in bf16, as `key` of `section`, one of DeepSpeed's keys, requests. The "state" of
+// `optimizer` may contradict it.
 void take_bf16_state(Section& section, const char* key, Section* optimizer, RunConfig& run) {
   StatePrecision& state = run.optimizer.state;
   if (optimizer != nullptr && optimizer->has("state")) {
@@ -353,7 +354,7 @@ void take_bf16_state(Section& section, const char* key, Section* optimizer, RunC
 void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, RunConfig& run) {
   constexpr const char* kStates = "fp32_optimizer_states";
   if (params != nullptr && params->json().contains(kStates) && !params->boolean(kStates)) {
-    // In DeepSpeed the moments have the type of the weights then.
+    // With this key, DeepSpeed's moments have the type of the weights.
     if (run.dtype == DType::kF32 || run.dtype == DType::kF64) {
       params->notice(kStates,
                      fmt::format("has no effect: the moments take the type of the weights, which are {}; "
@@ -371,7 +372,7 @@ void read_deepspeeds_state(Section& root, Section* optimizer, Section* params, R
   }
 }
 
-// Warns where a small state is configured for an optimizer that has no moments.
+// Warns if a low-precision state is configured for an optimizer without moments.
 void warn_of_state_without_moments(Section& section, const OptimizerConfig& optimizer) {
   const bool small = optimizer.state == StatePrecision::kBf16 || optimizer.state == StatePrecision::kInt8;
   if (!small || optimizer.kind != OptimizerKind::kSgd || optimizer.momentum > 0) return;

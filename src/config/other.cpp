@@ -1,5 +1,5 @@
-// What DeepSpeed's files may hold beside the sections that have a meaning here. A key that would change what
-// is computed is refused; any other gets a warning with the reason why it has no effect.
+// Keys of DeepSpeed's files that have no meaning here. A key that would change the computation is refused;
+// any other gets a warning with the reason why it has no effect.
 #include <algorithm>
 #include <string_view>
 
@@ -18,12 +18,12 @@ constexpr const char* kRandomBatches = "remove the section: batches are drawn at
 constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a dense model";
 constexpr const char* kRemove = "remove the key";
 
-// A degree of parallelism: 1, or 0 for off.
+// A degree of parallelism that must be 1, or 0 for off.
 RefusedSpec only_one(const char* why) {
   return {.form = Form::kDegree, .why = why, .autos = Auto::kTakesFallback};
 }
 
-// Adds rows for keys that configure something which is not done here, and which are passed over in silence.
+// Adds rows for keys that are ignored without a warning, since they configure a feature that is missing here.
 std::vector<Key> with_silent(const char* names, const char* meaning, std::vector<Key> rows) {
   for (const std::string& name : words(names)) rows.push_back({name, kSilent, meaning});
   return rows;
@@ -91,7 +91,7 @@ bool anything_enabled(const Json& value) {
   return value.is_structured() && std::any_of(value.begin(), value.end(), anything_enabled);
 }
 
-// The section has no switch itself: each of its parts has one.
+// The section has no "enabled" of its own: each of its subsections has one.
 void read_compression(Section& root) {
   constexpr const char* kKey = "compression_training";
   if (const Json* compression = root.object(kKey); compression != nullptr && anything_enabled(*compression)) {
@@ -155,7 +155,7 @@ std::vector<Key> keys_of_features() {
   };
 }
 
-// What changes no result, and is only looked at.
+// Keys that change no result; only their form is checked.
 std::vector<Key> keys_without_effect() {
   return {
       {"prescale_gradients", kIgnoredSwitch,

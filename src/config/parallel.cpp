@@ -1,4 +1,4 @@
-// "parallel": what holds for all ranks together.
+// The section "parallel": settings for all ranks together.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace zg::config {
 namespace {
 
-// Before the batch is read, which is divided among the ranks that have sequences of their own.
+// Called before the batch is read, since the batch is divided among the data-parallel ranks.
 void check_context(Section& section, const RunConfig& run) {
   const ParallelConfig& p = run.parallel;
   for (const Exclusion& e : exclusions()) {
@@ -94,7 +94,7 @@ const Keys& parallel_keys() {
 
 namespace {
 
-// DeepSpeed's keys for the degree, of which 0 stands for 1.
+// Reads DeepSpeed's keys for the tensor-parallel degree; a degree of 0 means 1.
 void read_deepspeed_tensor(Section& root, RunConfig& run) {
   auto section = root.section("tensor_parallel");
   if (!section) return;
@@ -127,7 +127,7 @@ void read_deepspeed_pipeline(Section& root, Section& parallel, RunConfig& run) {
   section->finish();
 }
 
-// When the number of stages is known.
+// Called when the number of stages is known.
 void read_stage_layers(Section& section, const Json& list, ParallelConfig& p) {
   constexpr const char* kKey = "stage_layers";
   constexpr std::uint64_t kMost = 1 << 16;
@@ -152,7 +152,7 @@ void read_stage_layers(Section& section, const Json& list, ParallelConfig& p) {
 }  // namespace
 
 void read_parallel(Section& root, RunConfig& run) {
-  // One rank's sum is its mean, so for one the key has no effect.
+  // With a single rank, sum and mean are the same, so the key has no effect.
   constexpr const char* kSum = "gradient_allreduce_op";
   if (run.ranks() > 1 && root.choice<bool>(kSum)) {
     root.wrong(kSum, "\"mean\": the gradient is the mean over the batch of all ranks",

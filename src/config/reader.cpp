@@ -16,7 +16,7 @@ struct Elsewhere {
   const char* key;
   const char* instead;
 };
-// Keys that people give at the wrong level, or know by another name.
+// Keys that people put at the wrong level, or know by another name.
 constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"adam_w_mode", "optimizer.params.adam_w_mode"},
     {"batch_size", "train_batch_size"},
@@ -67,10 +67,10 @@ constexpr std::array<Elsewhere, 47> kElsewhere = {{
     {"weight_decay", "optimizer.params.weight_decay"},
 }};
 
-constexpr std::size_t kLongestName = 100;  // the search for a name that is like a longer one would take long
+constexpr std::size_t kLongestName = 100;  // searching for names similar to a longer one would take long
 
 bool integral(const Json& value) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it a double skips whole numbers
+  constexpr double kExact = 9007199254740992.0;  // 2^53: above it a double skips whole numbers
   if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::uint64_t{INT64_MAX};
   if (value.is_number_integer()) return true;
   if (!value.is_number_float()) return false;
@@ -90,7 +90,7 @@ bool takes_auto(const Spec& spec) {
       spec);
 }
 
-// Quotes around a number or a switch, and capitals as in Python, are the likeliest slips.
+// A hint for the likeliest mistakes: quotes around a number or a switch, and capitals as in Python.
 std::string spelling_hint(const Json& value, const Spec& spec) {
   if (!value.is_string()) return "";
   const std::string& text = value.get_ref<const std::string&>();
@@ -106,12 +106,12 @@ std::string spelling_hint(const Json& value, const Spec& spec) {
   return inner.is_number() ? "write it without quotes" : "";
 }
 
-// What "auto" stands for, and where that comes from.
+// Text of a notice: the value that "auto" stands for, and where it comes from.
 std::string took(const std::string& value, const char* note) {
   return fmt::format("\"auto\": took {}{}{}", value, *note == '\0' ? "" : ", ", note);
 }
 
-// Where else a key that is unknown at `path` may belong, or which of the known ones it may be.
+// A hint for an unknown key at `path`: where else it may belong, or which known key may be meant.
 std::string hint_of_unknown(const std::string& key, const std::string& path,
                             const std::vector<std::string>& known) {
   const auto elsewhere =
@@ -123,7 +123,7 @@ std::string hint_of_unknown(const std::string& key, const std::string& path,
   return known.size() <= 16 ? fmt::format("known here: {}", fmt::join(known, ", ")) : "";
 }
 
-// Settle a key that nobody asked for: one that is an error, and one without effect.
+// Handles a refused key that nobody asked for: an error, unless its value is accepted.
 void refuse(Section& section, const Key& row, const RefusedSpec& refused) {
   const std::string& key = row.name;
   switch (refused.form) {
@@ -311,7 +311,7 @@ void Section::finish() {
   }
   for (const auto& [key, value] : object_->items()) {
     if (known(key)) continue;
-    // How people take a key out of a file; no key begins so.
+    // People disable a key by putting _ before it; no valid key begins with _.
     if (key.rfind('_', 0) != 0) fail(key, "is not a known key", hint_of_unknown(key, path_of(key), known_));
     notice(key, "has no effect: what begins with _ is a comment");
   }

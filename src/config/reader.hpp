@@ -1,5 +1,5 @@
-// A strict reader of one JSON object. A reader asks for each key by its name, whose type, range and default
-// are those of its row in the section's table; a key that nobody asked for is an error that names the nearest
+// A strict reader of one JSON object. Callers ask for each key by its name; the key's type, range and default
+// come from its row in the section's table. A key that nobody asked for is an error, which names the nearest
 // known key. Private to src/config.
 #pragma once
 #include <algorithm>
@@ -24,18 +24,18 @@ class Section {
   Section(const ConfigTree& tree, const Json& object, std::string path, std::vector<std::string>& warnings,
           const Keys& keys);
 
-  // Null when the key is absent or null. The key counts as known from here on.
+  // The value of the key; null when it is absent or null. From then on the key counts as known.
   const Json* find(const std::string& key);
   bool has(const std::string& key) { return find(key) != nullptr; }
   bool is_auto(const std::string& key);
   // The JSON object at `key`; null when absent.
   const Json* object(const std::string& key);
-  // The name under which `key` is given: an alias of it, or itself. An error when both are given.
+  // The name under which `key` is given: its alias, or itself. An error when both are given.
   std::string spelled(const std::string& key);
   // An error unless the key is given.
   void require(const std::string& key, const std::string& hint);
 
-  // Reads all keys whose rows name a member of S, in the order of the rows, or those that are listed.
+  // Reads all keys whose rows name a member of S, in the order of the rows; with `listed`, only those keys.
   template <class S>
   void read_into(S& out, std::initializer_list<std::string_view> listed = {});
 
@@ -50,7 +50,8 @@ class Section {
     ZG_ASSERT(*spec_of<ChoiceSpec>(key).type == typeid(E));
     return static_cast<E>(choice_value(key));
   }
-  // With another default, or another range, than those of the row, where they depend on what was read before.
+  // Like those above, but with a default or range other than the row's, for keys whose default or range
+  // depends on values read before.
   std::int64_t integer(const std::string& key, std::int64_t fallback);
   std::int64_t integer(const std::string& key, const IntSpec& instead);
   double number(const std::string& key, double fallback);
@@ -62,21 +63,21 @@ class Section {
     return std::get<T>(keys_->at(key).spec);
   }
 
-  // The section at `key`, whose table its row names; none when absent.
+  // The section at `key`, with the table that the key's row names; none when absent.
   std::optional<Section> section(const std::string& key);
   // The same, an empty one when absent.
   Section section_or_empty(const std::string& key);
   // The sections of the list at `key`; none when absent. `expected` says in errors what such a list looks
   // like.
   std::vector<Section> sections(const std::string& key, const std::string& expected);
-  // A section at `key` that has these keys.
+  // Makes a section at `key` for `object`, with the table `keys`.
   Section child(const std::string& key, const Json& object, const Keys& keys) const;
 
   // Warns that a key has no effect, for the reason that its row gives.
   void no_effect(const std::string& key) { notice(key, "has no effect: " + keys_->at(key).meaning); }
 
-  // Called when every key that has an effect has been asked for. Settles the others: refused keys, sections
-  // that nobody asked for, and keys without effect, in this order; what is left is unknown, an error.
+  // Call after every key that has an effect was asked for. Handles the others: refused keys, sections that
+  // nobody asked for, and keys without effect, in this order. Any key that remains is unknown: an error.
   void finish();
 
   std::string where(const std::string& key) const { return tree_->where(path_of(key)); }

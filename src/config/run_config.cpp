@@ -15,7 +15,7 @@ namespace zg {
 namespace config {
 namespace {
 
-// The tokens of a run fit into 64 bits even where each step has the most.
+// With this limit the number of a run's tokens fits into 64 bits, even with the most tokens per step.
 constexpr std::int64_t kMostSteps = 1'000'000'000;
 
 const Keys& dropout_keys() {
@@ -141,7 +141,7 @@ const Keys& output_keys() {
   return keys;
 }
 
-// The names that Hugging Face's config.json has for what our keys say, or for what is not there.
+// Refuses names from Hugging Face's config.json, which our keys spell differently or do not support.
 void refuse_names_of_hf(const Section& model) {
   constexpr std::pair<const char*, const char*> kNames[] = {{"embd_pdrop", "embedding"},
                                                             {"resid_pdrop", "residual"}};
@@ -223,7 +223,7 @@ std::vector<std::string> read_paths(Section& section, const char* key) {
   return paths;
 }
 
-// Where the tokens come from that are trained on.
+// Reads where the training tokens come from.
 void read_sources(Section& data, DataConfig& out) {
   const std::vector<std::string> train = read_paths(data, "train");
   if (train.size() == 1) out.train = train.front();
@@ -240,7 +240,7 @@ void read_sources(Section& data, DataConfig& out) {
   data.fail("train", "is missing", "name a text file or a token file (.bin), e.g. --set data.train=book.txt");
 }
 
-// A path, or a share of the training text.
+// Reads "validation": a path, or a share of the training text.
 void read_validation(Section& data, DataConfig& out) {
   const Json* value = data.find("validation");
   if (value == nullptr) return;
@@ -260,7 +260,7 @@ void read_data(Section& root, RunConfig& run) {
   read_sources(data, out);
   read_validation(data, out);
   read_tokenizer(data, out.tokenizer);
-  // The context of a model from a directory is not known here: whoever reads the directory checks it.
+  // The context of a model from a directory is not known here; the code that reads the directory checks it.
   out.seq_len =
       data.integer("seq_len", run.model ? std::min(out.seq_len, run.model->longest_sequence()) : out.seq_len);
   if (run.model && out.seq_len > run.model->context) {
@@ -318,7 +318,8 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_lora(root, run);
   read_run(root, run);
   read_data(root, run);
-  // Before the batch, which is of all ranks, and the precision: "auto" asks what the device multiplies fast.
+  // Devices come before the batch, which counts all ranks, and before the precision, whose "auto" depends on
+  // the formats that the device multiplies fast.
   read_devices(root, machine, run);
   read_parallel(root, run);
   read_batch(root, run);
@@ -327,8 +328,8 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   read_scheduler(root, run);
   read_activation_checkpointing(root, run);
   read_aio(root, run);
-  read_tiers(root, run);  // after aio, whose back end says whether tiers.ram counts
-  read_zero(root, run);   // after tiers, which say whether nvme_path counts
+  read_tiers(root, run);  // after aio, whose back end decides whether tiers.ram has an effect
+  read_zero(root, run);   // after tiers, which decide whether nvme_path has an effect
   read_threads(root, run);
   read_output(root, source, run);
   read_checkpoint(root, run);

@@ -11,7 +11,7 @@ namespace {
 
 using Kind = ScheduleConfig::Kind;
 
-constexpr std::int64_t kMostSteps = 1'000'000'000'000;  // sums of a few of them do not overflow
+constexpr std::int64_t kMostSteps = 1'000'000'000'000;  // sums of a few such values do not overflow
 
 const Keys& params_keys() {
   using C = ScheduleConfig;
@@ -70,7 +70,7 @@ const Keys& params_keys() {
 }
 
 void read_warmup(Section& params, const RunConfig& run, ScheduleConfig& out) {
-  // "auto" stands for a tenth of the run, since a warm-up of 1000 steps would be longer than many a run.
+  // "auto" means a tenth of the run, since a warm-up of 1000 steps would be longer than many runs.
   constexpr const char* kSteps = "warmup_num_steps";
   out.warmup_num_steps = params.is_auto(kSteps)
                              ? params.integer(kSteps, std::clamp<std::int64_t>(run.steps / 10, 1, 1000))
@@ -107,7 +107,7 @@ void read_one_cycle(Section& params, const RunConfig& run, ScheduleConfig& out) 
   params.read_into(
       out, {"cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size", "decay_step_size",
             "cycle_first_stair_count", "cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"});
-  // Below zero, which no file can say, stands for "as the first".
+  // A negative value, which no file can contain, means "the same as the first half".
   out.cycle_second_step_size = params.integer("cycle_second_step_size", out.cycle_second_step_size);
   out.cycle_second_stair_count = params.integer("cycle_second_stair_count", out.cycle_second_stair_count);
   constexpr double kDeepSpeedBeta2 = 0.99;
@@ -127,7 +127,7 @@ void read_schedule_params(Section& params, const RunConfig& run, ScheduleConfig&
   if (cosine) params.read_into(out, {"warmup_min_ratio", "cos_min_ratio"});
   if (decays || cosine) read_total_steps(params, run, out);
   if (out.kind == Kind::kOneCycle) read_one_cycle(params, run, out);
-  // A checkpoint says from which step a run goes on.
+  // The checkpoint determines the step from which a run continues, so only the default is accepted.
   if (params.integer("last_batch_iteration") != -1) {
     params.wrong("last_batch_iteration", "-1", "remove the key: train --resume goes on from a checkpoint");
   }
@@ -166,7 +166,8 @@ void read_scheduler(Section& root, RunConfig& run) {
   Section params = section->section_or_empty("params");
   read_schedule_params(params, run, run.schedule);
   section->finish();
-  // The schedule has rules of its own, and some fail only at the end: both ends are tried before the run.
+  // The schedule checks rules of its own, and some fail only at the last step, so the first and the last step
+  // are tried before the run.
   try {
     for (const std::int64_t step : {std::int64_t{0}, run.steps - 1}) {
       (void)schedule_at(run.schedule, step, run.optimizer.lr, run.optimizer.beta1);

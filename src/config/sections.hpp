@@ -1,6 +1,6 @@
-// The sections of the configuration, each read into its part of RunConfig. load_config() calls all of these
-// functions, in an order that it explains. Beside each reader stand the rows of the keys that it asks `root`
-// for. Private to src/config.
+// Readers of the configuration's sections; each fills its members of RunConfig. load_config() calls all of
+// these functions, in an order that it explains. Next to each reader is the function that returns the rows of
+// its keys. Private to src/config.
 #pragma once
 #include "config/reader.hpp"
 
@@ -10,7 +10,7 @@ namespace zg::config {
 // is room; without it they stay in device memory, as in DeepSpeed.
 bool has_tiers(Section& root);
 
-// Why some keys of DeepSpeed's have no effect.
+// Reasons why some of DeepSpeed's keys have no effect.
 inline constexpr const char* kOwnCheckpoints =
     "checkpoint.every asks for checkpoints, which have a form of their own";
 inline constexpr const char* kTrace = "log.jsonl has the phases of every step, and a trace shows each block";
@@ -24,7 +24,7 @@ std::vector<Key> precision_keys();
 void read_batch(Section& root, RunConfig& run);
 void read_precision(Section& root, const Machine& machine, RunConfig& run);
 
-// memory.cpp. read_zero() comes after read_tiers(): offloading to NVMe may bring the path of the tier.
+// memory.cpp. read_zero() comes after read_tiers(): offloading to NVMe may give the tier its path.
 std::vector<Key> memory_keys();
 void read_activation_checkpointing(Section& root, RunConfig& run);
 void read_aio(Section& root, RunConfig& run);
@@ -34,7 +34,7 @@ void read_tiers(Section& root, RunConfig& run);
 const Keys& zero_keys();
 void read_zero(Section& root, RunConfig& run);
 
-// optimizer.cpp and schedule.cpp. After "steps" and read_precision().
+// optimizer.cpp and schedule.cpp. Call after "steps" was read, and after read_precision().
 std::vector<Key> optimizer_root_keys();
 void read_optimizer(Section& root, RunConfig& run);
 const Keys& schedule_keys();
@@ -44,7 +44,7 @@ void read_scheduler(Section& root, RunConfig& run);
 const Keys& parallel_keys();
 void read_parallel(Section& root, RunConfig& run);
 
-// checkpoint.cpp. After "output".
+// checkpoint.cpp. Call after "output" was read.
 const Keys& checkpoint_keys();
 void read_checkpoint(Section& root, RunConfig& run);
 
@@ -58,14 +58,14 @@ void read_devices(Section& root, const Machine& machine, RunConfig& run);
 const Keys& threads_keys();
 void read_threads(Section& root, RunConfig& run);
 
-// settle_composition() comes last: warns of what has no effect beside the rest of the run, which it takes
-// back, and refuses what cannot be combined.
+// Call last. Settings that have no effect in combination with the rest of the run are reset, with a warning;
+// combinations that are not supported are refused.
 void settle_composition(Section& root, RunConfig& run);
 
 // idle_keys.cpp: warns of keys that are set and do nothing in this run.
 void warn_of_idle_keys(Section& root, const RunConfig& run);
 
-// other.cpp: the sections of DeepSpeed's that this engine has not.
+// other.cpp: DeepSpeed's sections that this engine lacks.
 std::vector<Key> other_deepspeed_keys();
 void read_other_deepspeed(Section& root);
 

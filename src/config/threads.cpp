@@ -7,9 +7,9 @@
 namespace zg::config {
 namespace {
 
-constexpr int kMostCores = 8192;  // of any machine; more is a typing error
+constexpr int kMostCores = 8192;  // more cores than any machine has: a larger number is a typing error
 
-// None for "auto" and where the key is absent.
+// None if the key is "auto" or absent.
 std::optional<int> read_count(Section& threads, const char* key) {
   const Json* value = threads.find(key);
   if (value == nullptr || threads.is_auto(key)) return std::nullopt;

@@ -77,7 +77,7 @@ void drop_old_params(ConfigTree& tree, const std::string& section, const Json& t
   }
 }
 
-// All but model.dropout, which is of either kind.
+// Drops all keys of "model" but model.dropout, which applies to models from either source.
 void drop_old_model(ConfigTree& tree) {
   Json& model = tree.root["model"];
   std::vector<std::string> old;
@@ -94,7 +94,7 @@ void drop_old_batch_keys(ConfigTree& tree, const std::set<std::string>& given) {
   }
 }
 
-// Drops what a source supersedes. given(path) is the value that the source has there, or null.
+// Drops values that a source supersedes. given(path) is the value that the source has at the path, or null.
 void drop_superseded(ConfigTree& tree, const std::function<const Json*(const std::string& path)>& given) {
   for (const std::string section : {"optimizer", "scheduler"}) {
     if (const Json* type = given(section + ".type")) drop_old_params(tree, section, *type);
@@ -120,7 +120,7 @@ void merge_object(ConfigTree& tree, Json& base, const Json& incoming, const std:
       merge_object(tree, *it, value, child, origin);
       continue;
     }
-    // aio.backend is no key of DeepSpeed's, and "auto" is one of its values.
+    // Not for aio.backend: it is not a DeepSpeed key, and "auto" is one of its values.
     if (it != base.end() && is_auto(value) && !it->is_null() && !is_auto(*it) && child != "aio.backend") {
       tree.notices.push_back(
           fmt::format("{}: {}: \"auto\": kept {} of {}", origin, child, describe(*it), tree.origin(child)));
@@ -163,7 +163,7 @@ Override parse_override(const std::string& text) {
   }
   if (result.keys.size() > static_cast<std::size_t>(kMaxDepth)) malformed(text, "has too many keys");
   const std::string value = text.substr(equals + 1);
-  // A value that is no JSON is text: 48MiB, WarmupLR, /mnt/fast.
+  // A value that is not JSON is text: 48MiB, WarmupLR, /mnt/fast.
   const std::string name = fmt::format("{} {}", kOverrideOrigin, shown(text));
   const bool text_value = !Json::accept(value);
   if (text_value && value.size() > kLongestValue)
@@ -173,8 +173,8 @@ Override parse_override(const std::string& text) {
   return result;
 }
 
-// The value at `key` of `container`, created if need be. A container that is no object or list is replaced by
-// one.
+// The value at `key` of `container`, created if need be. A container that is neither object nor list is
+// replaced by one.
 Json& step_into(Json& container, const std::string& key, const std::string& path, const Override& change) {
   const std::optional<std::size_t> index = number_in<std::size_t>(key);
   if (!container.is_structured()) container = index ? Json::array() : Json::object();

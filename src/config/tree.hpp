@@ -1,5 +1,5 @@
-// The configuration before it is interpreted: all files merged, overrides applied, and for every value the
-// source that it came from. Private to src/config.
+// The configuration before it is interpreted: all files merged, overrides applied, and the source of every
+// value. Private to src/config.
 #pragma once
 #include <map>
 #include <nlohmann/json.hpp>
@@ -11,27 +11,26 @@
 
 namespace zg::config {
 
-constexpr const char* kOverrideOrigin = "--set";  // of the values of overrides
+constexpr const char* kOverrideOrigin = "--set";  // the origin of values from overrides
 
-using Json = nlohmann::ordered_json;  // keeps the order of the keys, so that warnings have it too
+using Json = nlohmann::ordered_json;  // keeps the keys' order, so that warnings come in that order
 
 struct ConfigTree {
   Json root = Json::object();
-  // The source of each value: "zero_optimization.stage" -> "ds.json". It holds for the children of a value
-  // too.
+  // The source of each value: "zero_optimization.stage" -> "ds.json". It applies to the value's children too.
   std::map<std::string, std::string> origins;
   std::vector<std::string> notices;  // which values were kept over a later "auto"
 
-  // A key as errors name it: "ds.json: zero_optimization.stage". A key that no source has belongs to the
-  // first file.
+  // A key as errors name it: "ds.json: zero_optimization.stage". A key that is in no source counts as the
+  // first file's.
   std::string where(const std::string& path) const;
   std::string origin(const std::string& path) const;
   // The same for a section to which several sources may have contributed: "a.json + b.json: model".
   std::string where_section(const std::string& path) const;
 };
 
-// Parses JSON with comments. Throws Error(kUsage) at "name", with line and column, for a text that is no
-// JSON, for a key that is given twice, for nesting deeper than kMaxDepth, and for what is too large.
+// Parses JSON with comments. Throws Error(kUsage) at "name", with line and column, for a text that is not
+// JSON, a key that is given twice, nesting deeper than kMaxDepth, and a text or number that is too large.
 Json parse_text(const std::string& text, const std::string& name);
 inline constexpr int kMaxDepth = 64;
 

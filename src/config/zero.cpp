@@ -1,4 +1,4 @@
-// "zero_optimization": the lowest tier that parameters and optimizer state may be demoted to.
+// The section "zero_optimization": the ZeRO stage, and the lowest tier for parameters and optimizer state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ const Keys& offload_optimizer_keys() {
   return keys;
 }
 
-// Adds the path of an offload section to the NVMe tier, unless tiers.nvme says where that is.
+// Adds an offload section's path to the NVMe tier, unless tiers.nvme gives the tier's paths.
 void use_nvme_path(Section& section, OffloadTarget placement, bool tier_given, RunConfig& run) {
   constexpr const char* kKey = "nvme_path";
   const std::string path = section.text(kKey);
@@ -118,7 +118,7 @@ void read_offload_optimizer(Section& zero, bool tier_given, RunConfig& run) {
   section->finish();
 }
 
-// DeepSpeed's old forms of the offload sections, which name no tier but host memory.
+// Reads DeepSpeed's old forms of the offload sections, which can name only host memory.
 void read_old_form(Section& zero, const char* key, const char* section, OffloadTarget& out) {
   const std::string given = zero.spelled(key);
   if (!zero.boolean(given)) return;

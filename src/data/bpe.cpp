@@ -36,7 +36,7 @@ CharClass class_of(char32_t code) {
 struct Cursor {
   std::string_view text;
   std::size_t at = 0;
-  std::size_t length = 0;  // bytes of the character; 0 at the end and where the text is no UTF-8
+  std::size_t length = 0;  // bytes of the character; 0 at the end and at invalid UTF-8
   CharClass kind = CharClass::kOther;
 
   Cursor(std::string_view t, std::size_t a) : text(t), at(a) { look(); }

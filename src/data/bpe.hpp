@@ -14,10 +14,10 @@ namespace zg {
 
 // The length in bytes of the piece that starts at `at`, by GPT-2's pattern
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// Requires at < text.size(). Where the piece is no UTF-8, moves `at` to the invalid byte and returns 0.
+// Requires at < text.size(). If the piece is not valid UTF-8, moves `at` to the invalid byte and returns 0.
 std::size_t gpt2_piece(std::string_view text, std::size_t& at);
 
-// The bytes that a token of a byte-level vocabulary stands for; none where a character stands for no byte.
+// The bytes that a token of a byte-level vocabulary stands for; none if a character stands for no byte.
 std::optional<std::string> bytes_of_written(std::string_view token);
 
 // The vocabulary and the merges.
@@ -28,7 +28,7 @@ class BpeModel {
            const std::string& bpe_name);
 
   std::int64_t vocab_size() const { return static_cast<std::int64_t>(bytes_.size()); }
-  // The bytes that a token stands for; of <|endoftext|> that is its own name.
+  // The bytes that a token stands for; for <|endoftext|> its own name.
   const std::string& bytes_of(std::int32_t id) const { return bytes_[static_cast<std::size_t>(id)]; }
   // The token that stands for these bytes; -1: none.
   std::int32_t id_of_bytes(std::string_view bytes) const;

@@ -26,12 +26,12 @@ struct Part {
   Split split;
   std::optional<PackedDocuments> packed;
   std::int64_t stride = 1;
-  std::int64_t begin = 0;  // number of its first sequence among those of its pool
+  std::int64_t begin = 0;  // index of its first sequence in its pool
 };
 
 // The sequences of a source.
 struct Pool {
-  double end = 0;  // of its stretch of [0, 1), which is as long as its share of the weights
+  double end = 0;  // end of its interval in [0, 1), whose length is its share of the weights
   std::vector<Part> parts;
   std::int64_t sequences = 0;
 
@@ -42,7 +42,7 @@ struct Pool {
   }
 };
 
-// The pool that a number x in [0, 1) draws from.
+// The pool whose interval contains x, in [0, 1).
 const Pool& pool_at(const std::vector<Pool>& pools, double x) {
   const auto found = std::find_if(pools.begin(), pools.end(), [&](const Pool& p) { return x < p.end; });
   return found == pools.end() ? pools.back() : *found;
@@ -59,9 +59,9 @@ NamedRandom random_of(std::uint64_t seed, const char* what, std::int64_t step) {
 struct DataSet::State {
   std::int64_t seq_len = 0;
   std::int64_t id_limit = 0;           // all ids must be below it; 0: no limit
-  bool made_here = false;              // texts, whose tokens this program has made
+  bool made_here = false;              // the tokens were made by this program, from texts
   bool packs = false, blends = false;  // blends: several sources, each of which must have a sequence
-  std::int64_t step_sequences = 0;     // of a step's whole batch, in epochs; 0: sequences are drawn at random
+  std::int64_t step_sequences = 0;     // epochs: sequences in a step's global batch; 0: random order
   std::unique_ptr<TextTokenizer> tokenizer;
   std::vector<Pool> train, validation;
   std::int64_t train_tokens = 0, validation_tokens = 0;
@@ -93,13 +93,13 @@ struct DataSet::State {
   void resize(Batch& batch, std::int64_t sequences) const;
 };
 
-// What a sequence needs, for errors.
+// The text of an error about data without a single sequence.
 std::string DataSet::State::needs() const {
   if (packs) return "none of their documents has two";
   return fmt::format("a window of data.seq_len {} needs {}", seq_len, seq_len + 1);
 }
 
-// The sequences of a source's files, if there are any.
+// Adds a pool with the sequences of a source's files, if there are any.
 void DataSet::State::add(std::vector<Pool>& pools, double weight, std::vector<Split> splits,
                          std::int64_t stride) {
   Pool pool;
@@ -136,7 +136,7 @@ void DataSet::State::add(std::vector<Pool>& pools, double weight, std::vector<Sp
               "more text, a smaller data.seq_len, or a blend without it");
 }
 
-// Turns the pools' weights into stretches of [0, 1).
+// Turns the pools' weights into intervals of [0, 1).
 static void share_out(std::vector<Pool>& pools) {
   double sum = 0, end = 0;
   for (const Pool& pool : pools) sum += pool.end;
@@ -168,7 +168,7 @@ std::string DataSet::State::why_no_validation(const DataConfig& config) const {
                      train_tokens + validation_tokens, packs ? ", in whole documents" : "");
 }
 
-// There must be something to learn, and something to evaluate.
+// Checks that training data and validation data have targets.
 void DataSet::State::check_targets(const Sources& sources) const {
   const std::string documents =
       sources.documents >= 0 ? fmt::format("{} documents, ", sources.documents) : "";
@@ -214,8 +214,8 @@ void DataSet::State::throw_bad_id(const Split& split, std::int64_t position, std
                         "data.token_dtype (uint16 or uint32) for this file");
 }
 
-// Reads seq_len + 1 tokens from `start` of the split: seq_len inputs, and as targets their successors, of
-// which it returns how many count.
+// Reads seq_len + 1 tokens from `start` of the split: seq_len inputs, and their successors as targets.
+// Returns the number of targets that count.
 std::int64_t DataSet::State::window(const Split& split, std::int64_t start, std::int32_t* ids,
                                     std::int32_t* targets) const {
   const std::int64_t first = split.first + start;
@@ -228,7 +228,7 @@ std::int64_t DataSet::State::window(const Split& split, std::int64_t start, std:
   return split.mask ? split.mask->apply(first + 1, seq_len, targets) : seq_len;
 }
 
-// The same of a sequence of packed documents, of which the last token of each has no target, nor has padding.
+// Reads a sequence of packed documents. The last token of a document and padding have no targets.
 std::int64_t DataSet::State::packed(const Part& part, std::int64_t sequence, std::int32_t* ids,
                                     std::int32_t* targets, std::int32_t* first_keys) const {
   const Split& split = part.split;
@@ -249,7 +249,7 @@ std::int64_t DataSet::State::packed(const Part& part, std::int64_t sequence, std
   return valid;
 }
 
-// Sequence `sequence` of the pool becomes the batch's sequence `place`.
+// Reads sequence `sequence` of the pool into the batch's sequence `place`.
 void DataSet::State::read(const Pool& pool, std::int64_t sequence, std::int64_t place, Batch& out) const {
   const Part& part = pool.part_of(sequence);
   const std::int64_t at = place * seq_len, own = sequence - part.begin;
@@ -298,7 +298,7 @@ DataSet::DataSet(const DataConfig& config, const std::string& cache_dir, std::in
   s.made_here = sources.tokens_known_below;
   const std::int64_t known = s.tokenizer ? s.tokenizer->vocab_size() : 0;
   if (known > 0 && (s.id_limit == 0 || (s.made_here && known < s.id_limit))) s.id_limit = known;
-  // So they need not all be read.
+  // If so, the tokens need not all be read to check them.
   const bool known_below =
       sources.tokens_known_below && (vocab_size == 0 || s.tokenizer->vocab_size() <= vocab_size);
   std::vector<Split> to_check;
@@ -367,8 +367,7 @@ void DataSet::train_batch(std::uint64_t seed, std::int64_t step, std::int64_t fi
     }
     return;
   }
-  // Each step has random streams of its own, so that the number of sequences in a step, which is not known
-  // here, does not matter.
+  // Each step has its own random streams, so the number of sequences in a step need not be known here.
   const NamedRandom random = random_of(seed, "data.", step), blend = random_of(seed, "data.blend.", step);
   for (std::int64_t i = 0; i < sequences; ++i) {
     const auto number = static_cast<std::uint64_t>(first_sequence + i);

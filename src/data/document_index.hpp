@@ -11,25 +11,25 @@ namespace zg {
 
 class DocumentIndex {
  public:
-  // Where the numbers stand in the file: `count` + 1 int64 at byte `at`, which are tokens, or, with
-  // places_at, the numbers of sequences, of which there are `sequences`; then an int64 for each of these at
-  // byte places_at says where it begins, in units of `width` bytes a token.
+  // The file's layout. At byte `at` there are `count` + 1 int64: the documents' first tokens or, with
+  // places_at, their first sequences. In that case there are `sequences` sequences, and at byte places_at one
+  // int64 for each gives its begin in bytes, with `width` bytes for each token.
   struct Format {
     std::int64_t count = 0, at = 0, places_at = -1, sequences = 0, width = 1;
   };
   // The index of a file of `tokens` tokens.
   DocumentIndex(InputFile file, const Format& format, std::int64_t tokens);
 
-  // A NAME.docs, which has int64 alone: where each document begins, and at last the number of tokens. Throws
-  // Error(kUsage) for a file that is missing or has another size.
+  // Opens a NAME.docs, which has only int64 values: where each document begins, and last the number of
+  // tokens. Throws Error(kUsage) for a file that is missing or has another size.
   static std::shared_ptr<const DocumentIndex> open_docs(const std::string& path, std::int64_t tokens);
 
   const std::string& path() const { return file_.path(); }
   std::int64_t count() const { return format_.count; }
-  // Where documents first, first + 1, ... begin, and where the last of these n ends: n + 1 numbers, which
-  // never decrease. Throws Error(kUsage) where the file does not say so.
+  // The first tokens of documents first, first + 1, ..., and the end of the last of these n documents: n + 1
+  // values, which never decrease. Throws Error(kUsage) if the file's values do.
   std::vector<std::int64_t> starts(std::int64_t first, std::int64_t n) const;
-  // The first document that begins at `token` or behind it; count() where there is none.
+  // The first document that begins at or after `token`; count() if there is none.
   std::int64_t first_from(std::int64_t token) const;
 
  private:

@@ -19,10 +19,10 @@ namespace zg {
 
 class DocumentReader {
  public:
-  // `end` names the token behind each document; empty: none. Throws Error(kUsage) for a name that the
-  // tokenizer does not have.
+  // `end` names the token that is appended to each document; empty: none. Throws Error(kUsage) for a name
+  // that the tokenizer does not have.
   DocumentReader(const TextTokenizer& tokenizer, const std::string& end);
-  // The document of one record. Throws Error(kUsage) that names it.
+  // Converts a record to a document. Throws Error(kUsage), which names the record.
   void read(const Record& record, Document& out) const;
 
  private:

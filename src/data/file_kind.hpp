@@ -1,5 +1,5 @@
-// What a file of data is. Its first bytes and the ending of its name say it together, so that a file under
-// another name is read as what it is, and the files of other programs are refused by their kind.
+// Determines the kind of a data file, from its first bytes together with the extension of its name. So a file
+// with an unusual name is still read correctly, and files of other programs are refused with their kind.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -20,20 +20,20 @@ inline bool is_documents(DataKind kind) {
 }
 // "a text", "documents, a JSON object a line", ...
 const char* name_of(DataKind kind);
-// Whether the name's ending says no less than the file does: log lines leave out what is known from the name.
+// Whether the extension of the name already tells the kind, so that log lines need not mention it.
 bool named_so(const std::string& path, DataKind kind);
 
-// Opens a file of the user's data. A pointer of Git LFS in its place is an Error(kUsage).
+// Opens a data file of the user. Throws Error(kUsage) for a Git LFS pointer in its place.
 InputFile open_data(const std::string& path, const std::string& what);
 
 // Throws Error(kUsage) for files of other kinds, with the command that converts them, and for texts in UTF-16
 // or UTF-32.
 DataKind kind_of_data(const std::string& path);
 
-// Throws Error(kUsage) where a file that is said to have tokens alone begins as a file of another program.
+// Throws Error(kUsage) if a file that should have only tokens begins like a file of another program.
 void check_raw_tokens(const InputFile& file);
 
-// Bytes of UTF-8's byte order mark before a text: 3 or 0.
+// Length in bytes of a UTF-8 byte order mark at the begin of the file: 3 or 0.
 std::int64_t mark_bytes(const InputFile& file);
 
 // Throws Error(kUsage) for a zero byte in a text's piece, which begins at byte `offset` of the file.

@@ -18,8 +18,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kInPython = "tokenise in Python instead: tools/prepare.py";
 constexpr std::int64_t kLargestId = 1 << 24;
-// \w+|[^\w\s]+ with what Rust takes for \w, which has joiners and has no numbers but digits, other than
-// Oniguruma's.
+// \w+|[^\w\s]+ with Rust's \w, which, unlike Oniguruma's, has joiners and no numbers except digits.
 constexpr const char* kWords =
     "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200c\u200d\u24b6-\u24e9"
     "\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]+|"
@@ -27,8 +26,8 @@ constexpr const char* kWords =
     "\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189\\s]+";
 constexpr const char* kExpected = "the tokenizer.json of a Hugging Face model is expected";
 constexpr int kDeepest = 8;  // sequences within sequences
-// What no released model's file comes near: parts of one kind, bytes of a text that is looked for, tokens
-// that a template puts before or behind a text, and how far a number may be from the number of tokens.
+// Limits far above any released model's file: parts of one kind, tokens that a template puts before or after
+// a text, bytes of texts that are searched for, and how far ids may exceed the number of tokens.
 constexpr std::size_t kMostNormalizers = 64, kMostSplits = 64, kMostReplaced = 32, kMostTemplateTokens = 1024;
 constexpr std::size_t kLongestText = 1024, kMostAddedBytes = 4 << 20;
 constexpr std::int64_t kSpareIds = 1'000'000;
@@ -72,7 +71,7 @@ class Reader {
     return shown(value.dump(-1, ' ', true, Json::error_handler_t::replace));
   }
 
-  // The member, or null where it is missing or null.
+  // The member; null if it is missing or null.
   static const Json* find(const Json& in, const char* key) {
     const auto it = in.find(key);
     return it == in.end() || it->is_null() ? nullptr : &*it;
@@ -95,7 +94,7 @@ class Reader {
     }
     return *value;
   }
-  // A text that is looked for in texts: neither empty nor long.
+  // A string that is searched for in texts: it must be neither empty nor long.
   std::string searched(const Json& in, const char* key, const std::string& place) const {
     std::string value = text(in, key, place);
     if (value.empty()) fail(join(place, key), "is empty");
@@ -143,7 +142,7 @@ class Reader {
     return text(part, "type", place);
   }
 
-  // Parts that a Sequence holds, one after the other; false: it is none.
+  // Calls `use` for each part of a Sequence, in order; false if `part` is no Sequence.
   template <class Use>
   bool sequence(const Json& part, const char* key, const std::string& place, int depth,
                 const Use& use) const {
@@ -258,7 +257,7 @@ class Reader {
     }
   }
 
-  // A table of all numbers has room for those that no token has: they may not be many.
+  // A table indexed by id also has room for ids without a token, so there may not be many of them.
   void check_ids() {
     const auto count = static_cast<std::int64_t>(owners_.size());
     for (const auto& [number, token] : owners_) {
@@ -317,7 +316,7 @@ class Reader {
     } else if (kind == "Split") {
       read_split_step(part, place);
     } else if (kind == "Whitespace") {
-      add_pattern(kWords, Behavior::kRemoved, true);  // what is neither goes
+      add_pattern(kWords, Behavior::kRemoved, true);  // characters that match neither are removed
     } else if (kind == "WhitespaceSplit") {
       add_pattern("\\s+", Behavior::kRemoved, false);
     } else {
@@ -342,7 +341,7 @@ class Reader {
     if (utf8::decode(step.text, 0).length != step.text.size())
       fail(place + ".replacement", fmt::format("\"{}\" found, one character expected", shown(step.text)));
     step.split = flag(part, "split", place, true);
-    const bool old = flag(part, "add_prefix_space", place, true);  // what files had before prepend_scheme
+    const bool old = flag(part, "add_prefix_space", place, true);  // older form of prepend_scheme
     const std::string scheme = text(part, "prepend_scheme", place, old ? "always" : "never");
     if (scheme != "always" && scheme != "first" && scheme != "never")
       unknown(place + ".prepend_scheme", "\"" + shown(scheme) + "\"", "always, first or never");
@@ -451,7 +450,7 @@ class Reader {
 
   const std::string& name_;
   HfDescription d_;
-  std::unordered_map<std::int32_t, const std::string*> owners_;  // the token of each number
+  std::unordered_map<std::int32_t, const std::string*> owners_;  // the token of each id
 };
 
 }  // namespace

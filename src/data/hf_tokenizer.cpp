@@ -1,6 +1,6 @@
-// The tokenizer that a tokenizer.json describes. Text goes through the steps of Hugging Face's `tokenizers`
-// in its order: added tokens that are looked for in the raw text, normalizer, added tokens of the normalised
-// text, the splits into pieces, and the merges inside each piece.
+// The tokenizer that a tokenizer.json describes. It applies the steps of Hugging Face's `tokenizers` in the
+// same order: added tokens in the raw text, normalizer, added tokens in the normalised text, the splits into
+// pieces, and the merges inside each piece.
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
@@ -29,13 +29,13 @@ bool is_ascii_word(char c) {
   return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
 }
 
-// How long replacements may make texts, all of them together: an "a" that becomes twenty, seven times over,
-// fills any memory. The forms of Unicode make a text at most 11 times as long.
+// Limits the total length that replacements may give to texts: seven replacements of an "a" by twenty of them
+// would fill any memory. Unicode's normal forms make a text at most 11 times as long.
 class Growth {
  public:
   Growth(const std::string& file, const char* part, std::size_t bytes)
       : file_(file), part_(part), most_(kBytes + kTimes * bytes) {}
-  // That texts have become this long, besides those that were kept.
+  // Checks the limit for texts of `bytes` in all, in addition to the texts that were kept.
   void check(std::size_t bytes) const {
     if (bytes <= most_ - kept_) return;
     throw Error(Errc::kUsage, file_, fmt::format("{}: makes texts more than {} times as long", part_, kTimes),
@@ -66,7 +66,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
   text = out.append(text, done);
 }
 
-// "<0x0A>" is the token of a byte; -1: another token.
+// The byte that a token like "<0x0A>" stands for; -1 for other tokens.
 int byte_of_token(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return -1;
   int value = 0;
@@ -77,7 +77,7 @@ int byte_of_token(std::string_view token) {
   return value;
 }
 
-// The vocabulary and the merges: from a piece to tokens.
+// The vocabulary and the merges, which turn a piece into tokens.
 class HfModel {
  public:
   HfModel(const HfDescription& d, const std::string& name)
@@ -121,7 +121,7 @@ class HfModel {
   void take(const std::string& token, std::int32_t id) {
     if (bytes_) {
       const auto bytes = bytes_of_written(token);
-      if (!bytes) return;  // an added token, which no text gives
+      if (!bytes) return;  // an added token, which no merge produces
       if (bytes->size() == 1) byte_id_[static_cast<unsigned char>((*bytes)[0])] = id;
       if (whole_first_) whole_.emplace(*bytes, id);
       return;
@@ -133,8 +133,9 @@ class HfModel {
     if (c.length == token.size()) character_id_.emplace(c.code, id);
   }
 
-  // A character that is no token becomes its bytes, or unknown. Unknown ones in a row may be one token; those
-  // that come before bytes stand behind them, as Hugging Face's have it.
+  // A character that is no token becomes byte tokens, or the unknown token. Adjacent unknown characters may
+  // be fused into one token. As in Hugging Face's library, unknown tokens that precede byte tokens come after
+  // them.
   void characters(std::string_view piece, std::vector<std::int32_t>& symbols) const {
     int unknown = 0;
     const auto flush = [&] {
@@ -232,7 +233,7 @@ class HfTokenizer final : public TextTokenizer {
     words_ = !d_.bytes && merges_keep_words();
     cuts_ = may_cut();
     name_tokens();
-    d_.tokens = {}, d_.merges = {};  // what they say is in the model and in the texts
+    d_.tokens = {}, d_.merges = {};  // not needed: the model and the texts have their contents
   }
 
   std::int64_t vocab_size() const override { return static_cast<std::int64_t>(text_at_.size()); }
@@ -244,8 +245,8 @@ class HfTokenizer final : public TextTokenizer {
     return it == ids_.end() ? -1 : it->second;
   }
 
-  // Cuts before a blank behind an ASCII letter or digit, where the tokenizer's parts let no token or piece go
-  // on (may_cut()), and none of the added tokens ends.
+  // Cuts before a blank that follows an ASCII letter or digit, if no token or piece can continue across it
+  // (may_cut()) and no added token ends there.
   std::size_t safe_prefix(std::string_view text) const override {
     for (std::size_t at = cuts_ ? text.size() : 0; at-- > 1;) {
       if (text[at] != ' ' || !is_ascii_word(text[at - 1])) continue;
@@ -299,7 +300,7 @@ class HfTokenizer final : public TextTokenizer {
     std::string normal, spaced;
     Pattern::Effort effort{0};
   };
-  // Scratch for one call: taken from those that no other call uses.
+  // Scratch memory for one call, taken from a pool.
   class Lease {
    public:
     explicit Lease(const HfTokenizer& of) : of_(of) {
@@ -324,7 +325,7 @@ class HfTokenizer final : public TextTokenizer {
     std::unique_ptr<Scratch> scratch_;
   };
 
-  // A part of the text without raw added tokens, normalised.
+  // Normalises and tokenises a part of the text that has no added tokens of the raw text.
   void append_part(std::string_view part, bool goes_on, bool first, Scratch& scratch,
                    std::vector<std::int32_t>& out) const {
     added_inside_.split(
@@ -392,8 +393,8 @@ class HfTokenizer final : public TextTokenizer {
     return (end == std::string_view::npos ? piece.size() : end) - at;
   }
 
-  // Whether no merge joins a symbol to one on its right that begins with a mark, unless it ends with one
-  // itself: words are then independent of each other.
+  // Whether no merge joins a symbol to a right neighbour that begins with a mark, unless the symbol itself
+  // ends with one. Then words are independent of each other.
   bool merges_keep_words() const {
     if (d_.ignore_merges) return false;
     const auto begins = [](const std::string& s) { return s.compare(0, kMark.size(), kMark) == 0; };
@@ -412,7 +413,7 @@ class HfTokenizer final : public TextTokenizer {
            });
   }
 
-  // A split at a text that the normalizer leaves nothing of does nothing.
+  // Drops splits at a text that the normalizer always removes, since they have no effect.
   void drop_idle_splits() {
     for (const HfNormalizerStep& n : d_.normalizer) {
       if (n.kind != HfNormalizerStep::Kind::kReplace || n.to.find(n.from) != std::string::npos) continue;
@@ -455,7 +456,7 @@ class HfTokenizer final : public TextTokenizer {
     return blanks_gone || (d_.bytes && ends);
   }
 
-  // What each number stands for, and the numbers by name.
+  // Fills the text of each token id, and the ids by name.
   void name_tokens() {
     text_at_.assign(static_cast<std::size_t>(d_.ids), -1);
     std::size_t bytes = 0;
@@ -488,7 +489,7 @@ class HfTokenizer final : public TextTokenizer {
     }
     for (const AddedToken& token : d_.added) {
       ids_.emplace(token.content, token.id);
-      // One that is looked for in the normalised text is decoded from what it is there.
+      // A token that is searched for in the normalised text decodes to its normalised form.
       const bool changed = token.normalized && !d_.bytes;
       put(token.id,
           decoded(changed ? normalized(d_.normalizer, token.content, false, growth) : token.content));
@@ -504,7 +505,7 @@ class HfTokenizer final : public TextTokenizer {
   WordEndings word_endings_;  // of added tokens
   bool words_ = false, cuts_ = false;
   std::vector<std::string> texts_;
-  std::vector<std::int32_t> text_at_;  // of each number, which text is its own; -1: it is no token's
+  std::vector<std::int32_t> text_at_;  // for each id the index in texts_; -1: no token has this id
   std::unordered_map<std::string, std::int32_t> ids_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> idle_;

@@ -1,6 +1,6 @@
 // The merges of a byte-pair encoding, and how they join the symbols of a piece of text.
 //
-// Immutable once all merges are in: any thread may then call.
+// Immutable once all merges are set; then any thread may call.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,14 +13,14 @@ class MergeTable {
     std::int32_t rank = -1, product = -1;
   };
 
-  // Room for this many merges.
+  // Reserves room for this many merges.
   explicit MergeTable(std::size_t merges = 0);
-  // The merge of a pair that is in the table already takes the new rank and product.
+  // Adds a merge. If the pair is in the table already, its merge is replaced.
   void set(std::int32_t left, std::int32_t right, const Merge& merge);
   const Merge* find(std::int32_t left, std::int32_t right) const;
 
-  // Joins symbols in place as Hugging Face's tokenizers does: always the pair of the lowest rank, of these
-  // the leftmost. O(n log n).
+  // Joins symbols in place as Hugging Face's tokenizers library does: always the pair of the lowest rank, and
+  // the leftmost of several. O(n log n).
   void join(std::vector<std::int32_t>& symbols) const;
 
  private:

@@ -1,4 +1,4 @@
-// Files of other programs, known by their first bytes.
+// Recognises files of other programs by their first and last bytes.
 #pragma once
 #include <optional>
 #include <string>
@@ -8,12 +8,12 @@ namespace zg {
 
 struct OtherFile {
   std::string name;     // "a Parquet file"
-  std::string convert;  // the command that makes something of it that can be read, or what to do
+  std::string convert;  // the command that converts it to a readable file, or other advice
 };
 
-// What a file is that begins with `head` and ends with `tail`; none: nothing known. `text`: it is given as a
-// text, of which bytes that no text has tell more; otherwise as raw tokens, which may be any bytes, so that
-// only long marks count.
+// Recognises a file that begins with `head` and ends with `tail`; none if it is of no known kind. `text`: the
+// file should be a text, so short signatures of bytes that no text has suffice. Otherwise it should have raw
+// tokens, which may be any bytes, so only long signatures are accepted.
 std::optional<OtherFile> other_file(const std::string& path, std::string_view head, std::string_view tail,
                                     bool text);
 

@@ -1,4 +1,4 @@
-// Records that are no documents yet: what they are, and which command makes documents or tokens of them.
+// Errors for JSON records that are not documents: their kind, and the command that converts them.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>

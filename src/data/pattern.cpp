@@ -43,8 +43,8 @@ void add_spaces(CharSet& set) {
   }
 }
 
-// \w as Oniguruma has it: letters, marks, digits, connectors, symbols that are Alphabetic, and what else of
-// Latin-1 is a number.
+// \w as in Oniguruma: letters, marks, digits, connectors, symbols that are Alphabetic, and the other numbers
+// of Latin-1.
 void add_word(CharSet& set) {
   add_categories(
       set, unicode::kLetter | unicode::kMark | bit(Category::kNd) | bit(Category::kNl) | bit(Category::kPc));
@@ -162,7 +162,8 @@ class Pattern::Parser {
     add(step);
   }
 
-  // A group is split into its alternatives, each of which jumps behind the last.
+  // Compiles a group: a split selects an alternative, and each alternative ends with a jump to the group's
+  // end.
   void group(bool ignore_case) {
     const bool outer = std::exchange(ignore_case_, ignore_case || ignore_case_);
     if (++depth_ > 16) fail("groups within groups, too many");
@@ -252,7 +253,7 @@ class Pattern::Parser {
     return one(code);
   }
 
-  // After a backslash.
+  // Parses the rest of an escape, after its backslash.
   CharSet escape(bool in_bracket) {
     if (at_end()) fail("a backslash at its end");
     CharSet set;
@@ -375,8 +376,8 @@ Pattern::Pattern(std::string_view expression, const std::string& where)
   }
 }
 
-// For each step, the ASCII characters that a match from it may begin with: all, where it may take nothing.
-// Steps lead to later ones alone, so that one pass from the last to the first tells all.
+// For each step, the ASCII characters that a match from it may begin with: all, if the match may be empty.
+// Steps lead only to later steps, so one pass from the last to the first computes all.
 std::vector<Pattern::Ascii> Pattern::first_characters() const {
   constexpr Ascii kAll = {~std::uint64_t{0}, ~std::uint64_t{0}};
   const auto either = [](const Ascii& a, const Ascii& b) { return Ascii{a[0] | b[0], a[1] | b[1]}; };
@@ -455,9 +456,9 @@ bool Pattern::takes(const CharSet& set, std::string_view text, std::size_t& at) 
   return true;
 }
 
-// Backtracking with a stack of its own: an entry is a step to go on at, where, and, of a run, how far back it
-// may give up characters. Between two tries steps lead
-// forward alone, so that the effort is looked at behind each.
+// Backtracks with an explicit stack. An entry has a step to continue with, its place in the text and, for a
+// run, how far back it may give up characters. Between two tries steps only lead forward, so it is enough to
+// check the effort after each try.
 std::size_t Pattern::run(std::uint32_t step, std::string_view text, std::size_t at, Effort& effort) const {
   struct Choice {
     std::uint32_t step;

@@ -1,7 +1,8 @@
-// The regular expressions by which tokenizers cut a text into pieces, as far as those of released models go:
-// characters, classes, properties of general categories, alternatives, groups with or without (?i:), greedy
-// and possessive repetition, and (?!x) of one class. What a match takes is what Oniguruma takes. Expressions
-// come from files of strangers: their size is bounded, and so is what a match may cost.
+// The regular expressions by which tokenizers cut a text into pieces. Supports the syntax that released
+// models use: characters, classes, properties of general categories, alternatives, groups with or without
+// (?i:), greedy and possessive repetition, and (?!x) of one class. A match is the same as Oniguruma's.
+// Expressions come from files that need not be trusted, so their size is bounded, and so is the cost of a
+// match.
 //
 // Immutable after construction: any thread may call.
 #pragma once
@@ -20,8 +21,8 @@ namespace zg {
 // A set of characters.
 struct CharSet {
   std::uint64_t ascii[2] = {};
-  unicode::CategorySet categories = 0;  // of characters beyond ASCII, as all below
-  bool space = false;                   // and the property White_Space
+  unicode::CategorySet categories = 0;  // this and the next members are for characters beyond ASCII
+  bool space = false;                   // whether characters with the property White_Space are in the set
   std::vector<std::pair<char32_t, char32_t>> ranges;
   bool negated = false;
 
@@ -31,12 +32,12 @@ struct CharSet {
 
 class Pattern {
  public:
-  // Throws Error(kUsage) naming `where` and the part of the expression that is not known.
+  // Throws Error(kUsage) naming `where` and the part of the expression that is not supported.
   Pattern(std::string_view expression, const std::string& where);
 
-  // What matching may cost over all of a text: characters that repetitions take, and steps, those that are
-  // tried again included. What no text of a released model's needs is refused; a pattern may ask for time
-  // that grows exponentially.
+  // A budget for matching a whole text. It counts characters that repetitions take, and steps, including
+  // repeated ones. It is larger than released models' patterns need, and stops patterns that would take
+  // exponential time.
   class Effort {
    public:
     explicit Effort(std::size_t text_bytes) : left_(kSteps + kStepsPerByte * text_bytes) {}
@@ -52,12 +53,12 @@ class Pattern {
   std::size_t match(std::string_view text, std::size_t at, Effort& effort) const;
   static constexpr std::size_t npos = std::string_view::npos;
 
-  // Whether no match goes on with a blank behind an ASCII letter or digit, nor depends on whether a blank or
-  // the text's end follows it.
+  // Whether every match ends at a blank that follows an ASCII letter or digit, and does not depend on whether
+  // a blank or the text's end follows it.
   bool ends_before_blanks() const;
-  // Whether there is a match wherever there is a blank.
+  // Whether there is a match at every blank.
   bool takes_any_blank() const;
-  // Whether no match has a blank.
+  // Whether no match contains a blank.
   bool takes_no_blank() const;
 
  private:
@@ -65,7 +66,7 @@ class Pattern {
   struct Step {
     Op op;
     bool possessive = false;
-    std::uint32_t a = 0, b = 0;      // the set; kSplit, kJump: steps, a first
+    std::uint32_t a = 0, b = 0;      // kSplit, kJump: next steps, of which a is tried first; else a: the set
     std::uint32_t min = 1, max = 1;  // kRun
   };
   class Parser;
@@ -81,7 +82,7 @@ class Pattern {
   std::string expression_, where_;  // for errors
   std::vector<CharSet> sets_;
   std::vector<Step> steps_;
-  std::vector<std::uint32_t> alternatives_;       // first steps, in order
+  std::vector<std::uint32_t> alternatives_;       // the first step of each alternative, in order
   std::array<std::uint32_t, 128> by_first_ = {};  // bit i: alternative i may begin with this character
 };
 

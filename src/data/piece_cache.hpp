@@ -1,5 +1,5 @@
-// The tokens of pieces that were seen before: words recur, so they are looked up rather than computed again.
-// Used by one thread at a time.
+// A cache of pieces' tokens: words recur, so their tokens are looked up rather than computed again. Used by
+// one thread at a time.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,7 @@ class PieceCache {
  public:
   static constexpr std::size_t kLongest = 31, kMostTokens = 10;
 
-  // Appends the tokens of a piece, which compute(piece, out) makes when they are not known.
+  // Appends the tokens of a piece. Calls compute(piece, out) if they are not in the cache.
   template <class Compute>
   void append(std::string_view piece, std::vector<std::int32_t>& out, const Compute& compute) {
     if (piece.size() > kLongest) return compute(piece, out);
@@ -39,7 +39,7 @@ class PieceCache {
     char piece[kLongest];
     std::int32_t ids[kMostTokens];
   };
-  std::vector<Entry> entries_;  // a piece has one place, where the last that came is kept
+  std::vector<Entry> entries_;  // direct-mapped: a piece's hash selects its entry, which it overwrites
 };
 
 }  // namespace zg

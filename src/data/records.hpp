@@ -16,19 +16,20 @@ struct Record {
   std::string name;       // for errors: "file.jsonl:12", "file.json:1, record 3"
 };
 
-// Takes a file apart, piece by piece. For one thread.
+// Splits a file into records, piece by piece. For one thread.
 class RecordReader {
  public:
-  // `lines` and `records` are those before the first piece.
+  // `lines` and `records`: how many come before the first piece.
   RecordReader(DataKind kind, std::string path, std::int64_t lines, std::int64_t records)
       : kind_(kind), path_(std::move(path)), lines_(lines), records_(records) {
     if (records > 0) state_ = State::kBehind;
   }
-  // After how many bytes a text that goes on may be cut; 0: nowhere yet.
+  // The number of bytes after which an unfinished text may be cut; 0: nowhere yet.
   std::size_t whole(std::string_view text) const;
-  // The records of the next piece, which must end there or where the file ends. Throws Error(kUsage).
+  // The records of the next piece, which must end where whole() says or at the file's end. Throws
+  // Error(kUsage).
   std::vector<Record> take(std::string_view piece);
-  // At the file's end. Throws Error(kUsage) for a list that has not ended.
+  // To be called at the file's end. Throws Error(kUsage) for a list that has not ended.
   void finish() const;
   std::int64_t lines() const { return lines_; }
 
@@ -46,11 +47,11 @@ class RecordReader {
   State state_ = State::kBegin;
 };
 
-// The JSON value of a record; `hint` is of its errors. Python writes NaN and Infinity, which are no JSON:
-// they are taken for null. Throws Error(kUsage).
+// The JSON value of a record. NaN and Infinity, which Python writes although they are not JSON, become null.
+// Throws Error(kUsage) with `hint`.
 nlohmann::json parse_record(const Record& record, const std::string& hint);
 
-// How many bytes the JSON object at the begin of `text` has; npos: it does not end there.
+// The length in bytes of the JSON object at the begin of `text`; npos: the object does not end in `text`.
 std::size_t object_bytes(std::string_view text);
 
 }  // namespace zg

@@ -1,5 +1,5 @@
-// What is wrong with a model file of SentencePiece, before its library is given it: the library trusts the
-// table of replacements inside, and a long piece or replacement makes it take any time or memory. Pure; any
+// Checks a SentencePiece model file before it is passed to the library. The library trusts the file's table
+// of replacements, and a long piece or replacement can make it take unbounded time or memory. Pure; any
 // thread.
 #pragma once
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace zg {
 
-// Empty: nothing that this check looks for.
+// Describes the problem that was found; empty: none.
 std::string sentencepiece_problem(std::string_view model);
 
 }  // namespace zg

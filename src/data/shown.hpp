@@ -1,4 +1,4 @@
-// Texts of files in errors: their beginning, since a file may have a token of megabytes. Pure; any thread.
+// Shortens texts from files for error messages, since a file may have a token of megabytes. Pure; any thread.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace zg {
 
-// The text, or where it has more than `most` bytes its beginning and how many it has.
+// The text or, if it has more than `most` bytes, its beginning and its size.
 inline std::string shown(std::string_view text, std::size_t most = 60) {
   if (text.size() <= most) return std::string(text);
   const std::string_view begin = text.substr(0, most);

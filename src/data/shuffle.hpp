@@ -1,4 +1,4 @@
-// The numbers from 0 to below n in an order drawn at random, of which each can be asked for by itself.
+// A random permutation of [0, n), of which each element can be computed by itself.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace zg {
 
-// A Feistel network over the fewest even number of bits that hold n, through which results that are not below
-// n go again: since it is a permutation, they come below n at last, and it is one of [0, n).
+// A Feistel network over the smallest even number of bits that can hold n values. A result that is not below
+// n passes through the network again until it is (cycle walking). Since the network is a permutation, this
+// ends, and gives a permutation of [0, n).
 class Shuffle {
  public:
   // n: 1 or more.

@@ -13,12 +13,12 @@ using Pieces = std::vector<std::string_view>;
 // Throws Error(kUsage) when the effort is spent.
 void split_pieces(const HfSplitStep& step, Pieces& pieces, Pattern::Effort& effort);
 
-// Whether the step's result at a blank behind an ASCII letter or digit does not depend on what is on the
-// other side.
+// Whether, at a blank after an ASCII letter or digit, the step's result on one side of the cut does not
+// depend on the text on the other side.
 bool keeps_blanks_first(const HfSplitStep& step);
 // Whether a piece always begins at such a blank.
 bool begins_at_blank(const HfSplitStep& step);
-// Whether no piece has a blank.
+// Whether no piece contains a blank.
 bool removes_blanks(const HfSplitStep& step);
 
 }  // namespace zg

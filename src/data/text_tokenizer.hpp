@@ -1,4 +1,4 @@
-// What the data set needs of a tokenizer beyond its public interface: to encode a long text piece by piece.
+// A tokenizer's interface for the data set, which encodes a long text piece by piece.
 //
 // Immutable after construction: any thread may call.
 #pragma once
@@ -16,7 +16,7 @@ namespace zg {
 // Where a piece of text comes from, for errors.
 struct TextPlace {
   std::string where = "text";  // the file
-  std::int64_t offset = 0;     // of the piece's first byte in the file
+  std::int64_t offset = 0;     // offset of the piece's first byte in the file
   bool goes_on = false;        // the piece is not the beginning of its text
 };
 
@@ -25,9 +25,9 @@ class TextTokenizer : public Tokenizer {
   // Appends the tokens of `text`. Throws Error(kUsage) naming place, byte offset and what cannot be encoded.
   virtual void append(std::string_view text, const TextPlace& place,
                       std::vector<std::int32_t>& out) const = 0;
-  // The length in bytes of a prefix at which an unfinished text may be cut: its tokens do not depend on what
-  // follows, so that append(prefix), append(rest) gives the tokens of append(whole). As long as can be told;
-  // 0: more text is needed.
+  // The length in bytes of a prefix at which an unfinished text may be cut. The prefix's tokens do not depend
+  // on the text that follows, so append(prefix), append(rest) gives the tokens of append(whole). Returns the
+  // longest prefix for which that is certain; 0: more text is needed.
   virtual std::size_t safe_prefix(std::string_view text) const = 0;
   // Two tokenizers with the same identity give the same tokens.
   virtual std::string identity() const = 0;
@@ -42,24 +42,24 @@ class TextTokenizer : public Tokenizer {
 // The name of the file that save() writes.
 inline constexpr const char* kTokenizerFile = "tokenizer.ziggurat.json";
 
-// The one that a configuration names by itself; null for "chars", whose vocabulary follows from a text.
+// Makes the tokenizer that a configuration names; null for "chars", whose vocabulary depends on the text.
 std::unique_ptr<TextTokenizer> make_named_tokenizer(const TokenizerConfig& config);
 std::unique_ptr<TextTokenizer> make_byte_tokenizer();
 // `code_points` must be sorted and without repetition.
 std::unique_ptr<TextTokenizer> make_char_tokenizer(std::vector<char32_t> code_points);
-// From a directory that holds encoder.json and vocab.bpe. Throws Error(kUsage).
+// Reads encoder.json and vocab.bpe from a directory. Throws Error(kUsage).
 std::unique_ptr<TextTokenizer> make_gpt2_tokenizer(const std::string& directory);
-// From a tokenizer.json (`path` is the file, or a directory that holds it) of Hugging Face, or from a model
-// file of SentencePiece. Throws Error(kUsage).
+// Reads a Hugging Face tokenizer.json (`path` is the file, or a directory that holds it) or a SentencePiece
+// model file. Throws Error(kUsage).
 std::unique_ptr<TextTokenizer> make_file_tokenizer(const std::string& path);
 std::unique_ptr<TextTokenizer> make_hf_tokenizer(const std::string& json_file);
 std::unique_ptr<TextTokenizer> make_sentencepiece_tokenizer(const std::string& model_file);
 // The tokenizer that save() wrote into a directory; null if it holds none.
 std::unique_ptr<TextTokenizer> load_text_tokenizer(const std::string& directory);
 
-// Throws Error(kUsage) where the text is no UTF-8.
+// Throws Error(kUsage) if the text is not valid UTF-8.
 void check_utf8(std::string_view text, const TextPlace& place);
-// Writes tokenizer.ziggurat.json of this type, and a file of the tokenizer's own, into a directory. Throws
+// Writes a tokenizer.ziggurat.json with this `type`, and the tokenizer's own `file`, into a directory. Throws
 // Error(kIo).
 void save_tokenizer_file(const std::string& directory, const char* type, const char* file,
                          const std::string& content);

@@ -39,8 +39,8 @@ constexpr const char* kProgressFile = "progress.json";
 constexpr std::size_t kShareBytes = 128 << 10;              // of a text that one thread tokenises at a time
 constexpr std::int64_t kSaveEvery = std::int64_t{1} << 28;  // bytes of text between two notes of the progress
 
-// Calls work(i) for i in [0, n) on the machine's threads. Of several errors the one of the smallest i is
-// thrown.
+// Calls work(i) for i in [0, n) on the machine's threads. If several calls throw, the error of the smallest i
+// is thrown.
 template <class Work>
 void in_parallel(std::size_t n, const Work& work) {
   std::vector<std::exception_ptr> errors(n);
@@ -89,11 +89,10 @@ class DirectoryLock {
       throw Error(Errc::kIo, directory, "its lock file tokens.lock cannot be made: " + errno_text(errno),
                   "check the directory and its permissions");
     }
-    // No waiting in the system: a signal does not end that.
+    // Polls instead of waiting in the kernel, since a signal does not end that wait.
     bool told = false;
     while (const int error = try_lock(fd_.get())) {
-      if (error != EWOULDBLOCK)
-        throw Error(Errc::kIo, directory, "cannot be locked: " + errno_text(error));
+      if (error != EWOULDBLOCK) throw Error(Errc::kIo, directory, "cannot be locked: " + errno_text(error));
       if (!std::exchange(told, true))
         log::info("data: another process makes tokens in {}; waiting for it", directory);
       if (interrupted()) throw Error(Errc::kInterrupted, directory, "interrupted while waiting for its lock");
@@ -105,13 +104,13 @@ class DirectoryLock {
   Descriptor fd_;
 };
 
-// What an interrupted run notes of each file that it was making.
+// An interrupted run's record of a file that it was making.
 struct Kept {
   Progress at;
   bool complete = false;
 };
 
-// A whole number from 0 to `most`; -1: it is none.
+// The value if it is a whole number from 0 to `most`, else -1.
 std::int64_t whole_number(const nlohmann::json& value, std::int64_t most) {
   if (!value.is_number_integer() || value < 0 || value > most) return -1;
   return value.get<std::int64_t>();
@@ -150,8 +149,8 @@ class CacheMaker {
   bool by_characters() const { return config_.tokenizer.kind != TokenizerConfig::Kind::kBytes; }
   std::string path(const char* file) const { return (std::filesystem::path(directory_) / file).string(); }
 
-  // All that the tokens depend on. It is known before any text is read: the vocabulary of "chars" follows
-  // from the text.
+  // Everything that the tokens depend on, which is known before any text is read: the vocabulary of "chars"
+  // follows from the text.
   nlohmann::json sources() const {
     nlohmann::json stamp = {{"version", kCacheVersion}, {"train", train_.stamp()}};
     stamp["tokenizer"] = cache_.tokenizer ? cache_.tokenizer->identity() : "chars";
@@ -165,7 +164,7 @@ class CacheMaker {
     return stamp;
   }
 
-  // All of the results but the checksums.
+  // All results except the checksums.
   nlohmann::json results() const {
     return {{"tokenizer", cache_.tokenizer->identity()},
             {"dtype", cache_.dtype == DType::kU16 ? "uint16" : "uint32"},
@@ -215,8 +214,8 @@ class CacheMaker {
     return cache_.tokenizer->vocab_size() <= 65536 ? DType::kU16 : DType::kI32;
   }
 
-  // Called under the lock, so that these are the tokens that were made, even if another process makes others
-  // next.
+  // Called under the lock, so that the files opened are those just made, even if another process replaces
+  // them next.
   void open_tokens() {
     const auto open = [&](const char* file, std::int64_t tokens) -> std::unique_ptr<TokenFile> {
       if (tokens == 0) return nullptr;
@@ -257,7 +256,7 @@ class CacheMaker {
       return false;
     }
     const bool learned =
-        !cache_.tokenizer;  // its vocabulary follows from the text, and lies beside the tokens
+        !cache_.tokenizer;  // its vocabulary follows from the text, and is in the cache's directory
     const std::string wrong =
         take_results(stamp.value("results", nlohmann::json()), stamp.value("xxh3", nlohmann::json()));
     if (wrong.empty()) {
@@ -272,7 +271,7 @@ class CacheMaker {
     return false;
   }
 
-  // A file of the cache; null where it is damaged.
+  // A JSON file of the cache; null if it is damaged.
   nlohmann::json read_json(const char* file, const char* what) const {
     try {
       return parse_json(read_text_file(path(file), what), path(file), "");
@@ -322,7 +321,7 @@ class CacheMaker {
                   name_of(file->kind()));
     }
     std::error_code ignored;
-    // Without its stamp the directory holds no valid cache until the end.
+    // The stamp is removed first, so that the directory has no valid cache until a new one is complete.
     std::filesystem::remove(path("tokens.json"), ignored);
     wanted_ = wanted;
     take_progress();
@@ -379,7 +378,7 @@ class CacheMaker {
     return byte;
   }
 
-  // The start of the character that `byte` belongs to; `byte` itself where the text is no UTF-8.
+  // The start of the character that `byte` belongs to; `byte` itself if the text is not valid UTF-8.
   std::int64_t character_start(std::int64_t byte) const {
     char around[4];
     const std::int64_t begin = std::max<std::int64_t>(train_.begin(), byte - 3);
@@ -390,7 +389,7 @@ class CacheMaker {
     return byte;
   }
 
-  // What an interrupted run of the same sources has made; whatever else lies there is ignored.
+  // Takes over the partial results of an interrupted run with the same sources. Other files are ignored.
   void take_progress() {
     if (bytes_of(path(kProgressFile)) < 0) return;
     const nlohmann::json found = read_json(kProgressFile, "the progress of tokens");
@@ -413,7 +412,7 @@ class CacheMaker {
     }
   }
 
-  // None where the numbers are no progress, or the files are not those that they speak of.
+  // Parses a file's progress. None if the values are invalid, or do not fit the files.
   std::optional<Kept> kept_of(const char* file, const nlohmann::json& values) const {
     constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
     if (!values.is_array() || values.size() != 6 || !values[5].is_boolean()) return {};
@@ -447,7 +446,8 @@ class CacheMaker {
                           nlohmann::json{{"sources", wanted_}, {"files", files}}.dump(1) + "\n");
   }
 
-  // Returns the number of tokens. The vocabulary of "chars" is learned anew, so its tokens are made anew.
+  // Tokenises bytes [begin, end) of the text, and returns the number of tokens. Tokens of "chars" are always
+  // made anew, since its vocabulary is.
   std::int64_t tokenise(const TextFile& text, std::int64_t begin, std::int64_t end, const char* file) {
     Progress at{.offset = begin};
     const auto known = progress_.find(file);
@@ -519,7 +519,7 @@ class CacheMaker {
   TextFile train_;
   std::optional<TextFile> validation_;
   nlohmann::json wanted_;
-  std::map<std::string, Kept> progress_;  // by file
+  std::map<std::string, Kept> progress_;  // keyed by file name
   TokenCache cache_;
 };
 

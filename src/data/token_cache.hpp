@@ -2,19 +2,18 @@
 // setting has changed.
 //
 //   train.bin, validation.bin   the tokens: uint16 up to a vocabulary of 65536, else uint32
-//   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files beside it)
-//   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts, and the XXH3
-//   of
-//                               each file, which are compared before the tokens are used again; written last
-//   train.mask, ...             of documents that leave tokens out of the loss: a byte a token
-//   train.docs, ...             of documents: where each begins, and the number of tokens, as int64
-//   progress.json, *.part       what an interrupted run has made, from which the next goes on
+//   tokenizer.ziggurat.json     the tokenizer (with GPT-2's files, if it is GPT-2's)
+//   tokens.json                 the stamp: sources (path, size, time), tokenizer, share, counts, and each
+//                               file's XXH3; compared before the tokens are used again; written last
+//   train.mask, ...             documents with a loss mask only: one byte for each token
+//   train.docs, ...             documents only: where each begins, and the number of tokens, as int64
+//   progress.json, *.part       partial results of an interrupted run, from which the next run continues
 //
-// A lock file makes sure that one process at a time makes a directory's cache, and every file is written
-// aside and renamed, and then the directory is synced. Memory: the text is read in pieces of kPieceBytes. A
-// piece becomes larger where the text cannot be cut in it, at most by 1 GiB: with GPT-2's tokenizer and a
-// tokenizer.json up to the next place between words, with SentencePiece up to the whole text, and with
-// documents up to the end of a line.
+// A lock file ensures that only one process at a time makes a directory's cache. Every file is written under
+// a temporary name and renamed, and then the directory is synced. Memory: the text is read in pieces of
+// kPieceBytes. A piece becomes larger, by at most 1 GiB, if the text cannot be cut inside it: with GPT-2's
+// tokenizer and a tokenizer.json up to the next place between words, with SentencePiece up to the whole text,
+// and with documents up to the end of a line.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -36,9 +35,9 @@ struct TokenCache {
   std::int64_t train_tokens = 0, validation_tokens = 0;
 };
 
-// The cache of the configuration's texts in `directory`, made if need be. `tokenizer` spares its making: the
-// one that the configuration names, or null. Throws Error(kUsage) for faults of the sources or the tokenizer,
-// Error(kIo) for faults of the directory.
+// Opens the cache of the configuration's texts in `directory`, and makes it if it is missing or outdated.
+// `tokenizer`: the tokenizer that the configuration names, or null to have it made. Throws Error(kUsage) for
+// faults of the sources or the tokenizer, Error(kIo) for faults of the directory.
 TokenCache tokenise_cached(const DataConfig& config, const std::string& directory,
                            std::unique_ptr<TextTokenizer> tokenizer = nullptr);
 

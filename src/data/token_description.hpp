@@ -1,5 +1,5 @@
-// What lies beside a token file and says what is in it: the index of a Megatron data set (NAME.idx beside
-// NAME.bin), or the description of tools/prepare.py (NAME.json), which may come with a loss mask (NAME.mask).
+// Companion files that describe a token file NAME.bin: the index of a Megatron data set (NAME.idx), or the
+// description by tools/prepare.py (NAME.json), which may come with a loss mask (NAME.mask).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,8 +18,8 @@ class MaskFile {
  public:
   // Throws Error(kUsage) unless the file has `tokens` bytes.
   MaskFile(const std::string& path, std::int64_t tokens);
-  // Sets those of targets [n], which are tokens [first, first + n), to kIgnored that the mask leaves out, and
-  // returns how many stay. Throws Error(kIo).
+  // `targets` [n] are tokens [first, first + n). Sets those that the mask excludes to kIgnored, and returns
+  // the number of the others. Throws Error(kIo).
   std::int64_t apply(std::int64_t first, std::int64_t n, std::int32_t* targets) const;
   // The mask of tokens [first, first + n).
   void read(std::int64_t first, std::int64_t n, std::uint8_t* out) const { file_.read(out, n, first); }
@@ -36,12 +36,12 @@ struct TokenDescription {
   std::shared_ptr<const MaskFile> mask{};  // null: every token is a target
 };
 
-// The description of a token file; its type is `otherwise` where nothing lies beside it. Throws Error(kUsage)
-// for a description that is damaged or that the file contradicts.
+// The description of a token file; its type is `otherwise` if there is no companion file. Throws
+// Error(kUsage) for a description that is damaged or that the file contradicts.
 TokenDescription describe_tokens(const std::string& bin_path, DType otherwise);
 
-// Where the documents of a token file with `tokens` tokens begin; null where no file beside it says so.
-// Throws Error(kUsage) for files that are damaged.
+// The index of documents of a token file with `tokens` tokens; null if no companion file has one. Throws
+// Error(kUsage) for files that are damaged.
 std::shared_ptr<const DocumentIndex> open_documents(const std::string& bin_path, std::int64_t tokens);
 
 }  // namespace zg

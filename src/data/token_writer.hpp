@@ -1,4 +1,4 @@
-// The files of a token cache while they are made.
+// Writes the files of a token cache.
 #pragma once
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -37,16 +37,16 @@ class Descriptor {
   int fd_;
 };
 
-// Whether a part may be gone on with: a file of this directory alone, and no link to another one.
+// Whether writing to an existing part file may continue: it is a regular file without other links.
 inline bool is_own_part(const std::string& part) {
   struct stat st {};
   return ::lstat(part.c_str(), &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink == 1;
 }
 
-// Writes to path + ".part", which finish() renames to `path`. No link of that name is followed.
+// Writes to path + ".part", which finish() renames to `path`. A link of that name is not followed.
 class PartWriter {
  public:
-  // Goes on behind the first `kept` bytes of a part that is there; with 0 another one is made in its place.
+  // Continues an existing part file after its first `kept` bytes; with 0 replaces it by a new one.
   PartWriter(const std::string& path, std::int64_t kept)
       : path_(path), part_(path + ".part"), fd_(open_part(part_, kept)) {
     if (fd_.get() < 0 || ::ftruncate(fd_.get(), kept) != 0 || ::lseek(fd_.get(), kept, SEEK_SET) != kept)
@@ -70,7 +70,7 @@ class PartWriter {
     }
   }
 
-  // From now on the part outlives the writer.
+  // Syncs the part file. It is not removed any more when the writer is destroyed.
   void keep() {
     if (::fsync(fd_.get()) != 0)
       throw Error(Errc::kIo, part_, "cannot be written: " + errno_text(errno), kRoom);
@@ -104,13 +104,13 @@ class PartWriter {
   bool kept_ = false;
 };
 
-// Where the tokens of one file have got to.
+// How far the tokenising of one file has come.
 struct Progress {
   std::int64_t offset = 0, lines = 0, tokens = 0, left_out = 0;  // left_out: by the loss mask
   std::int64_t documents = 0;
 };
 
-// The tokens of a file, and of documents the loss mask and where each begins.
+// Writes the tokens of a file and, for documents, the loss mask and the index.
 class TokenWriter {
  public:
   TokenWriter(const std::string& path, DType dtype, bool documents, const Progress& from)

@@ -1,5 +1,5 @@
-// Token files of the user, which may be of any program: opened as what lies beside them says, and checked for
-// signs that they are read in the wrong way.
+// Opens token files of the user, which any program may have written: as their companion files describe them,
+// and with checks for signs that they are read with the wrong type.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@ struct Tokens {
   std::shared_ptr<const MaskFile> mask;  // null: all are targets
 };
 
-// `dtype` counts where nothing beside the file says its type; none: uint16, or uint32 by the signs of it.
+// `dtype` is used if no companion file states the type; none: uint16, or uint32 if the contents look like it.
 // Throws Error(kUsage) for files of other programs, and for ids that are wider than the type.
 Tokens open_raw_tokens(const std::string& path, std::optional<DType> dtype);
 
@@ -25,7 +25,7 @@ Tokens open_raw_tokens(const std::string& path, std::optional<DType> dtype);
 // vocabulary ("model's"). ids[0] is the file's token `first`.
 void check_token_ids(const Tokens& tokens, std::int64_t first, std::span<const std::int32_t> ids,
                      std::int64_t limit, const char* whose);
-// Throws Error(kUsage) for one that is known to be beyond `vocabulary`.
+// Throws Error(kUsage) for the id at `position`, which is outside of `vocabulary`.
 [[noreturn]] void throw_bad_token(const std::string& path, std::int64_t position, std::int32_t id,
                                   const std::string& vocabulary, const std::string& hint);
 

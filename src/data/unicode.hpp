@@ -1,5 +1,5 @@
-// What tokenizers need to know of Unicode: general categories, white space, normal forms and small letters.
-// Pure functions; any thread.
+// The Unicode data that tokenizers need: general categories, white space, normal forms and lower case. Pure
+// functions; any thread.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -39,7 +39,7 @@ inline constexpr CategorySet kLetter = 0x1F, kMark = 0xE0, kNumber = 0x700, kPun
 CategorySet category_bit(char32_t code);
 // The property White_Space.
 bool is_space(char32_t code);
-// What \w means to a regular expression: letters, marks, decimal digits, connectors and joiners.
+// Whether \w of a regular expression matches: letters, marks, decimal digits, connectors and joiners.
 bool is_word(char32_t code);
 
 // The normal forms. The text must be UTF-8.
@@ -48,7 +48,7 @@ std::string normal_form(std::string_view text, Form form);
 inline std::string nfc(std::string_view text) {
   return normal_form(text, Form::kC);
 }
-// The text in small letters, each character by itself. The text must be UTF-8.
+// The text in lower case, converted character by character. The text must be UTF-8.
 std::string lowercase(std::string_view text);
 
 }  // namespace zg::unicode

@@ -22,22 +22,23 @@ using pages::kUnit;
 using Range = Extents::Range;
 using Kind = Extents::Kind;
 
-// Chunks in which pages are taken while the budget has room: a hook is called for each, and drivers keep a
-// table.
+// Sizes of the chunks in which pages are taken while the budget has room. Chunks are large, since hooks are
+// called for each, and drivers keep each in a table.
 constexpr std::int64_t kChunksPerBudget = 32, kMaxChunk = kGiB;
-// Addresses reserved at once, in budgets. More are reserved when they are too fragmented.
+// How many addresses to reserve at once, in multiples of the budget: the first amount that the system grants.
+// More are reserved when they are too fragmented.
 constexpr std::int64_t kAddressFactors[] = {4, 2, 1};
 
 std::int64_t unit_below(std::int64_t at) {
   return at / kUnit * kUnit;
 }
 
-// Each unit of kUnit bytes may be huge if and only if it has all its pages: else the kernel, giving a huge
-// page for a part of it, would pass the budget.
+// A unit of kUnit bytes may become a huge page only while all its pages are taken. Otherwise the kernel could
+// back a partly taken unit with a huge page, and so exceed the budget.
 //
-// Two mutexes: mutex_ guards all members but chunks_, and is held for moments only. A thread that takes pages
-// from the system or gives them back holds system_mutex_ as well, and releases mutex_ while the system or a
-// hook works; meanwhile the addresses in question count as used.
+// Two mutexes: mutex_ guards all members but chunks_, and is held only briefly. A thread that takes pages
+// from the system or gives them back also holds system_mutex_, and releases mutex_ during system calls and
+// hooks; meanwhile the addresses in question count as used.
 class PagedMemory final : public HostMemory {
  public:
   explicit PagedMemory(const HostMemoryOptions& options)
@@ -63,9 +64,9 @@ class PagedMemory final : public HostMemory {
     std::lock_guard system(system_mutex_);
     Lock lock(mutex_);
     if (bytes > budget_ - in_use_) return nullptr;
-    in_use_ += bytes;  // now: whoever takes holes meanwhile leaves enough of them
+    in_use_ += bytes;  // before pages are found, so that other threads leave enough holes
     try {
-      auto begin = extents_.take(bytes);  // of whoever had the turn before
+      auto begin = extents_.take(bytes);  // a hole that another thread made while this one waited
       if (!begin) begin = grow(lock, bytes);
       if (!begin) begin = regather(lock, bytes);
       peak_ = std::max(peak_, in_use_);
@@ -162,7 +163,8 @@ class PagedMemory final : public HostMemory {
     extents_.add_region({begin, bytes});
   }
 
-  // New pages, as long as the budget has them: more than is needed now, in whole units.
+  // Finds a place for the buffer and takes new pages for it, if the budget has enough left. Takes more pages
+  // than needed now, in whole units. None: the budget or the addresses do not suffice.
   std::optional<std::int64_t> grow(Lock& lock, std::int64_t bytes) {
     taken_of_share_.resize(shares_.size());
     for (std::size_t share = 0; share < shares_.size(); ++share) {
@@ -194,7 +196,7 @@ class PagedMemory final : public HostMemory {
     return std::nullopt;
   }
 
-  // Pages of holes that are too small or too far apart, for a buffer that the budget allows.
+  // Makes a buffer that the budget allows from the pages of holes that are too small or too far apart.
   std::int64_t regather(Lock& lock, std::int64_t bytes) {
     auto best = extents_.best_window(bytes, regions_);
     if (!best) {
@@ -202,7 +204,7 @@ class PagedMemory final : public HostMemory {
       best = extents_.best_window(bytes, regions_);
     }
     Range range = best->range;
-    if (best->missing == bytes) {  // addresses of its own: whole units, if they are free
+    if (best->missing == bytes) {  // no page is there yet: align to whole units, if they are free
       const std::int64_t aligned = round_up(range.begin, kUnit);
       if (extents_.empty_bytes_at(range.begin) >= aligned - range.begin + bytes) range.begin = aligned;
     }
@@ -219,8 +221,8 @@ class PagedMemory final : public HostMemory {
     return range.begin;
   }
 
-  // The next part of holes to take at most so many bytes from, which then counts as used: whole units as long
-  // as possible, so that huge pages stay whole.
+  // Chooses a range of holes, of at most `bytes` bytes, to take pages from, and marks it as used. Chooses
+  // whole units as long as possible, so that huge pages stay whole.
   Range strip_holes(std::int64_t bytes) {
     const auto whole_units = [&](const Range& hole) {
       const std::int64_t begin = round_up(hole.begin, kUnit), end = unit_below(hole.end());
@@ -243,9 +245,9 @@ class PagedMemory final : public HostMemory {
     }
   }
 
-  // Moves so many bytes of pages to the first of these parts of `buffer`, and takes those off the list.
-  // A driver that has registered the pages keeps them where it did: so of the addresses that pages leave
-  // those in chunks are never used again.
+  // Moves `bytes` bytes of pages from holes to the first of these parts of `buffer`, and removes the filled
+  // parts from the list. A driver that has registered the pages still knows them at their old addresses, so
+  // addresses in chunks that pages leave are never used again.
   void move_from_holes(Lock& lock, Range buffer, std::vector<Range>& parts, std::int64_t bytes) {
     while (bytes > 0) {
       const Range from = strip_holes(bytes);
@@ -294,10 +296,10 @@ class PagedMemory final : public HostMemory {
     if (extents_.backed({unit, kUnit})) pages::allow_huge(unit, kUnit, true);
   }
 
-  // Gives back addresses that count as used; they are empty then.
+  // Gives the pages of a range that counts as used back to the system; the range is then empty.
   void give_back(Lock& lock, Range range) {
     lock.unlock();
-    chunks_.remove(range);  // first: whoever has registered a chunk would keep its pages
+    chunks_.remove(range);  // first, since a driver that has a chunk registered would keep its pages
     if (huge_) {
       const std::int64_t begin = unit_below(range.begin);
       pages::allow_huge(begin, round_up(range.end(), kUnit) - begin, false);
@@ -309,7 +311,7 @@ class PagedMemory final : public HostMemory {
     count_taken(range, -1);
   }
 
-  // For the empty parts of `buffer`, which counts as used already.
+  // Takes pages from the system for the empty parts of `buffer`, which counts as used already.
   void take_pages(Lock& lock, Range buffer, const std::vector<Range>& parts) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const Range& part = parts[i];
@@ -337,7 +339,8 @@ class PagedMemory final : public HostMemory {
                     : "lower this tier's budget, or free memory");
       }
       if (!huge_) continue;
-      // Units that are whole only with what lies around the part: the kernel may join their pages later.
+      // Units at the part's ends that are whole only with the pages next to it: the kernel may join them
+      // later.
       for (const std::int64_t unit : {unit_below(part.begin), unit_below(part.end())}) {
         const bool inside = part.begin <= unit && unit + kUnit <= part.end();
         if (!inside && unit < region_of(part.begin).range.end()) allow_huge_if_whole(unit);
@@ -345,7 +348,7 @@ class PagedMemory final : public HostMemory {
     }
   }
 
-  // Under system_mutex_ alone.
+  // Called with system_mutex_ held, but not mutex_.
   void give_all_back() {
     ZG_ASSERT_EQ(in_use(), 0);
     for (const Region& region : regions_) chunks_.remove(region.range);
@@ -362,13 +365,13 @@ class PagedMemory final : public HostMemory {
   const bool pinned_, huge_;
   const std::int64_t chunk_;
   std::vector<NodeShare> shares_;
-  mutable std::mutex system_mutex_;  // before mutex_
+  mutable std::mutex system_mutex_;  // locked before mutex_
   mutable std::mutex mutex_;
   std::int64_t in_use_ = 0, peak_ = 0, taken_ = 0;
   std::vector<std::int64_t> taken_of_share_;
   std::vector<Region> regions_;
   Extents extents_;
-  Chunks chunks_;  // guarded by system_mutex_ alone
+  Chunks chunks_;  // guarded by system_mutex_, not by mutex_
   std::int64_t regathered_ = 0, regathered_bytes_ = 0;
 };
 

@@ -1,5 +1,6 @@
-// The rules for operands that several ops share, and views as the typed pointers that kernels take. An
-// operand that breaks a rule ends the process. No rule knows the backend: what it depends on is an argument.
+// Rules for operands that several ops share, and the conversion of views to the typed pointers that kernels
+// take. An operand that breaks a rule ends the process. The rules do not know the backend; properties of it
+// that they depend on are arguments.
 #pragma once
 #include <cstdint>
 
@@ -23,7 +24,7 @@ inline void expect(const View& v, const char* name, DType dtype, std::int64_t ro
   ZG_ASSERT(v.ld >= v.cols || v.rows <= 1, "{}: rows of {} elements, {} apart", name, v.cols, v.ld);
 }
 
-// Calls f<T>() for this storage type.
+// Calls f<T>() with T = this storage type.
 template <class F>
 void with_type(DType dtype, const F& f) {
   switch (dtype) {
@@ -65,7 +66,7 @@ inline void expect_scratch(const View& scratch, std::int64_t bytes) {
   ZG_ASSERT(scratch.count() >= bytes && (scratch.data != nullptr || bytes == 0),
             "attention needs {} bytes of scratch, given {}", bytes, scratch.count());
 }
-// Scratch of sums over rows, of at least `cols` columns: wider scratch, such as a LayerNorm's, will do.
+// Scratch of sums over rows must have at least `cols` columns; wider scratch, such as LayerNorm's, will do.
 inline void expect_row_scratch(const View& scratch, DType dtype, std::int64_t groups, std::int64_t cols) {
   ZG_ASSERT_GE(scratch.cols, cols);
   expect(scratch, "scratch", dtype, groups, scratch.cols);
@@ -76,7 +77,7 @@ inline void expect_quantized(const View& values, int bits, const View& codes) {
   expect_dense(codes, "codes", DType::kU8, quantized_bytes(values.count(), bits));
   ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(codes.data) % 4, 0u);
 }
-// Libraries refuse a leading dimension that is too small even where there is only one row.
+// Libraries refuse a leading dimension that is too small, even if there is only one row.
 inline void expect_leading_dimension(const View& v) {
   ZG_ASSERT_GE(v.ld, v.cols);
 }
@@ -139,7 +140,7 @@ inline void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t
   ZG_ASSERT_LT(rows * heads, std::int64_t{1} << 31);
   expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
 }
-// Null without documents.
+// Returns null if there are no documents.
 inline const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
   if (!first_keys) return nullptr;
   expect(first_keys, "first_keys", DType::kI32, 1, rows);

@@ -1,4 +1,4 @@
-// The op set over a backend. The operands of an op are checked when it is submitted, by the same rules for
+// Implements Ops over a backend. An op's operands are checked when it is submitted, by the same rules for
 // every device, and passed to the backend as typed raw pointers.
 //
 // A backend has a member function for each op, a template over the storage types. It takes the stream and
@@ -23,7 +23,7 @@ namespace zg {
 
 using namespace kernels;
 
-// The epilogue in GemmOptions as typed pointers; null: no such part.
+// The epilogue in GemmOptions as typed pointers; null: that step is absent.
 template <class In>
 struct Epilogue {
   const In* bias = nullptr;

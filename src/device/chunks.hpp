@@ -1,5 +1,5 @@
-// The chunks of memory that an arena has reported to its hooks, so that each is reported as unmapped
-// exactly once. Threads: none of its own; the arena's mutex guards it.
+// The chunks of memory that an arena has reported to its hooks. Each is reported as unmapped exactly once.
+// Not thread-safe: the arena's mutex guards it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace zg {
 class Chunks {
  public:
   std::int64_t count() const { return static_cast<std::int64_t>(chunks_.size()); }
-  // Whether the hooks keep what they were told of.
+  // Whether there are chunks, and the hooks keep them registered (Hooks::keeps).
   bool are_kept() const { return hooks_.keeps && !chunks_.empty(); }
 
   // Only while there are no chunks.
@@ -32,7 +32,7 @@ class Chunks {
       if (from < to) f(Extents::Range{from, to - from});
     }
   }
-  // Reports every chunk as unmapped of which a part lies in `range`.
+  // Reports every chunk that overlaps `range` as unmapped.
   void remove(Extents::Range range) {
     for (auto it = chunks_.begin(); it != chunks_.end();) {
       const auto [begin, bytes] = *it;

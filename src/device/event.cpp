@@ -10,10 +10,10 @@
 
 namespace zg {
 
-// Threads: the mutex guards `actions` until `done` is set, which happens under it. From then on `actions`
-// belong to the thread that set it.
+// Threads: the mutex guards `actions` until `done` is set, which happens under the mutex. After that, only
+// the thread that set it uses `actions`.
 struct Event::State {
-  // An event seldom has more actions. Their memory is kept when the state is reused.
+  // An event seldom has more than two actions. Their memory is kept when the state is reused.
   State() { actions.reserve(2); }
   std::atomic<std::int64_t> references{1};
   std::atomic<bool> done{false};
@@ -44,7 +44,7 @@ struct EventPool::Free {
   }
 
   std::mutex mutex;
-  Event::State* first = nullptr;  // the one returned last, whose memory is in cache
+  Event::State* first = nullptr;  // the state returned last, whose memory is in cache
   std::size_t count = 0;
 };
 
@@ -72,7 +72,7 @@ Event::Event(const Event& other) noexcept : state_(other.state_) {
 
 Event::~Event() {
   if (state_ == nullptr || state_->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  state_->actions.clear();  // of an event that was never set
+  state_->actions.clear();  // drops actions of an event that was never set
   if (DeviceEvent* const device_event = std::exchange(state_->device_event, nullptr))
     device_event->give_back();
   const std::shared_ptr<EventPool::Free> pool = std::exchange(state_->pool, nullptr);

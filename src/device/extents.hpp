@@ -1,13 +1,12 @@
-// The address map of an arena: which addresses are used by buffers, which are free and backed by memory
-// (holes), which are free without memory (empty), and which memory has left for good. It touches no memory
-// and makes no system call.
+// The address map of an arena. Addresses are used by buffers, free and backed by memory (holes), free without
+// memory (empty), or abandoned, never to be used again. The map touches no memory and makes no system call.
 //
-// Addresses are plentiful; memory is what the budget counts. A buffer that fits no hole gets empty addresses,
+// Addresses are plentiful; the budget counts memory. A buffer that fits into no hole gets empty addresses,
 // and the arena moves memory there from holes elsewhere. So fragmentation never makes an allocation fail.
 //
 // Invariant: extents cover every region without gaps or overlaps; adjacent extents that are not used differ
-// in kind. Threads: none of its own; the arena's mutex guards it. take() and release() allocate nothing
-// unless there are more extents than ever before.
+// in kind. Not thread-safe: the arena's mutex guards it. take() and release() allocate nothing unless there
+// are more extents than ever before.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -36,17 +35,17 @@ class Extents {
 
   Extents() : extents_(&pool_), holes_(&pool_) {}
 
-  void add_region(Range region);  // its addresses are empty
+  void add_region(Range region);  // its addresses start as empty
   void clear();
 
-  // The address of a new buffer in the smallest hole that is large enough (of equal holes the lowest), or
-  // none.
+  // Places a new buffer in the smallest hole that is large enough (the lowest of equal holes). Returns its
+  // address, or none.
   std::optional<std::int64_t> take(std::int64_t bytes);
   // The buffer becomes a hole. Asserts that there is such a buffer.
   void release(Range buffer);
 
-  // Where in `region` a buffer would need the least new memory; none: there are not so many contiguous free
-  // addresses.
+  // The place in `region` where a buffer would need the least new memory; none if the region lacks that many
+  // contiguous free addresses.
   std::optional<Window> window(std::int64_t bytes, Range region) const;
   // The best of the windows in all regions. Regions: a list of structs with a member `range`.
   template <class Regions>
@@ -62,14 +61,14 @@ class Extents {
   std::int64_t empty_bytes_at(std::int64_t at) const;
   // The parts of `range` that are empty, by rising address.
   std::vector<Range> empty_parts(Range range) const;
-  // Whether all of it has memory.
+  // Whether all of the range is backed by memory.
   bool backed(Range range) const;
   // All holes, the largest first.
   std::vector<Range> holes() const;
-  // The end of a hole, to take `bytes` of memory from: of the smallest hole that has them, else all of the
-  // largest hole. Asserts that there is a hole.
+  // A range to take `bytes` of memory from: the end of the smallest hole that is large enough, else all of
+  // the largest hole. Asserts that there is a hole.
   Range strippable(std::int64_t bytes) const;
-  // Sets the kind of free addresses. Asserts that none of them is used, or left for good.
+  // Sets the kind of free addresses. Asserts that none of them is used or abandoned.
   void set(Range range, Kind kind);
 
  private:
@@ -83,7 +82,7 @@ class Extents {
   void put(Map::iterator it, Kind kind);  // sets its kind and merges it with its neighbours
   Map::const_iterator at_or_before(std::int64_t at) const;
 
-  // Keeps the nodes of both for reuse.
+  // Keeps the nodes of extents_ and holes_ for reuse.
   std::pmr::unsynchronized_pool_resource pool_;
   Map extents_;                                                 // by address
   std::pmr::set<std::pair<std::int64_t, std::int64_t>> holes_;  // (bytes, address)

@@ -1,5 +1,5 @@
-// The host device: arena, streams and copies in host memory, and an op set that runs kernels of kernels/host
-// on the threads of its streams.
+// The host device: arena, streams and copies in host memory, and ops that run the kernels of kernels/host on
+// the threads of its streams.
 #include <cstring>
 
 #include "device/checked_ops.hpp"
@@ -80,7 +80,7 @@ struct HostBackend {
   }
   template <class In, class Out>
   void finish_gradient(Stream& s, std::int64_t n, const In* in, Out* out, double* norm_sq, double* scratch) {
-    // Through the scratch memory, as on a GPU: so that what else lies there is seen to be lost here, too.
+    // Uses the scratch memory, as a GPU does, so that tests notice other data there being overwritten.
     enqueue(s, "finish_gradient", [=] {
       *scratch = host::finish_gradient<In, Out>(n, in, out);
       *norm_sq += *scratch;
@@ -92,8 +92,8 @@ struct HostBackend {
   }
 };
 
-// Its "device memory" is an arena of its own, apart from the host tier's, so that tiers, copies and budgets
-// work as on a GPU.
+// Its "device memory" is an arena separate from the host tier's, so that tiers, copies and budgets work as on
+// a GPU.
 class HostDevice : public Device {
  public:
   HostDevice(std::int64_t budget, Trace* trace)

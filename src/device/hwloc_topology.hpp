@@ -12,8 +12,8 @@ namespace zg {
 
 using HwlocTopology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
 
-// This machine, or the one that `synthetic` describes (hwloc's "Synthetic topologies"). Null where the system
-// refuses hwloc what it needs. Throws kUsage for a description that hwloc does not read.
+// The topology of this machine, or of the one that `synthetic` describes (hwloc's "Synthetic topologies").
+// Null if the system refuses calls that hwloc needs. Throws kUsage for a description that hwloc cannot parse.
 inline HwlocTopology load_topology(const std::string& synthetic = "") {
   HwlocTopology none(nullptr, &hwloc_topology_destroy);
   if (synthetic.empty() && !can_read_affinity()) return none;  // hwloc would not return

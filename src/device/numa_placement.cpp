@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kPage = 4096;
 
-// The memory that is left on each node while shares are assigned.
+// The nodes, and the memory left on each while shares are assigned.
 class Nodes {
  public:
   explicit Nodes(const NodeTopology& topology) : topology_(topology) {
@@ -69,7 +69,7 @@ class Nodes {
   std::vector<std::int64_t> left_;
 };
 
-// n parts of whole pages that add up to `bytes`; the first parts are larger where it does not divide.
+// Splits `bytes` into n parts of whole pages; the first parts are larger if it does not divide evenly.
 std::vector<std::int64_t> equal_parts(std::int64_t bytes, std::size_t n) {
   const auto count = static_cast<std::int64_t>(n);
   const std::int64_t page_count = bytes / kPage;
@@ -100,7 +100,7 @@ MemoryPlacement place_on_numa_nodes(const NodeTopology& topology, const std::vec
   for (const MemoryUser& device : devices) out.device_nodes.push_back(nodes.nearest(device.node));
   for (const MemoryUser& drive : drives) out.drive_nodes.push_back(nodes.nearest(drive.node));
 
-  // One part for each device; without devices a single part, which the drives claim together.
+  // One part of the budget for each device; without devices a single part, which the drives claim together.
   const std::vector<std::int64_t> parts = equal_parts(budget, std::max<std::size_t>(1, devices.size()));
   out.device_shares.resize(parts.size());
   struct Claim {
@@ -119,8 +119,8 @@ MemoryPlacement place_on_numa_nodes(const NodeTopology& topology, const std::vec
           {i, devices.empty() ? std::vector<std::size_t>() : nodes.near(devices[i].node), parts[i]});
   }
   const bool decide = nodes.with_memory() > 1;
-  // All claims on their nearest nodes are served first, then those on their second nearest, and so on: what
-  // one user's node cannot hold must not take another user's nearest node. If several claims of a round
+  // First all claims are served on their nearest nodes, then on their second nearest, and so on, so that the
+  // overflow of one user's node does not take another user's nearest node. If several claims of a round
   // compete for a node, each gets an equal part of it.
   for (std::size_t round = 0; decide && round < topology.nodes.size(); ++round) {
     for (std::size_t node = 0; node < topology.nodes.size(); ++node) {
@@ -129,7 +129,7 @@ MemoryPlacement place_on_numa_nodes(const NodeTopology& topology, const std::vec
         if (round < claim.order.size() && claim.order[round] == node && claim.bytes > 0)
           here.push_back(&claim);
       }
-      // The smallest claim first: what it does not need of its part goes to the others.
+      // The smallest claim comes first: the unneeded rest of its part goes to the others.
       std::stable_sort(here.begin(), here.end(),
                        [](const Claim* a, const Claim* b) { return a->bytes < b->bytes; });
       for (std::size_t i = 0; i < here.size(); ++i) {

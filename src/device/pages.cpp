@@ -35,12 +35,12 @@ std::size_t size(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes);
 }
 
-// A sandbox refuses it; memory is not short.
+// Whether the error means that a sandbox refuses the call, and not that memory is short.
 bool is_forbidden(int error) {
   return error == EPERM || error == EACCES || error == ENOSYS;
 }
 
-// What one thread takes at a time: it clears this in milliseconds, and a thread wakes in microseconds.
+// Bytes that one thread takes at a time: clearing them takes milliseconds, waking a thread only microseconds.
 constexpr std::int64_t kTurn = 8 * kUnit;
 
 int take_alone(std::int64_t begin, std::int64_t bytes) {
@@ -55,7 +55,8 @@ int take_alone(std::int64_t begin, std::int64_t bytes) {
   return 0;
 }
 
-// Addresses that were free just now, aligned to a unit, or 0: a hint, with which a huge page stays one.
+// Addresses that were free just now, aligned to a unit; null: none. As mremap's hint they let a huge page
+// stay huge.
 void* aligned_hint() {
   void* const data =
       mmap(nullptr, size(2 * kUnit), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -64,8 +65,8 @@ void* aligned_hint() {
   return pointer(round_up(reinterpret_cast<std::int64_t>(data), kUnit));
 }
 
-// By way of addresses that the kernel chooses: with a fixed target, mremap unmaps what is there before it
-// looks at its source, and if it then refuses, another thread's mapping may be there.
+// Moves pages in two steps, by way of addresses that the kernel chooses. With a fixed target, mremap unmaps
+// the target before it checks its source; if it then fails, another thread's mapping may take that place.
 int move_alone(std::int64_t from, std::int64_t to, std::int64_t bytes) {
   void* const hint = bytes == kUnit ? aligned_hint() : nullptr;
   void* const between =
@@ -78,7 +79,8 @@ int move_alone(std::int64_t from, std::int64_t to, std::int64_t bytes) {
   return error;
 }
 
-// The kernel moves what is one mapping to it. Where one ends and the next begins it does not say.
+// Moves pages that may span several kernel mappings. The kernel moves only within one mapping, and does not
+// report where one ends and the next begins, so a range that it refuses is halved.
 int move_halves(std::int64_t from, std::int64_t to, std::int64_t bytes) {
   const int error = move_alone(from, to, bytes);
   if (error != EFAULT || bytes <= kPage) return error;
@@ -87,7 +89,7 @@ int move_halves(std::int64_t from, std::int64_t to, std::int64_t bytes) {
   return refusal != 0 ? refusal : move_halves(from + half, to + half, bytes - half);
 }
 
-// The pages count as given back, and destructors do it: nothing can be thrown here.
+// Ends the process. The pages count as given back already, and destructors call this, so it cannot throw.
 [[noreturn]] void end_without_pages(int error) {
   log::error("pages of host memory cannot be given back: madvise: {}, mmap: {}", errno_text(error),
              errno_text(errno));
@@ -123,7 +125,7 @@ int prefer_node(std::int64_t begin, std::int64_t bytes, int node) {
 }
 
 void allow_huge(std::int64_t begin, std::int64_t bytes, bool huge) {
-  // A kernel without huge pages refuses either advice, and needs neither.
+  // Errors are ignored: a kernel without huge pages refuses both advices, and needs neither.
   madvise(pointer(begin), size(bytes), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
@@ -144,7 +146,8 @@ int take(std::int64_t begin, std::int64_t bytes) {
 void give_back(std::int64_t begin, std::int64_t bytes, bool locked) {
   if (locked) munlock(pointer(begin), size(bytes));
   if (madvise(pointer(begin), size(bytes), MADV_DONTNEED) == 0) return;
-  // A sandbox may forbid the advice. New pages in their place cost the mapping its node and its huge pages.
+  // A sandbox may forbid the advice. Then a new mapping replaces the pages; it loses the preferred node and
+  // the advice about huge pages.
   const int error = errno;
   ZG_ASSERT(is_forbidden(error), "madvise: {}", errno_text(error));
   if (mmap(pointer(begin), size(bytes), PROT_READ | PROT_WRITE,
@@ -153,7 +156,7 @@ void give_back(std::int64_t begin, std::int64_t bytes, bool locked) {
 }
 
 int move(std::int64_t from, std::int64_t to, std::int64_t bytes, bool locked) {
-  // Else the kernel unlocks all of the mapping that the pages leave.
+  // Without this the kernel would unlock the whole mapping that the pages leave.
   if (locked) munlock(pointer(from), size(bytes));
   int error = 0;
   for (std::int64_t done = 0; done < bytes && error == 0;) {

@@ -17,11 +17,11 @@ namespace {
 class Ring {
  public:
   struct Item {
-    // Null: an event or a callback, not an operation: it is not timed, and runs even after a failure.
+    // Null for an event or a callback, which is not timed, and runs even after a failure.
     const char* label = nullptr;
     Task work;
   };
-  // More items can only come from a caller that never waits for the stream: a bug.
+  // More items mean that a caller never waits for the stream, which is a bug.
   static constexpr std::size_t kMaxItems = std::size_t{1} << 24;
 
   bool empty() const { return count_ == 0; }
@@ -108,8 +108,8 @@ struct HostStream::Worker {
   Ring tasks;
   bool stop = false, idle = true;
   std::exception_ptr failure;
-  Clock::duration busy{0};                         // in operations that are done
-  std::optional<Clock::time_point> working_since;  // in the one that is not
+  Clock::duration busy{0};                         // time spent in operations that are done
+  std::optional<Clock::time_point> working_since;  // start of the current operation
   EventPool events;
   NamedThread thread;  // last, so that it is joined before the other members are destroyed
 };

@@ -1,6 +1,7 @@
-// What a model's attention exchanges with the other parts of a context group, over a communicator. On a
-// stream of its own, so that keys and values go around the ring beside the attention to those that are there.
-// Calls are never recorded (Device::repeat), since each must meet the others'.
+// Exchanges of a model's attention with the other ranks of a context group, over a communicator. They run on
+// a stream of their own, so that keys and values go around the ring while attention to the keys and values
+// already received is computed. Calls are never recorded (Device::repeat), since each must meet the calls of
+// the other ranks.
 #pragma once
 #include <memory>
 
@@ -18,7 +19,7 @@ class ContextParallelComm final : public ContextExchange {
 
   Stream& stream() { return *stream_; }
   CommTraffic traffic() const { return group_->traffic(); }
-  // The calls from here on are for this operation, which outlives the work.
+  // The exchanges that follow are for this operation, which must outlive them.
   void begin_op(const StepOp& op) { op_ = &op; }
 
   void begin_pass(Stream& s, const View& mine, const View& from_before) override {
@@ -26,8 +27,9 @@ class ContextParallelComm final : public ContextExchange {
     const OpTimer::Comm timed(timer_, *stream_, CommAxis::kContext, *op_);
     const int rank = group_->rank(), size = group_->size();
     const auto send = [&] { group_->send(*stream_, mine.data, mine.count(), mine.dtype, (rank + 1) % size); };
-    // A send ends when it is received, so of two neighbours one must receive first; of a ring with an odd
-    // number of members two neighbours may both send first, and are relieved by those behind them.
+    // A send ends when it is received, so odd ranks receive first. In a ring with an odd number of members,
+    // the last and the first rank are both even and both send first. This is no deadlock: the first rank's
+    // send is received by the next rank, which is odd.
     if (rank % 2 == 0) send();
     group_->receive(*stream_, from_before.data, from_before.count(), from_before.dtype,
                     (rank + size - 1) % size);

@@ -1,5 +1,5 @@
-// A lease through which the processor reads or writes a segment: at the host, or at the device with a copy of
-// the bytes at the host.
+// A lease through which the CPU reads or writes a segment. The lease is at the host, or at the device with a
+// copy of the bytes in host memory.
 #pragma once
 #include <utility>
 
@@ -13,12 +13,12 @@ class HostLease {
  public:
   // A lease at the host, or on a device that is the host.
   explicit HostLease(Lease lease) : lease_(std::move(lease)) {}
-  // The bytes of the segment that its user sees and may change.
+  // The range of bytes of the segment that the user reads and may change.
   struct Part {
     std::int64_t begin = 0, bytes = 0;
   };
-  // A lease on a GPU, of which this part is copied to the host, and back by the destructor where it was
-  // written. Copies run on `stream`, which must be idle.
+  // A lease at a GPU. The bytes of `part` are copied to the host, unless `access` overwrites them; the
+  // destructor copies them back, unless `access` only reads. Copies run on `stream`, which must be idle.
   HostLease(Lease lease, Access access, Device& device, Stream& stream, const Part& part)
       : lease_(std::move(lease)),
         copy_(lease_.bytes()),
@@ -38,7 +38,7 @@ class HostLease {
         part_(other.part_),
         writes_(other.writes_) {}
   HostLease& operator=(HostLease&&) = delete;
-  // If the device fails here, the next synchronize() throws the failure.
+  // If the device fails here, the stream's next synchronize() throws the failure.
   ~HostLease() {
     if (device_ == nullptr || !writes_ || part_.bytes == 0) return;
     device_->copy_to_device(*stream_, at(lease_.data()), at(copy_.data()), part_.bytes);
@@ -56,7 +56,7 @@ class HostLease {
 
   Lease lease_;
   Buffer copy_;
-  Device* device_ = nullptr;  // null: there is no copy
+  Device* device_ = nullptr;  // null: no copy
   Stream* stream_ = nullptr;
   Part part_;
   bool writes_ = false;

@@ -6,7 +6,7 @@
 namespace zg {
 namespace {
 
-// The operands of a whole call on a unit in tiles; each of its operations has them.
+// The operands that all operations of one call on a unit in tiles have in common.
 constexpr std::array kThroughout = {Operand::kWeight,      Operand::kTable,
                                     Operand::kInput,       Operand::kOutput,
                                     Operand::kSaved,       Operand::kActivationGradient,
@@ -58,7 +58,7 @@ bool ModelOps::repeats(const StepOp& op) const {
   return !dropout_of(op) && parts_ == nullptr && !op.in_tiles() && (sequences_ == nullptr || !attends(op));
 }
 
-// Where the operation stands, for what it drops; none: it drops nothing.
+// The operation's position for the dropout masks (unit, step, sequences); empty if it drops nothing.
 std::optional<DropoutPlace> ModelOps::dropout_of(const StepOp& op) const {
   const DropoutRates& rates = model_.config().dropout;
   const bool of_embedding = op.kind == OpKind::kEmbedding || op.kind == OpKind::kEmbeddingBackward;
@@ -110,15 +110,15 @@ void ModelOps::go_on(const StepOp& op) {
 UnitCall ModelOps::operands_of(const StepOp& op) {
   const Layout& layout = context_.layout;
   const Workspace workspace = context_.workspace();
-  // These are the first tiles where the units are in tiles. A tied head uses the embedding's weight and
-  // accumulator as its output matrix.
+  // If a unit is in tiles, these are the tensors of its first tile. A tied head uses the embedding's weight
+  // as its output matrix, and the embedding's accumulator for the gradient.
   const Layout::TileTensors &unit = layout.unit(op.unit), &embedding = layout.unit(0);
   UnitCall call;
   call.shape = layout.options.micro_batch;
   call.layer = op.unit - 1;
   call.weights = flat(op, Operand::kWeight, unit.weight, unit);
   call.grads = flat(op, Operand::kAccumulator, unit.accumulator, unit);
-  // The first micro-batch finds garbage in an accumulator.
+  // Before the first micro-batch, an accumulator holds garbage.
   call.into = op.first ? Gradients::kOverwrite : Gradients::kAdd;
   if (const std::int32_t t = layout.adapter_tile(op.unit); t >= 0) {
     const Layout::TileTensors& adapters = layout.tile(t);
@@ -144,7 +144,7 @@ UnitCall ModelOps::operands_of(const StepOp& op) {
   return call;
 }
 
-// Null where the operation does not have the operand.
+// Null if the operation does not have the operand.
 View ModelOps::flat(const StepOp& op, Operand operand, TensorId id, const Layout::TileTensors& tile) {
   return op.has(operand) ? unit_view(context_.layout, context_.data(op, operand), id, tile) : View();
 }

@@ -1,5 +1,5 @@
-// Operations that call the model: the operands of the calls, their exchanges with the other parts of the
-// model or of sequences, and dropout.
+// Operations that call the model: the operands of the calls, their exchanges with tensor-parallel and
+// context-parallel ranks, and dropout.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -19,27 +19,28 @@ class ModelOps {
   // The context must outlive it.
   ModelOps(OpContext& context, const StepExecutor::Options& options);
 
-  // The step of training that runs; none: an evaluation, which drops nothing.
+  // The training step that runs; empty: an evaluation, which drops nothing.
   void set_step(std::optional<std::int64_t> step) { step_ = step; }
-  // The factor of the gradient with which the head starts the backward.
+  // The factor by which the head multiplies the gradient of the loss at the start of the backward.
   void set_head_scale(double scale) { head_scale_ = scale; }
   double head_scale() const { return head_scale_; }
 
-  // Called before each operation: exchanges from here on are counted for it.
+  // Called before each operation: the exchanges that follow are counted for it.
   void begin(const StepOp& op);
-  // Enqueues the operation, whose leases the context has. A call on a unit in tiles begins with the first of
-  // its operations and ends with the last one; others that make its tiles, or finish their gradients, may be
-  // issued between them.
+  // Enqueues the operation, whose leases are in the context. A call on a unit in tiles begins with its first
+  // operation and ends with its last one. Operations that materialize its tiles, or finish their gradients,
+  // may be issued between them.
   void issue(const StepOp& op);
-  // Ends a call on a unit in tiles whose later operations will not come, since one has failed.
+  // Ends a call on a unit in tiles whose later operations will not be issued, since an operation failed.
   void cancel() { call_.reset(); }
   // Whether a call on a unit in tiles is under way.
   bool within_call() const { return call_.has_value(); }
   // Whether the operation enqueues the same work in every step, on the compute stream alone. It does not with
-  // dropout, whose masks differ, and with exchanges, each of which must meet the other parts' exchange.
+  // dropout, since masks differ, nor with exchanges, each of which must meet the exchanges of the other
+  // ranks.
   bool repeats(const StepOp& op) const;
 
-  // The streams on which calls exchange: of sequences, and of parts of the model. Null: there is no such
+  // The streams of context-parallel and of tensor-parallel exchanges, in this order; null if there is no such
   // stream.
   std::array<Stream*, 2> streams() const;
   void add_traffic(CommTraffics& all) const;
@@ -53,16 +54,16 @@ class ModelOps {
   View rows(const StepOp& op, Operand operand);
 
   OpContext& context_;
-  std::unique_ptr<TensorParallelComm> parts_;       // null: the model is whole
-  std::unique_ptr<ContextParallelComm> sequences_;  // null: sequences are whole
-  const Model model_;                               // the layout's, with parts_
-  // By unit; empty: nothing is ever dropped.
+  std::unique_ptr<TensorParallelComm> parts_;       // null without tensor parallelism
+  std::unique_ptr<ContextParallelComm> sequences_;  // null without context parallelism
+  const Model model_;                               // the layout's model, using parts_
+  // Indexed by unit; empty if the model has no dropout.
   std::vector<std::array<RandomKey, 2>> dropout_keys_;
   std::vector<RandomKey> adapter_keys_;
   std::optional<std::int64_t> step_;
   double head_scale_ = 1;
-  std::optional<TileCall> call_;      // on a unit in tiles, under way
-  std::vector<void*> call_operands_;  // its operands, which must not move while it is under way
+  std::optional<TileCall> call_;      // the call on a unit in tiles that is under way, if any
+  std::vector<void*> call_operands_;  // its operands; they must not move meanwhile
 };
 
 }  // namespace zg

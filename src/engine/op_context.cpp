@@ -42,7 +42,8 @@ OpContext::OpContext(const StepExecutor::Options& o)
   ZG_ASSERT_EQ(o.comm->size(), place().ranks());
   ZG_ASSERT_EQ(o.comm->rank(), place().rank());
   const auto group = [&](CommAxis axis) { return make_group(o.comm, axis); };
-  // First the one that all ranks have, however they shard, so that agree() finds out if they differ in that.
+  // Made first, since all ranks have this group however they shard. So agree() can detect ranks that shard
+  // differently.
   numbers = group(CommAxis::kScalars);
   shards = group(CommAxis::kShards);
   replicas = group(CommAxis::kReplicas);
@@ -57,8 +58,8 @@ std::unique_ptr<Communicator> OpContext::make_group(CommRank* of, CommAxis axis)
 }
 
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are
-// limited by the bandwidth of its memory, which compute shares, so nothing is gained by running both at once;
-// and in one stream no thread has to wait between an update and the forward that reads its result.
+// limited by memory bandwidth, which compute also uses, so nothing is gained by running both at once; and on
+// one stream, no thread has to wait between an update and the forward that reads its result.
 Stream& OpContext::stream_of(const StepOp& op) const {
   if (op.kind == OpKind::kUpdate)
     return !device.is_host() && layout.update_at(op.unit) == Tier::kDevice ? *compute : *optimizer;

@@ -1,7 +1,8 @@
-// The state that operations of all kinds share: the layout and the device of the run, its streams and
-// communicators, and the leases of the operation that is being issued.
+// The state that all kinds of operations share: the run's layout, device, streams and communicators, and the
+// leases of the operation that is being issued.
 //
-// The rank's thread alone uses it, but for `position`, `timer` and `stall`, which say which threads may.
+// Only the rank's thread uses it, except `position`, `timer` and `stall`, whose comments say which threads
+// may.
 #pragma once
 #include <functional>
 #include <memory>
@@ -22,9 +23,10 @@ class OpContext {
   Device& device;
   TensorStore& store;
   const std::unique_ptr<Stream> compute, optimizer;
-  const std::unique_ptr<Stream> comm;           // null: there is one rank
-  const std::unique_ptr<Stream> send, receive;  // null: there is one stage
-  // The communicators of axes (CommAxis); null where this rank is alone.
+  const std::unique_ptr<Stream> comm;           // null if there is one rank
+  const std::unique_ptr<Stream> send, receive;  // null if there is one stage
+  // The communicators of the axes (CommAxis); null where this rank is alone. numbers: kScalars; pieces:
+  // kDataParallel; copies: kReplicated.
   std::unique_ptr<Communicator> numbers, shards, replicas, pieces, copies, stages;
   Position position;
   OpTimer timer;
@@ -33,7 +35,8 @@ class OpContext {
 
   RankPlace place() const { return layout.options.place(); }
   Workspace workspace() const { return {layout, memory_.get()}; }
-  // The communicator of an axis, which its members make together; null where this rank is alone.
+  // Makes the communicator of an axis; all members of the group must call this. Null where this rank is
+  // alone.
   std::unique_ptr<Communicator> make_group(CommRank* comm, CommAxis axis) const;
   // The stream on which an operation runs.
   Stream& stream_of(const StepOp& op) const;
@@ -42,13 +45,13 @@ class OpContext {
     return leases[static_cast<std::size_t>(op.access[static_cast<std::size_t>(operand)])];
   }
   void* data(const StepOp& op, Operand operand) { return lease(op, operand).data(); }
-  // Null where the operation does not have the operand.
+  // Null if the operation does not have the operand.
   void* data_if_any(const StepOp& op, Operand operand) {
     return op.has(operand) ? data(op, operand) : nullptr;
   }
 
  private:
-  std::unique_ptr<void, std::function<void(void*)>> memory_;  // of the workspace, in the device's arena
+  std::unique_ptr<void, std::function<void(void*)>> memory_;  // the workspace, in the device's arena
 };
 
 }  // namespace zg

@@ -1,6 +1,6 @@
 // The engine's position in its programs, for the watchdog and the progress line. The rank thread and the
-// streams write it; any thread may read it without waiting. The members are read one after another, so a
-// reader may see them a moment apart.
+// streams write it; any thread may read it without waiting. Members are read one after another, so a reader
+// may see values of slightly different moments.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -14,7 +14,8 @@
 
 namespace zg {
 
-// "backward 3.1": the kind, the layer (forward, backward) or unit, and the micro-batch or segment.
+// An operation as text, such as "backward 3.1": its kind, its layer (forward and backward) or unit, and its
+// micro-batch or segment.
 inline std::string text_of(const StepOp& op) {
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
                         op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
@@ -28,17 +29,17 @@ class Position {
  public:
   enum class Waits : std::uint8_t { kNo, kForLease, kForMoves, kForStream, kForRanks };
 
-  // Called by the rank thread. Programs and their operations outlive this.
+  // Called by the rank thread. Programs and their operations must outlive this object.
   void begin_step(std::int64_t step) { step_.store(step); }
   void begin_program(const StepProgram& program) {
     program_.store(&program);
     op_.store(0);
     inside_.store(true);
   }
-  void end_program() { inside_.store(false); }  // all of its operations have been issued
+  void end_program() { inside_.store(false); }  // all operations of the program have been issued
   void next_op(std::int32_t op) { op_.store(op); }
   void issued() { issued_.fetch_add(1); }
-  // While it exists, the rank thread counts as waiting.
+  // While a Waiting exists, the rank thread counts as waiting.
   class Waiting {
    public:
     Waiting(Position& position, Waits what) : position_(position) { position_.waits_.store(what); }
@@ -56,7 +57,8 @@ class Position {
     working_[stream].store(nullptr);
     done_[stream].fetch_add(1);
   }
-  // Called by whoever carries out a call of other ranks. `op` null: it is for no operation.
+  // Called by the thread that carries out a communication call, before and after it. `op` is null if the call
+  // belongs to no operation.
   void enter(CommAxis axis, const StepOp* op) {
     meetings_[axis].op.store(op);
     meetings_[axis].entered.fetch_add(1);
@@ -73,7 +75,8 @@ class Position {
   std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
   std::string whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const;
   StepExecutor::Meeting meeting(CommAxis axis, std::int64_t layers) const;
-  // The operation of the latest call; null: none, or it was for no operation.
+  // The operation of the latest communication call; null if there was no call, or it belonged to no
+  // operation.
   const StepOp* met(CommAxis axis) const { return meetings_[axis].op.load(); }
 
  private:
@@ -82,12 +85,12 @@ class Position {
   std::atomic<std::int32_t> op_{0};
   std::atomic<Waits> waits_{Waits::kNo};
   std::atomic<std::uint64_t> issued_{0};
-  std::atomic<bool> inside_{false};  // a program
+  std::atomic<bool> inside_{false};  // the rank thread is within a program
   std::atomic<std::uint64_t> done_[kWork] = {};
   std::atomic<const StepOp*> working_[kWork] = {};
   struct Calls {
     std::atomic<std::uint64_t> entered{0}, left{0};
-    std::atomic<const StepOp*> op{nullptr};  // of the call entered last
+    std::atomic<const StepOp*> op{nullptr};  // the operation of the call entered last
   };
   ByAxis<Calls> meetings_;
 };
@@ -134,8 +137,8 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
   return "?";
 }
 
-// The operation on the compute stream; if it is idle, the update that runs at the end of a step, or the
-// operation that is issued next and what it waits for.
+// The operation on the compute stream, or else on the comm or the receive stream. If these are idle: the
+// update that runs at the end of a step, or the operation that is issued next and the cause of its wait.
 inline std::string Position::work(std::int64_t layers, std::optional<StallCause> awaited) const {
   for (const int which : {0, 2, 4}) {
     if (const StepOp* op = working_[which].load()) return work_of(*op, layers);
@@ -202,7 +205,7 @@ inline std::string Position::text() const {
   const StepProgram* program = program_.load();
   std::string text = step < 0 ? "before the first step" : fmt::format("step {}", step + 1);
   if (program != nullptr) {
-    // Just after begin_program() this may still be the operation number of the program before.
+    // Just after begin_program(), this may still be the operation number in the previous program.
     const auto op = static_cast<std::size_t>(op_.load());
     text += fmt::format(", program {}", program->program.name());
     if (op < program->ops.size())
@@ -218,7 +221,7 @@ inline std::string Position::text() const {
   }
   for (int i = 0; i < kWork; ++i) {
     const StepOp* op = working_[i].load();
-    if (i >= 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank, or one stage
+    if (i >= 2 && op == nullptr && done_[i].load() == 0) continue;  // there is one rank or one stage
     text += fmt::format("\n{} stream: {} operations done, {}", kStreams[i], done_[i].load(),
                         op != nullptr ? "works on " + text_of(*op) : "idle");
   }

@@ -1,6 +1,6 @@
-// Host memory for what the engine itself copies to and from the device: pinned where the device pins host
-// memory, so that copies are DMA and the host does not wait for them. Not counted to the host tier's budget:
-// some bytes a token.
+// Host memory for the tokens and scalars that the engine itself copies to and from the device. It is pinned
+// if the device pins host memory, so that copies are DMA and the host does not wait for them. It is a few
+// bytes for each token, and is not charged to the host tier's budget.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -15,7 +15,8 @@ namespace zg {
 
 class Staging {
  public:
-  // For Workspace::inputs(). Throws Error(kMemory) as make_host_memory() does. The device must outlive it.
+  // Allocates a buffer for Workspace::inputs(). Throws Error(kMemory) as make_host_memory() does. The device
+  // must outlive it.
   Staging(Device& device, const Layout& layout)
       : device_(device),
         layout_(layout),
@@ -30,7 +31,7 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   void* data() const { return data_; }
-  // Stages a micro-batch. What was loaded before must have reached the device.
+  // Stages micro-batch `m`. Copies of an earlier load() must have reached the device.
   void put(std::int64_t m, const MicroBatch& batch) {
     const auto bytes = static_cast<std::size_t>(Workspace::token_bytes(layout_));
     char* const tokens = static_cast<char*>(data_) + Workspace::input_bytes(layout_, m);
@@ -41,7 +42,8 @@ class Staging {
       std::memcpy(tokens + 2 * bytes, batch.first_keys,
                   static_cast<std::size_t>(Workspace::document_bytes(layout_)));
   }
-  // Copies the staged micro-batches to the device, and zeroes its scalars. Returns the bytes copied.
+  // Copies the staged micro-batches to the device, and zeroes the workspace's scalars. Returns the bytes
+  // copied.
   std::int64_t load(Stream& stream, const Workspace& workspace, std::int64_t micro_batches) {
     std::memset(data_, 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
     const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);

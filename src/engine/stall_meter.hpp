@@ -1,20 +1,21 @@
-// Measures the stalls of the compute stream during a step, by cause. What ranks do together
-// runs on other streams, for which it may wait.
+// Measures the stalls of the compute stream during a step, by cause. Communication between ranks runs on
+// other streams, and the compute stream may wait for them.
 //
 // A wait of the rank thread is not always a stall: the thread runs ahead of the stream, and its wait may end
-// before the stream has finished the work that it was given. So the two are intersected. The time of the rank
-// thread is divided where the cause changes for which it does not issue the next operation. Of each piece,
-// the time in which the stream was idle counts as stall for the piece's cause. The pieces cover the step, so
-// the stalls add up to the idle time of the stream; waits of the rank thread while the stream was busy count
-// nowhere.
+// before the stream has finished its queued work. So a stall is time in which the thread waits and the stream
+// is idle. The time of a step is divided into intervals, in each of which the rank thread has one cause for
+// not issuing the next operation. The idle time of the stream in an interval counts as a stall of the
+// interval's cause. The intervals cover the step, so the stalls add up to the idle time of the stream. Waits
+// of the rank thread while the stream is busy do not count.
 //
-// Operations are issued in one order. So an update that waits for its state also holds up the compute that
-// follows it in the program; the cause of that stall is a read, or whatever the state waits for. Where the
-// next operation needs the weight, the gradient or the memory of an update that is running, the cause is the
-// optimizer. The same holds where a step ends with its updates and the rank thread waits for the optimizer's
-// stream. While it waits for the compute stream at the end of a step, everything has been issued, so idle
-// time there is hand-over (kOther). But where the stream itself waited for what parts of layers or of
-// sequences exchange, that counts by itself (kParts), whatever the rank thread did meanwhile.
+// Operations are issued in program order. So an update that waits for its state also holds up the compute
+// after it; the cause of that stall is a read, or whatever else the state waits for. If the next operation
+// needs the weight, the gradient or the memory of an update that is running, the cause is the optimizer. The
+// cause is also the optimizer if a step ends with updates and the rank thread waits for the optimizer's
+// stream. While the rank thread waits for the compute stream at the end of a step, everything has been
+// issued, so idle time there is handover (kOther). Time in which the compute stream itself waits for
+// exchanges of tensor-parallel or context-parallel ranks counts for kParts, whatever the rank thread does
+// meanwhile.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -30,14 +31,15 @@
 
 namespace zg {
 
-// Called by the rank thread; while that thread waits in the store, by threads that hold the store's mutex.
+// Called by the rank thread. While that thread waits in the store, threads that hold the store's mutex call
+// it.
 class StallMeter final : public WaitObserver {
  public:
-  // exchanged: seconds in which the compute stream has waited for the exchanges of parts, up to now; any
-  // thread may ask.
+  // `exchanged` returns the seconds in which the compute stream has waited for tensor-parallel and
+  // context-parallel exchanges so far. Any thread may call it.
   StallMeter(const Stream& compute, const Stream& optimizer, std::function<double()> exchanged)
       : compute_(compute), optimizer_(optimizer), exchanged_(std::move(exchanged)) {}
-  // The streams on which a stage of a pipeline passes something on. Before the first begin().
+  // Sets the streams on which a stage of a pipeline sends and receives. Call it before the first begin().
   void set_stages(const Stream& send, const Stream& receive) { send_ = &send, receive_ = &receive; }
 
   void begin() {
@@ -46,11 +48,11 @@ class StallMeter final : public WaitObserver {
     unplaced_ = 0;
     last_ = read();
   }
-  // From now on idle time counts for `cause`.
+  // From this call on, idle time counts for `cause`.
   void mark(StallCause cause) {
     const Clocks now = read();
     double idle = seconds_between(last_.at, now.at) - (now.busy - last_.busy);
-    double waited = now.waited - last_.waited;  // by the stream itself, of which it counts as busy
+    double waited = now.waited - last_.waited;  // waits of the stream itself, included in `busy`
     const auto of = [&](StallCause c) -> double& { return idle_.seconds[static_cast<std::size_t>(c)]; };
     unplaced_ += now.exchanged - last_.exchanged;
     for (double* const time : {&waited, &idle}) {
@@ -58,7 +60,7 @@ class StallMeter final : public WaitObserver {
       of(StallCause::kParts) += exchanged, *time -= exchanged, unplaced_ -= exchanged;
     }
     of(cause_) += idle;
-    // On a GPU the stream itself waits for copies that are under way, and counts as busy then.
+    // On a GPU, the stream itself waits for copies under way, and counts as busy meanwhile.
     of(StallCause::kCopies) += waited;
     cause_ = cause;
     last_ = now;
@@ -81,7 +83,7 @@ class StallMeter final : public WaitObserver {
     awaited_.store(kNothing, std::memory_order_relaxed);
     mark(StallCause::kOther);
   }
-  // The cause of the rank thread's wait in the store; empty: it does not wait. Any thread.
+  // The cause of the rank thread's wait in the store; empty if it does not wait. Any thread.
   std::optional<StallCause> awaited() const {
     const int cause = awaited_.load(std::memory_order_relaxed);
     return cause == kNothing ? std::nullopt : std::optional(static_cast<StallCause>(cause));
@@ -93,7 +95,7 @@ class StallMeter final : public WaitObserver {
   StallCause stall_of(WaitCause cause, const Stream* user) const {
     if (user == &optimizer_) return StallCause::kOptimizer;
     if (user != nullptr && (user == send_ || user == receive_)) return StallCause::kStages;
-    if (user != nullptr && user != &compute_) return StallCause::kGathers;  // the stream that gathers weights
+    if (user != nullptr && user != &compute_) return StallCause::kGathers;  // of the comm stream
     switch (cause) {
       case WaitCause::kReads:
         return StallCause::kReads;
@@ -103,7 +105,7 @@ class StallMeter final : public WaitObserver {
         return StallCause::kMemory;
       case WaitCause::kCopies:
         return StallCause::kCopies;
-      case WaitCause::kLeases:  // of the compute stream itself, which is busy then
+      case WaitCause::kLeases:  // leases of the compute stream, which is busy then
       case WaitCause::kOther:
         break;
     }
@@ -111,7 +113,7 @@ class StallMeter final : public WaitObserver {
   }
 
   const Stream &compute_, &optimizer_;
-  const Stream *send_ = nullptr, *receive_ = nullptr;  // null: there is one stage
+  const Stream *send_ = nullptr, *receive_ = nullptr;  // null if there is one stage
   struct Clocks {
     Clock::time_point at{};
     double busy = 0, waited = 0, exchanged = 0;
@@ -124,7 +126,7 @@ class StallMeter final : public WaitObserver {
   StallTimes idle_;
   StallCause cause_ = StallCause::kOther;
   Clocks last_;
-  double unplaced_ = 0;  // of the waits for exchanges: a stream may count them later than they are told
+  double unplaced_ = 0;  // waits for exchanges not counted yet: a stream may report a wait late
   std::atomic<int> awaited_{kNothing};
 };
 

@@ -10,7 +10,7 @@
 namespace zg {
 namespace {
 
-// The parts of a tile that the state holds as it is: all but split masters.
+// A tile with the views that lie in the state itself: moments, scales, and masters unless they are split.
 StateTile tile_of(const Layout& layout, const StepOp& op, const Layout::StateRange& range,
                   const OptimizerState& state, std::int64_t first, std::int64_t count) {
   StateTile tile;
@@ -29,7 +29,7 @@ StateTile tile_of(const Layout& layout, const StepOp& op, const Layout::StateRan
   return tile;
 }
 
-// The weight that belongs to masters as they are kept in full.
+// Makes weights from masters of MasterFormat::kFull.
 void weights_of(const View& weight, const View& master) {
   if (master.dtype == DType::kF64) {
     std::memcpy(weight.data, master.data, static_cast<std::size_t>(master.count()) * sizeof(double));
@@ -48,7 +48,7 @@ HostLease StateStream::on_host(Lease lease, Tier tier, Access access, const Part
 }
 
 StateStream::Part StateStream::weight_part(const StepOp& op) const {
-  // Frozen parameters, which the last operation of a unit visits, may lie anywhere.
+  // The last operation of a tile also visits frozen parameters, which may be anywhere in the weight.
   if (layout_.has_frozen(op.unit) && op.segment + 1 >= layout_.state_segments(op.tile)) return std::nullopt;
   const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   std::int64_t begin = 0, end = 0;
@@ -70,8 +70,8 @@ HostLease StateStream::weight_to_fill(const StepOp& op, Tier tier) {
   return weight;
 }
 
-// A lease without a program: at the host if there is room, otherwise at the device, if the segment may be
-// there.
+// A lease without a program: at the host if there is room, otherwise at the device. Segments that must stay
+// on the device are leased there.
 HostLease StateStream::host_lease(SegmentId segment, Access access, const Part& part) {
   const Position::Waiting waiting(context_.position, Position::Waits::kForLease);
   const auto at = [&](Tier tier) {
@@ -103,7 +103,7 @@ void StateStream::for_each_op(const ProgramStart& start, const EachOp& each) {
   context_.position.end_program();
 }
 
-// Once it has ended, the programs alone cause moves, so that the forecast is exact.
+// After it returns, only programs cause moves, so that the forecast is exact.
 LinkBytes StateStream::initialize(const ProgramStart& start, const EachOp& each) {
   if (start.program->program.op_count() > 0) for_each_op({start.program, nullptr}, each);
   store_.run(nullptr, nullptr);
@@ -113,7 +113,8 @@ LinkBytes StateStream::initialize(const ProgramStart& start, const EachOp& each)
   return store_.traffic();
 }
 
-// Visits what this rank holds of the unit's frozen parameters, with the last operation of the unit.
+// Called for every operation. With a tile's last operation, visits this rank's elements of the unit's frozen
+// parameters in the tile.
 void StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
   if (!layout_.has_frozen(op.unit) || op.segment + 1 < layout_.state_segments(op.tile)) return;
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
@@ -203,12 +204,12 @@ void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
   });
 }
 
-// The weights of a segment of state, rounded from its masters.
+// Makes the weights of a segment of state by rounding its masters.
 void StateStream::adopt(const StepOp& op) {
   const Tier tier = tier_of(op);
   const HostLease weight_lease = weight_to_fill(op, tier);
   const View weight = whole_view(layout_, weight_lease.data(), layout_.tile(op.tile).stored);
-  if (!op.has(Operand::kState)) return;  // a shard may be nothing but padding
+  if (!op.has(Operand::kState)) return;  // a shard may consist of padding only
   const HostLease state_lease = leased(op, Operand::kState, tier, Access::kRead);
   const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
@@ -259,7 +260,7 @@ void StateStream::visit_tile(std::int32_t t, const Param& param, std::int64_t be
   std::vector<char> copy;
   for (std::int32_t i = 0; i < layout_.state_segments(t); ++i) {
     const Layout::Elements segment = layout_.state_elements(t, i);
-    const std::int64_t offset = range->state_first - range->param_first;  // of the parameter's first element
+    const std::int64_t offset = range->state_first - range->param_first;  // of the parameter's element 0
     const std::int64_t from = std::max(offset + first_here, segment.first);
     const std::int64_t to = std::min(offset + end_here, segment.first + segment.count);
     if (from >= to) continue;

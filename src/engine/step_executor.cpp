@@ -24,15 +24,16 @@ std::uint64_t next_identity() {
   return ++last;
 }
 
-// The sum of one number of each rank, in the order of ranks.
+// The sum of the ranks' first numbers, in the order of ranks.
 double sum_of(const std::vector<std::vector<double>>& by_rank) {
   double sum = 0;
   for (const std::vector<double>& theirs : by_rank) sum += theirs[0];
   return sum;
 }
 
-// The sum of the squares that each rank has found in each unit's gradient. Sums in the order of units, parts
-// and pieces, which neither shards nor stages change; stages that do not have a unit add zero.
+// The squared norm of the gradient, from each rank's sum of squares of each unit. Adds up in the order of
+// units, tensor-parallel ranks and pieces, which depends neither on the number of shards nor on the stages;
+// stages that do not have a unit add zero.
 double squared_norm(const std::vector<std::vector<double>>& scalars, const RankPlace& place) {
   double sum = 0;
   for (std::size_t u = 1; u < scalars[0].size(); ++u) {
@@ -71,8 +72,8 @@ StepExecutor::~StepExecutor() {
   OpContext& c = *context_;
   c.store.observe_waits(nullptr);
   c.leases.clear();
-  // Work on the streams uses leases, so it must end before the store does. If it failed, that has been
-  // reported.
+  // Work on the streams uses leases, so it must end before the store is destroyed. A failure of such work has
+  // already been reported.
   std::vector<Stream*> streams{c.comm.get(), c.send.get(), c.receive.get(), c.compute.get(),
                                c.optimizer.get()};
   for (Stream* const stream : model_->streams()) streams.push_back(stream);
@@ -143,10 +144,12 @@ std::vector<std::vector<double>> StepExecutor::of_all_ranks(std::span<const doub
   return all;
 }
 
-// The scalars are valid until inputs are loaded again.
+// Waits for the streams, and copies the scalars from the device. They are valid until inputs are loaded
+// again.
 std::span<const double> StepExecutor::read_scalars() {
   const std::int64_t bytes = Workspace::scalar_bytes(context_->layout);
-  // The stream sums the squares of the gradients; it throws the error of a rank that has failed.
+  // The comm stream computes the gradients' sums of squares. Its synchronize() throws the error of a rank
+  // that has failed.
   if (context_->comm != nullptr) {
     const Position::Waiting waiting(context_->position, Position::Waits::kForRanks);
     context_->stall.mark(StallCause::kRanks);
@@ -228,8 +231,8 @@ void StepExecutor::run_program(const ProgramStart& start) {
   c.position.end_program();
 }
 
-// Takes leases on the operands of an operation, enqueues it, and passes the leases to its stream. at: its
-// number in the program.
+// Takes leases on the operands of an operation, enqueues the operation, and lets its stream release the
+// leases. `at`: the operation's number in the program.
 void StepExecutor::run_op(const StepOp& op, std::int32_t at) {
   OpContext& c = *context_;
   if (before_update_ && op.kind == OpKind::kUpdate) {
@@ -252,10 +255,11 @@ void StepExecutor::run_op(const StepOp& op, std::int32_t at) {
   c.position.issued();
 }
 
-// Enqueues the operation by Device::repeat(), which may replay what it has enqueued for an equal key. So the
-// key has everything that issue() depends on. Some operations are never repeated: updates, which differ in
-// every step; the operations of a unit in tiles, and those between them; and what ranks do together, since
-// each call must meet the others' calls (in a part of a model, all operations).
+// Enqueues the operation with Device::repeat(), which may replay the work that it has recorded for an equal
+// key. So the key contains everything that issue() depends on. Some operations are never repeated: updates,
+// which differ in every step; the operations of a unit in tiles, and operations between them; operations with
+// dropout; and communication, since each call must meet the calls of the other ranks (with tensor
+// parallelism, all operations).
 void StepExecutor::issue_again(const StepOp& op) {
   OpContext& c = *context_;
   const bool repeats = &c.stream_of(op) == c.compute.get() && op.kind != OpKind::kUpdate &&
@@ -288,7 +292,7 @@ void StepExecutor::issue(const StepOp& op) {
   }
 }
 
-// Sends to another stage of the pipeline, or receives from it. The only operand is the data that is passed.
+// Sends a tensor to another stage of the pipeline, or receives one. The only operand is that tensor.
 void StepExecutor::pass_on(const StepOp& op) {
   OpContext& c = *context_;
   void* const data = c.leases.front().data();
@@ -334,8 +338,8 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     weights_->rule = rule;
     weights_->rule.params.grad_scale = per_token;
   }
-  // With loss scaling, the gradients are those of the mean loss, whose range the scale is made for. Without
-  // it they are those of the summed loss.
+  // With loss scaling, the head computes the gradient of the mean loss times the scale, since scales are
+  // chosen for the mean loss. Without it, the head computes the gradient of the summed loss.
   model_->set_head_scale(scaled ? rule.loss_scale * per_token : 1);
   const double unscale = scaled ? 1 / rule.loss_scale : per_token;
   for (std::size_t m = 0; m < micro_batches.size(); ++m)
@@ -415,7 +419,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
     const double sum = read_scalars()[0];
     if (place.tells_loss()) loss += sum;
   }
-  // The same arithmetic as in train_step(), so that a step and an evaluation of the same data give the same
+  // The same arithmetic as in train_step(), so that a step and an evaluation of the same data return the same
   // bits.
   loss = sum_of(exchange(std::array{loss}));
   tokens = static_cast<std::int64_t>(sum_of(exchange(std::array{static_cast<double>(tokens)})));
@@ -499,7 +503,7 @@ void StepExecutor::read_moment(int which, std::int32_t unit, const Param& param,
       });
 }
 
-// Waits until the streams of updates and of computation are idle.
+// Waits until the optimizer and compute streams are idle.
 void StepExecutor::finish_streams() {
   context_->optimizer->synchronize();
   context_->compute->synchronize();

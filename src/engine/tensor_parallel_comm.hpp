@@ -1,6 +1,6 @@
-// What the calls of a part of a model exchange with the other parts. On a stream of its own, so that an
-// exchange goes on beside the products that do not need it. Calls are never recorded (Device::repeat), since
-// each must meet the others'.
+// Exchanges of a model's calls with the other tensor-parallel ranks. They run on a stream of their own, so
+// that an exchange overlaps with matrix products that do not need its result. Calls are never recorded
+// (Device::repeat), since each must meet the calls of the other ranks.
 #pragma once
 #include <memory>
 #include <utility>
@@ -17,10 +17,10 @@ class TensorParallelComm final : public TensorParallelGroup {
       : group_(std::move(group)), timer_(timer), stream_(device.make_stream("parts")) {}
 
   Stream& stream() { return *stream_; }
-  // The exchanges that follow are for this operation, which outlives them.
+  // The exchanges that follow are for this operation, which must outlive them.
   void begin(const StepOp& op) { op_ = &op; }
   CommTraffic traffic() const { return group_->traffic(); }
-  // After a call of the model, which has ended all that it has begun.
+  // Called after a call of the model, which must have ended all exchanges that it has begun.
   void expect_ended() const { ZG_ASSERT(begun_.empty(), "{} exchanges have no end", begun_.size()); }
 
   void all_reduce(Stream& s, const View& data) override {
@@ -60,7 +60,7 @@ class TensorParallelComm final : public TensorParallelGroup {
   std::unique_ptr<Communicator> group_;
   OpTimer& timer_;
   std::unique_ptr<Stream> stream_;
-  std::vector<Event> begun_;  // the ends of exchanges that are not ended, in order
+  std::vector<Event> begun_;  // exchanges for which end() has not been called, in order
   const StepOp* op_ = nullptr;
 };
 

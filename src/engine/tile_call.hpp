@@ -1,5 +1,5 @@
-// A call of the model on a unit in tiles, which consists of several operations of a step program: it runs on
-// a stack of its own, and is suspended where it asks for the tile of the next one.
+// A call of the model on a unit in tiles. It consists of several operations of a step program, so it runs on
+// a stack of its own, and is suspended whenever it asks for the tile of the next operation.
 #pragma once
 #include <functional>
 #include <optional>
@@ -12,7 +12,7 @@ namespace zg {
 
 class TileCall final : private TileAccess {
  public:
-  // `run` makes the calls of the model, with the operands that it is given.
+  // `run` makes the calls of the model with the operands that it receives.
   TileCall(UnitCall operands, std::optional<DropoutPlace> dropout, std::function<void(const UnitCall&)> run)
       : operands_(std::move(operands)),
         dropout_(std::move(dropout)),
@@ -30,7 +30,7 @@ class TileCall final : private TileAccess {
   bool ended() const { return fiber_.ended(); }
 
  private:
-  // Room for the frames of the model's functions, and of kernels that run at once.
+  // Room for the stack frames of the model's functions, and of kernels that run on the calling thread.
   static constexpr std::size_t kStackBytes = std::size_t{1} << 20;
 
   View next(const TileUse& use) override {
@@ -44,8 +44,8 @@ class TileCall final : private TileAccess {
   const std::optional<DropoutPlace> dropout_;
   TileUse use_;
   View tile_;
-  bool is_new_ = false;  // the call has not been given the tile yet
-  Fiber fiber_;          // last, so that it ends before what it uses
+  bool is_new_ = false;  // the call has not taken the tile yet
+  Fiber fiber_;          // last, so that it is destroyed before the members that it uses
 };
 
 }  // namespace zg

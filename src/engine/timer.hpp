@@ -1,5 +1,5 @@
-// Measures how long the streams were busy with each phase of a step, and with calls of other ranks, and how
-// long the compute stream waited for such calls.
+// Measures how long the streams were busy with each phase of a step and with communication between ranks, and
+// how long the compute stream waited for communication.
 #pragma once
 #include <atomic>
 #include <mutex>
@@ -12,7 +12,7 @@
 namespace zg {
 
 // The rank thread calls begin() before and end() after it enqueues an operation; the clock is read when the
-// stream gets there. Operations outlive the timer.
+// stream reaches that point. Operations must outlive the timer.
 class OpTimer {
  public:
   OpTimer(Trace* trace, Position& position, const RankPlace& place, const Stream& compute)
@@ -33,14 +33,15 @@ class OpTimer {
     stream.callback([this, &op, which = stream_of(stream, op)] {
       position_.end_work(which);
       const auto now = Clock::now();
-      // What ranks do together is of no phase: it runs beside the other operations.
+      // Communication counts for no phase, since it overlaps with other operations.
       if (which < 2) nanoseconds_[phase(op.kind)].add(seconds_between(started_[which], now));
       if (trace_ != nullptr && trace_->on()) {
         trace_->add(lane_[op.kind == OpKind::kUpdate ? 1 : which], text_of(op), started_[which], now);
       }
     });
   }
-  // The calls that are enqueued while it exists are of this axis, for `op`. An axis is on one stream.
+  // While a Comm exists, all communication calls enqueued on `stream` are counted for this axis and for `op`.
+  // All calls of an axis must be on one stream.
   class Comm {
    public:
     Comm(OpTimer& timer, Stream& stream, CommAxis axis, const StepOp& op)
@@ -57,7 +58,8 @@ class OpTimer {
     Stream& stream_;
     CommAxis axis_;
   };
-  // The same for a call that the calling thread makes itself. `op` null: it is for no operation.
+  // begin_comm() and end_comm() do the same for a call that the calling thread makes itself. `op` is null if
+  // the call belongs to no operation.
   void begin_comm(CommAxis axis, const StepOp* op = nullptr) {
     comm_started_[axis] = Clock::now();
     position_.enter(axis, op);
@@ -67,7 +69,7 @@ class OpTimer {
     comm_[axis].add(seconds_between(comm_started_[axis], Clock::now()));
   }
 
-  // Lets the compute stream wait for what ranks exchange on another stream.
+  // Makes the compute stream wait for an exchange on another stream.
   void wait(Stream& compute, const Event& exchanged) {
     compute.callback([this] {
       std::lock_guard lock(wait_mutex_);
@@ -80,7 +82,7 @@ class OpTimer {
       wait_began_.reset();
     });
   }
-  // How long it has waited, up to now. Any thread.
+  // How long the compute stream has waited in wait() so far. Any thread.
   double waited_seconds() const {
     std::lock_guard lock(wait_mutex_);
     return waited_ + (wait_began_ ? seconds_between(*wait_began_, Clock::now()) : 0);
@@ -100,13 +102,13 @@ class OpTimer {
   }
 
  private:
-  // As Position counts them. Updates on a GPU are on its compute stream, beside those on the host.
+  // The stream's number in Position. Updates on a GPU run on the compute stream (0), unlike host updates (1).
   int stream_of(const Stream& stream, const StepOp& op) const {
     if (&stream == &compute_) return 0;
     if (joins_stages(op.kind)) return op.kind == OpKind::kSend ? 3 : 4;
     return op.kind == OpKind::kUpdate ? 1 : several_ranks_ && joins_ranks(op.kind) ? 2 : 0;
   }
-  // A time that streams add to.
+  // A sum of times to which streams add.
   class Sum {
    public:
     void add(double seconds) {
@@ -153,7 +155,7 @@ class OpTimer {
   int lane_[Position::kWork] = {};
   Clock::time_point started_[Position::kWork];
   Sum nanoseconds_[3];
-  mutable std::mutex wait_mutex_;  // guards the two below
+  mutable std::mutex wait_mutex_;  // guards the two members below
   std::optional<Clock::time_point> wait_began_;
   double waited_ = 0;
   ByAxis<Clock::time_point> comm_started_;

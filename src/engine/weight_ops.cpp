@@ -10,7 +10,7 @@
 namespace zg {
 namespace {
 
-// Consecutive trained elements of a unit, all of which this part of the model counts for the norm, or none.
+// Consecutive trained elements of a unit. `counted`: this tensor-parallel rank counts them for the norm.
 struct TrainedRun {
   std::int64_t first = 0, count = 0;
   bool counted = true;
@@ -46,7 +46,7 @@ std::vector<TrainedRun> trained_runs(const Layout::TileTensors& tile, const Layo
 WeightOps::WeightOps(OpContext& context, std::uint64_t seed) : context_(context), layout_(context.layout) {
   for (const Unit& unit : layout_.model->units()) {
     random_.emplace_back();
-    // The suffix makes these numbers independent of those that initialise the parameter.
+    // The suffix makes these random numbers independent of the ones that initialise the parameter.
     for (const Param& p : unit.params) {
       const std::array<std::uint32_t, 2> key = NamedRandom(seed, p.name + ".update").key();
       random_.back().push_back({{key[0], key[1]}});
@@ -62,7 +62,8 @@ void WeightOps::materialize(const StepOp& op) {
   context_.shards->all_gather(*context_.comm, shard.data, weight.data, shard.count(), shard.dtype);
 }
 
-// The whole weight is made from the codes, this rank's own part too: so all ranks have the same.
+// The whole weight is made from the quantized codes, even this rank's own shard, so that all ranks have the
+// same weight.
 void WeightOps::gather_quantized(const View& shard, const View& weight) {
   const Workspace w = context_.workspace();
   const int bits = layout_.options.weight_bits, members = context_.shards->size();
@@ -79,8 +80,9 @@ void WeightOps::gather_quantized(const View& shard, const View& weight) {
   }
 }
 
-// `sum` has a row for each member of the group. Returns this member's, which becomes the sum of all members'
-// in the order of their ranks: every member sends its row of codes to the one that sums it.
+// `sum` has one row for each member of the group. Every member quantizes its rows and sends row i to member
+// i, which adds up the rows that it receives, in the order of ranks. Returns this member's row of `sum`,
+// which then holds that sum.
 View WeightOps::sum_quantized(Communicator& group, const View& sum) {
   const Workspace w = context_.workspace();
   const int bits = layout_.options.gradient_bits, members = group.size();
@@ -102,9 +104,9 @@ View WeightOps::sum_quantized(Communicator& group, const View& sum) {
   return mine;
 }
 
-// Each rank sums one piece of the gradient over all ranks, casts it, and then gets the rest of its shard from
-// the other ranks that hold it. Frozen parameters have no gradient for the optimizer, and do not count for
-// the norm.
+// Each rank sums one piece of the gradient over all ranks, casts it, and then receives the rest of its shard
+// from the other ranks that hold the same shard. Frozen parameters have no gradient for the optimizer, and do
+// not count for the norm.
 void WeightOps::finish_gradient(const StepOp& op) {
   const Workspace w = context_.workspace();
   const Layout::TileTensors& tile = layout_.tile(op.tile);
@@ -114,7 +116,7 @@ void WeightOps::finish_gradient(const StepOp& op) {
   const View sum = whole_view(layout_, context_.data(op, Operand::kAccumulator), tile.accumulator);
   sum_copies(op);
   if (layout_.options.gradient_bits > 0) {
-    View part = sum;  // first among those who share everything, then among those who have the same shard
+    View part = sum;  // summed within the shard group, then over its replicas
     if (context_.shards != nullptr) {
       const OpTimer::Comm timed(context_.timer, stream, CommAxis::kShards, op);
       part = sum_quantized(*context_.shards, part);
@@ -159,7 +161,7 @@ void WeightOps::update(const StepOp& op) {
     if (begin >= end) continue;
     const auto p = static_cast<std::size_t>(range.param);
     UpdateParams params = params_of(op, range);
-    const std::int64_t first = range.param_first + begin - range.state_first;  // of the parameter
+    const std::int64_t first = range.param_first + begin - range.state_first;  // index in the parameter
     const auto update = [&](std::int64_t from, std::int64_t number, std::int64_t n) {
       const std::int64_t skip = from - first;
       const std::int64_t at = range.unit_first + begin - range.state_first - shard_first + skip;
@@ -168,7 +170,7 @@ void WeightOps::update(const StepOp& op) {
                  layout_.state().part(state, segment.count, begin - segment.first + skip, n),
                  layout_.state().format(), params);
     };
-    // Without random numbers all elements are one run.
+    // If no random numbers are drawn, one call updates all elements.
     if (layout_.state().format().moments == MomentFormat::kFull) {
       update(first, 0, end - begin);
     } else {
@@ -191,7 +193,8 @@ UpdateParams WeightOps::params_of(const StepOp& op, const Layout::StateRange& ra
   return params;
 }
 
-// Before the ranks that have the same part sum their gradients, so that these are alike on all parts.
+// Sums the gradients of elements that several tensor-parallel ranks hold, so that these ranks have equal
+// gradients. This comes before the sum over data-parallel ranks.
 void WeightOps::sum_copies(const StepOp& op) {
   if (context_.copies == nullptr) return;
   const std::vector<CopySum> sums = copy_sums(layout_, op.tile);
@@ -210,7 +213,8 @@ void WeightOps::sum_copies(const StepOp& op) {
       all_reduce(all.col_range(sum.first - begin, sum.count));
       continue;
     }
-    // Makes the whole parameter from what this part's copies have of it, and sums it over all parts.
+    // Assembles the whole parameter's gradient from this rank's bands, and sums it over the tensor-parallel
+    // ranks.
     const Param& p = *sum.bands;
     const View whole = context_.workspace().copies(p.whole_count());
     const auto band_of = [&](const Band& band) {

@@ -1,5 +1,6 @@
-// Operations on a tile's weight and gradient between its passes: the weight is made from its stored form, the
-// gradient is summed over the ranks and cast for the optimizer, and the optimizer updates what is stored.
+// Operations on a tile's weight and gradient before and after its forwards and backwards: the weight is made
+// from its stored form, the gradient is summed over the ranks and cast for the optimizer, and the optimizer
+// updates the stored form.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,7 +11,8 @@ namespace zg {
 
 class WeightOps {
  public:
-  // The context must outlive it. Stochastic rounding draws numbers from `seed` and the names of parameters.
+  // The context must outlive it. The random numbers of stochastic rounding depend on `seed` and the names of
+  // parameters.
   WeightOps(OpContext& context, std::uint64_t seed);
 
   UpdateRule rule;  // of the updates that are being issued

@@ -49,13 +49,13 @@ class ConfigReader {
     if (value != nullptr && !value->is_boolean()) wrong(key, "true or false");
     return value != nullptr && value->get<bool>();
   }
-  // Keys that would change what is computed, and must be absent, null, false or empty.
+  // Requires that these keys, which would change what is computed, are absent, null, false or empty.
   void demand_off(std::initializer_list<const char*> keys) const {
     for (const char* key : keys) {
       if (is_on(key)) wrong(key, "nothing: that is not supported");
     }
   }
-  // A key that neither is read here nor is among `idle` may change what is computed, too.
+  // Refuses keys that are in neither `read` nor `idle`: they may change what is computed.
   void demand_known(std::span<const std::string_view> read, std::span<const std::string_view> idle) const {
     const auto among = [](std::span<const std::string_view> list, std::string_view key) {
       return std::find(list.begin(), list.end(), key) != list.end();
@@ -85,7 +85,8 @@ bool ends_in(const std::string& name, const std::string& end) {
   return name == end || (n > m && name[n - m - 1] == '.' && name.compare(n - m, m, end) == 0);
 }
 
-// Some ways to begin change the model itself (PiSSA, OLoRA, CorDA, LoftQ), beside which B A is meant then.
+// Some initialisations (PiSSA, OLoRA, CorDA, LoftQ) also change the model's own matrices, to which B A must
+// then be added. They are refused.
 void demand_plain_start(const ConfigReader& reader) {
   const json* start = reader.find("init_lora_weights");
   if (start == nullptr || start->is_boolean()) return;
@@ -97,7 +98,7 @@ void demand_plain_start(const ConfigReader& reader) {
                "converted to plain LoRA, with path_initial_model_for_weight_conversion)");
 }
 
-// Calls f on "target_modules" and the like: a regular expression, or a list of names.
+// The value of "target_modules" and similar keys: a regular expression, or a list of names.
 class Names {
  public:
   Names(const ConfigReader& reader, const char* key) : reader_(reader), key_(key) {
@@ -118,7 +119,7 @@ class Names {
     }
   }
   bool is_pattern() const { return pattern_.has_value(); }
-  // linear: whether "all-linear" means it.
+  // linear: whether "all-linear" includes this module.
   bool has(const std::string& module, bool linear) const {
     if (!pattern_) {
       return std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
@@ -143,7 +144,7 @@ class Names {
   std::vector<std::string> names_;
 };
 
-// "layers_to_transform" and "layers_pattern": which layers, by their numbers; none: all of them.
+// "layers_to_transform" and "layers_pattern": the numbers of the adapted layers. Empty: all layers.
 std::optional<std::set<std::int64_t>> read_layers(const ConfigReader& reader, const ModelConfig& model) {
   constexpr const char *kLayers = "layers_to_transform", *kPattern = "layers_pattern";
   const json* value = reader.find(kLayers);
@@ -173,7 +174,7 @@ std::optional<std::set<std::int64_t>> read_layers(const ConfigReader& reader, co
   reader.wrong(kPattern, fmt::format("\"{}\", the name of the model's layers", last));
 }
 
-// Modules that PEFT can adapt, too, and this program cannot.
+// Refuses modules that PEFT can adapt and this program cannot.
 void refuse_outside(const Names& targets, const std::optional<Names>& without, const ConfigReader& reader,
                     Arch arch) {
   const model::Family& family = model::family_of(arch);
@@ -187,7 +188,7 @@ void refuse_outside(const Names& targets, const std::optional<Names>& without, c
   }
 }
 
-// The modules of each layer.
+// The bits of the adapted modules, for each layer.
 std::vector<std::uint32_t> read_modules(const ConfigReader& reader, const ModelConfig& model) {
   const model::AdapterList modules(model, model::AdapterList::Which::kAll);
   if (reader.find("target_modules") == nullptr) reader.wrong("target_modules", "a list of names of modules");
@@ -218,7 +219,8 @@ std::vector<std::uint32_t> read_modules(const ConfigReader& reader, const ModelC
   return layers;
 }
 
-// Keys of PEFT's that say where a model comes from, how A and B began, or how they are used.
+// PEFT's keys for the origin of a model, the initialisation of A and B, or their use, which do not matter
+// here.
 constexpr std::string_view kIdleKeys[] = {"task_type",         "base_model_name_or_path",
                                           "revision",          "inference_mode",
                                           "auto_mapping",      "eva_config",
@@ -237,7 +239,7 @@ AdapterConfig parse_adapters(const std::string& json_text, const std::string& wh
   reader.demand_off({"use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "rank_pattern",
                      "alpha_pattern", "layer_replication", "target_parameters", "trainable_token_indices",
                      "alora_invocation_tokens", "megatron_config"});
-  // Whether the modules' own matrices are [in, out], as PEFT knows of those of GPT-2 whatever this says.
+  // "fan_in_fan_out": the modules' own matrices are [in, out]. For GPT-2 PEFT ignores this key's value.
   if (model.form().joint_qkv) {
     (void)reader.flag("fan_in_fan_out");
   } else {
@@ -253,7 +255,7 @@ AdapterConfig parse_adapters(const std::string& json_text, const std::string& wh
   if (static_cast<double>(lora.rank) != rank) reader.wrong("r", "a whole number, 1 or more");
   lora.alpha = reader.number("lora_alpha", 0);
   lora.rslora = reader.flag("use_rslora");
-  // What adapters are multiplied by is a float.
+  // The factor of adapters is a float.
   if (!(lora.factor() > 0) || lora.factor() > std::numeric_limits<float>::max())
     reader.wrong("lora_alpha", "a number above 0 that fp32 holds");
   if (reader.find("lora_dropout") != nullptr) lora.dropout = reader.number("lora_dropout", 0);

@@ -1,4 +1,4 @@
-// What an adapter_config.json of PEFT's says. Private to src/model.
+// The contents of PEFT's adapter_config.json. Private to src/model.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace zg::hf {
 
 struct AdapterConfig {
-  Lora lora;                          // with the modules that any layer has an adapter beside
-  std::vector<std::uint32_t> layers;  // the bits of those modules, by layer
+  Lora lora;                          // `modules`: those that have an adapter in any layer
+  std::vector<std::uint32_t> layers;  // the bits of the adapted modules, for each layer
 
   bool has(std::int64_t layer, LoraModule module) const {
     return (layers[static_cast<std::size_t>(layer)] >> static_cast<int>(module) & 1) != 0;

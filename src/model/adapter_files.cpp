@@ -24,7 +24,7 @@ constexpr const char* kConfigName = "adapter_config.json";
 constexpr const char* kWeightsName = "adapter_model.safetensors";
 constexpr const char* kTogether = "the adapter's two files and the model must belong together";
 
-// The prefix of Param::name in PEFT's files, which name parameters as a model with a head does.
+// The prefix before Param::name in PEFT's files, which use the names of a model with a head.
 std::string prefix_of(Arch arch) {
   const model::FileNames& files = model::family_of(arch).files;
   return std::string("base_model.model.") + (files.kept ? "" : files.model);

@@ -147,7 +147,7 @@ AdapterSaved::AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t,
 AdapterWorkspace::AdapterWorkspace(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape) {
   if (!config.lora.on()) return;
   std::int64_t widest = 0;
-  std::size_t most = 0, same = 0;  // adapters with one input, which follow each other
+  std::size_t most = 0, same = 0;  // adapters with the same input, which are adjacent
   const AdapterList list(config);
   for (const Adapter& one : list.all()) {
     same = &one != list.all().data() && one.input == (&one - 1)->input ? same + 1 : 1;
@@ -166,7 +166,7 @@ const Param& Adapters::param(std::size_t adapter, std::size_t which) const {
 
 namespace {
 
-// The parameter's part of the flat tensor of the unit's last tile.
+// The view of one parameter in the flat tensor of the unit's last tile.
 View view_in_tile(const View& flat, const Unit& unit, const Param& param) {
   const View at = flat.col_range(param.offset - unit.tiles.back().first, param.count());
   return {at.data, at.dtype, param.rows, param.cols};

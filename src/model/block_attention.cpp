@@ -21,7 +21,7 @@ std::int64_t kv_columns(const ModelConfig& c) {
   return 2 * c.kv_heads * c.head_size;
 }
 
-// The shape of what attention computes at once: with Ulysses whole sequences, and a share of the heads.
+// The shape of one attention call: with Ulysses, whole sequences and a share of the heads.
 AttentionShape attention_shape(const ModelConfig& c, BatchShape shape, const AttentionRule& rule) {
   const std::int64_t share = is_ulysses(shape) ? shape.sequence_shard.degree : 1;
   ZG_ASSERT(c.heads % share == 0 && c.kv_heads % share == 0, "{} and {} heads in {} shares", c.heads,
@@ -38,9 +38,10 @@ AttentionShape attention_shape(const Call& call) {
   return attention_shape(call.config, call.shape, call.rule);
 }
 
-// What the rows of this part see of the keys of part `from`: of their own what causality allows, of a part
-// that is before theirs its first chunk, and of a later part all, but for the first chunk of their own, which
-// sees nothing. Of these a window and documents may hide some; positions tell which.
+// The attention of this rank's rows to the keys of rank `from`. To its own keys it is causal. From a rank
+// with a lower index all rows see the first of its two chunks. From a rank with a higher index this rank's
+// second chunk sees all keys, and its first chunk none. A window and documents may hide more keys, which
+// depends on the positions.
 struct RingBlock {
   AttentionBlock block;
   std::int64_t first_query = 0;
@@ -56,7 +57,7 @@ struct RingBlock {
     SequenceShard other = shape.sequence_shard;
     other.index = from;
     block.key_positions = other.positions(time);
-    // One of the two chunks alone: all of its rows are of one stretch.
+    // A single chunk is one range of consecutive positions.
     const auto stretch = [chunk](std::int64_t first) { return RowPositions(chunk, first, first); };
     if (from < shape.sequence_shard.index)
       block.keys = chunk, block.key_positions = stretch(block.key_positions.early);
@@ -65,7 +66,7 @@ struct RingBlock {
       block.query_positions = stretch(block.query_positions.at(chunk));
     }
   }
-  // The first rows of the documents of the block's queries.
+  // The entries of UnitCall::documents for the block's queries.
   View documents(const View& x) const { return x ? x.col_range(first_query, block.query_rows()) : View(); }
   View queries(const View& x) const { return x.row_range(first_query, block.query_rows()); }
   View keys(const View& x) const { return x.row_range(0, block.key_rows()); }
@@ -97,7 +98,7 @@ void ring_forward(const Call& call, const SavedAttention& saved, const Attention
   call.ops.cast(call.stream, w.sums, saved.att);
 }
 
-// The sinks' gradients, over all rows here and all heads.
+// Adds the sinks' gradients, over all rows of this rank and all heads.
 void sinks_backward(const Call& call, const SavedAttention& saved, const View& d_att) {
   if (!call.d_sinks) return;
   call.ops.attention_sinks_backward(call.stream, {.o = saved.att,
@@ -142,7 +143,7 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
   ops.cast(s, w.dkv[parts % 2], d_qkv.col_range(q_cols, kv_cols));
 }
 
-// Columns of rows that belong to heads, in the order of the heads; each part gets an equal share.
+// A range of a row's columns that belongs to heads, in their order; each rank gets an equal share of it.
 struct HeadColumns {
   std::int64_t first = 0, count = 0;
 };
@@ -162,12 +163,13 @@ std::int64_t width_of(const Columns& columns, std::int64_t parts) {
   return width;
 }
 
-// The rows of a buffer that holds all rows of `parts` parts, each with a share of the columns.
+// A view of a buffer that holds the rows of all context-parallel ranks, `width` columns each.
 View in_shares(const View& buffer, BatchShape shape, std::int64_t width) {
   return {buffer.data, buffer.dtype, shape.rows() * shape.sequence_shard.degree, width};
 }
 
-// visit(rows of sequence b, columns for part i or of it, rows and columns of the packed piece).
+// For each rank i and each range of columns, calls visit(a, p) with two views of sequence b: a is rank i's
+// share of the columns in `rows`, p its place in `packed`.
 template <class F>
 void for_pieces(BatchShape shape, const Columns& columns, std::int64_t b, const View& rows,
                 const View& packed, const F& visit) {
@@ -185,7 +187,8 @@ void for_pieces(BatchShape shape, const Columns& columns, std::int64_t b, const 
   }
 }
 
-// rows [N, ...] of this rank become `whole`: its share of the heads, of all rows of each sequence.
+// Turns `rows` [N, ...] of this rank, with all heads, into `whole`: all rows of each sequence, with this
+// rank's share of the heads.
 void to_heads(const Call& call, const AttentionWorkspace& w, const Columns& columns, const View& rows,
               const View& whole) {
   const std::int64_t parts = call.shape.sequence_shard.degree, all = parts * call.shape.time;
@@ -198,7 +201,7 @@ void to_heads(const Call& call, const AttentionWorkspace& w, const Columns& colu
   }
 }
 
-// And back.
+// The inverse of to_heads().
 void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& columns, const View& whole,
              const View& rows) {
   const std::int64_t parts = call.shape.sequence_shard.degree, all = parts * call.shape.time;
@@ -211,8 +214,8 @@ void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& colum
   }
 }
 
-// The keys and values of these tokens go behind those of the tokens before, which all of them see: a first
-// piece of a sequence, or one more token.
+// ModelCall::kBlockNext: appends the keys and values of the call's tokens to the cache, and computes their
+// attention to it. The tokens are the first ones of a sequence, or one more.
 void attention_to_past(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
   const std::int64_t q_cols = q_columns(call.config), first = call.shape.first, time = call.shape.time;
   call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)),
@@ -231,7 +234,7 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
   block.heads = call.config.heads, block.kv_heads = call.config.kv_heads;
   block.head_size = call.config.head_size;
   block.rule = call.rule;
-  block.rule.window = 0;  // it holds all of these keys
+  block.rule.window = 0;  // the window has all of these keys
   call.ops.attention_block(call.stream, {.q = saved.qkv.col_range(0, q_cols),
                                          .kv = call.past.row_range(end - keys, keys),
                                          .block = block,
@@ -253,7 +256,7 @@ struct UlyssesViews {
     if (call.documents) documents = call.documents.col_range(rows, rows * call.shape.sequence_shard.degree);
     sinks = share_of(call, call.sinks);
   }
-  // This rank's share of `numbers`, which has one for each head.
+  // This rank's share of `numbers`, which has one scalar for each head.
   View share_of(const Call& call, const View& numbers) const {
     return numbers ? numbers.col_range(call.shape.sequence_shard.index * shape.heads, shape.heads) : View();
   }

@@ -1,5 +1,5 @@
-// What the parts of a model share: the operands of one call, and the layout of buffers in the caller's
-// memory.
+// Types that the modules of src/model share: the operands of one call, and the layout of buffers in the
+// caller's memory.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,8 +16,8 @@ inline DType accumulator_of(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-// Hands out views of one piece of memory, one after the other, each aligned to kAlign bytes. With a null base
-// it only counts bytes: the same code computes a layout and its size, so the two cannot disagree.
+// Hands out consecutive views of one block of memory, each aligned to kAlign bytes. With a null base it only
+// counts bytes: the same code computes a layout and its size, so the two cannot disagree.
 class BufferPlan {
  public:
   static constexpr std::int64_t kAlign = 256;
@@ -39,12 +39,12 @@ class BufferPlan {
   std::int64_t bytes_ = 0;
 };
 
-// The first rows of the documents of the rows here, from what calls are told of documents.
+// The entries of UnitCall::documents for the rows that this rank holds.
 inline View documents_of_rows(const BatchShape& shape, const View& documents) {
   return documents ? documents.col_range(0, shape.rows()) : View();
 }
 
-// What the sum of the embedding is multiplied by: a number of the weights' type.
+// The factor of the embedding's output, rounded to the weights' type.
 inline double embedding_factor(const ModelConfig& c, DType t) {
   if (!c.block.scaled_embedding) return 1;
   const double root = std::sqrt(static_cast<double>(c.width));
@@ -54,18 +54,19 @@ inline double embedding_factor(const ModelConfig& c, DType t) {
   return t == DType::kF64 ? root : static_cast<double>(single);
 }
 
-// One parameter's part [rows, cols] of a unit's flat tensor (weights or gradients).
+// The view [rows, cols] of one parameter in a unit's flat tensor of weights or gradients.
 inline View param_view(const View& flat, const Param& param) {
   const View at = flat.col_range(param.offset, param.count());
   return {at.data, at.dtype, param.rows, param.cols};
 }
 
-// Rows that an exchange with the other parts makes: begun, and there when it is ended. What a call enqueues
-// between the two runs beside the exchange. Several are ended in the order in which they were begun.
+// The result of an exchange with the other tensor-parallel ranks that has been begun; end() makes it
+// available. Work that a call enqueues before end() runs concurrently with the exchange. Exchanges are ended
+// in the order in which they were begun.
 class PendingCollective {
  public:
   PendingCollective() = default;
-  // exchange: null: the rows are there already.
+  // Null `exchange`: the rows are available already.
   PendingCollective(const View& rows, TensorParallelGroup* exchange, Stream& stream)
       : rows_(rows), exchange_(exchange), stream_(&stream) {}
   View end() const {
@@ -79,18 +80,18 @@ class PendingCollective {
   Stream* stream_ = nullptr;
 };
 
-// What training may drop elements of: the embedding's sum, and what a block's attention and its MLP add to
-// the residual stream.
+// The places of dropout: the sum of embeddings, and the outputs of a block's attention and MLP before they
+// are added to the residual stream.
 enum class Dropped { kEmbedding, kAttention, kMlp };
 
-// Whether a block needs memory for the gradient of what it dropped of all rows; where a part has a piece of
-// the rows, that lies among those of all parts.
+// Whether a block needs memory of its own for the result of dropout's backward. With sequence parallelism it
+// needs none: the result goes into the buffer in which the rows of all ranks are gathered.
 inline bool drops_own_rows(const ModelConfig& config, const TensorShard& shard) {
   return config.dropout.residual > 0 && !shard.sequence;
 }
 
-// A call under way: the caller's operands, without those that the call leaves alone, and what it takes of the
-// model.
+// A call under way: the caller's operands, without those that the call ignores, and the values of the model
+// that the call needs.
 struct Call : UnitCall {
   ModelCall model_call;
   Ops& ops;
@@ -98,44 +99,47 @@ struct Call : UnitCall {
   const ModelConfig& config;
   DType dtype;
   const Unit& unit;
-  std::int64_t logits_bytes = 0;  // of the head: see head_chunk_rows()
-  TensorShard shard = {};         // `config` has its sizes
-  Tokens tokens = {};             // that it has of the vocabulary
+  std::int64_t logits_bytes = 0;  // for the head's calls: see head_chunk_rows()
+  TensorShard shard = {};         // `config` has the sizes of this shard
+  Tokens tokens = {};             // tokens of the vocabulary that this rank holds
   std::int64_t whole_vocabulary = 0;
   TensorParallelGroup* exchange = nullptr;  // null: the model is whole
-  // A call on the output matrix: the index of the matrix in the unit, and the number of its rows, with the
-  // zero rows after them that products see.
+  // In a call on the output matrix: the index of the matrix in the unit, and the number of its rows,
+  // including the zero rows after them that products read.
   std::size_t matrix = 0;
   std::int64_t matrix_rows = 0;
-  View sums = {};  // A [N, widest input], where a block's tiles are summed in more bits than T has
-  // A call on a block: how its layer attends and rotates heads.
+  View sums = {};  // A [N, widest input]: sums over a block's tiles, where A is wider than T
+  // In a call on a block: how its layer computes attention and rotates heads.
   AttentionRule rule = {};
   const RopeTable* rope = nullptr;
-  // Attention sinks of the heads [1, heads] and their gradient. Null sinks: the block has none. A null
-  // gradient: the call does not compute it.
+  // Attention sinks of the heads [1, heads] and their gradient. Null sinks: none. Null gradient: it is not
+  // computed.
   View sinks = {}, d_sinks = {};
 
   bool is_part() const { return shard.degree > 1; }
-  // The rows of the embedding from `first` on that a part has, or one of its tiles.
+  // The shard of the token table whose rows begin `first` rows after this rank's first row: the rank's whole
+  // shard, or one of its tiles.
   VocabShard table_part(std::int64_t first) const {
     const bool split = is_part() || tiles != nullptr;
     return {tokens.first + first, split ? whole_vocabulary : 0, first > 0};
   }
-  // The rows of a matrix of all rows that this part goes on with: all, or its piece of them.
+  // The rows of x that this rank continues with: all or, with sequence parallelism, its own rows.
   View mine(const View& x) const {
     if (!shard.sequence) return x;
     const std::int64_t rows = x.rows / shard.degree;
     return x.row_range(shard.index * rows, rows);
   }
-  // All rows of x, of which a part may have its own alone: x, or `room` [N, C] with those of all parts.
+  // All rows of x: x itself or, with sequence parallelism, where x has this rank's rows alone, `room` [N, C]
+  // with the gathered rows of all ranks.
   [[nodiscard]] PendingCollective begin_all_rows(const View& x, const View& room) const {
     if (!shard.sequence) return {x, nullptr, stream};
     exchange->all_gather(stream, x, room);
     return {room, exchange, stream};
   }
   View all_rows(const View& x, const View& room) const { return begin_all_rows(x, room).end(); }
-  // all_rows() of the gradient of what forward dropped, by the gradient `dy` of what was left of it. dy stays
-  // as it is. own: as large as dy, of a part that has all rows; `room` is for those of a part that has not.
+  // The backward of dropout, and then all_rows() of its result. dy, the gradient of dropout's output, stays
+  // unchanged. The result lies in `own`, which is as large as dy, or with sequence parallelism in `room`, as
+  // in begin_all_rows().
   [[nodiscard]] PendingCollective begin_all_rows_dropped(Dropped what, const View& dy, const View& own,
                                                          const View& room) const {
     if (!drops(what)) return begin_all_rows(dy, room);
@@ -147,7 +151,7 @@ struct Call : UnitCall {
     return begin_all_rows_dropped(what, dy, own, room).end();
   }
   bool drops(Dropped what) const { return dropout != nullptr && rate_of(what) > 0; }
-  // y = x, dropped, of the rows that mine() are; y may be x.
+  // y = dropout(x) for the rows of mine(); y may be x.
   void drop(Dropped what, const View& x, const View& y) const {
     const RowPositions positions = shape.positions();
     ops.dropout(stream, x,
@@ -159,7 +163,7 @@ struct Call : UnitCall {
                  .first_sequence = dropout->first_sequence},
                 y);
   }
-  // The sum of `partial` [N, C] over the parts: mine(), in its memory.
+  // The sum of `partial` [N, C] over all ranks; the result is the rows of mine(), in the memory of `partial`.
   [[nodiscard]] PendingCollective begin_sum_of_parts(const View& partial) const {
     const View sum = mine(partial);
     if (shard.sequence) {
@@ -174,8 +178,8 @@ struct Call : UnitCall {
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }
 
-  // Calls f(rows, first row) for all rows of a matrix, or of its gradient, or for those of each tile. A
-  // matrix that is in the first tile is whole, as are all where the unit is.
+  // Calls f(rows, first row) once for all rows of a matrix or its gradient, or once for each tile of it. A
+  // matrix is whole if it lies in the first tile, or if the unit is not cut into tiles.
   template <class F>
   void for_rows(std::size_t index, TileUse::Kind kind, const F& f) const {
     const Param& p = unit.params[index];
@@ -189,8 +193,8 @@ struct Call : UnitCall {
       if (rows > 0) f(at, first);
     });
   }
-  // Calls f(index of the tile, first row, number of rows) for each tile of a matrix. Where parts have
-  // different numbers of tokens, a tile of the output matrix may have no row.
+  // Calls f(index of the tile, first row, number of rows) for each tile of a matrix. Where ranks have
+  // different numbers of tokens, a tile of the output matrix may have no rows.
   template <class F>
   void for_tiles(std::size_t index, const F& f) const {
     const Param& p = unit.params[index];
@@ -202,8 +206,8 @@ struct Call : UnitCall {
       f(i, first, std::clamp<std::int64_t>(all - first, 0, tile.count / p.cols));
     }
   }
-  // The first rows of a tile, for what is enqueued until the next tile is asked for. Of a gradient that is
-  // overwritten, what is behind them is zero.
+  // The first `rows` rows of a tile, valid for work that is enqueued before the next tile is asked for. In a
+  // gradient that is overwritten, the elements after these rows are zeroed.
   View rows_of(std::size_t tile, TileUse::Kind kind, std::int64_t rows) const {
     const bool gradient = kind == TileUse::Kind::kGradient;
     const View at = tile > 0   ? tiles->next({static_cast<std::int32_t>(tile), kind})
@@ -241,7 +245,7 @@ struct Call : UnitCall {
     options.accumulate = true;
     ops.gemm(stream, dy, w, dx, options);
   }
-  // dw = dy^T x, or += by `how`
+  // dw = dy^T x or, by `how`, dw += dy^T x
   void linear_dw(const View& dy, const View& x, const View& dw, Gradients how) const {
     GemmOptions options;
     options.a = Trans::kYes;
@@ -250,7 +254,7 @@ struct Call : UnitCall {
   }
   void linear_dw(const View& dy, const View& x, const View& dw) const { linear_dw(dy, x, dw, into); }
 
-  // The same, and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
+  // linear_dw(), and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
   void linear_dw_db(const View& dy, const View& x, const View& dw, const View& db,
                     const View& scratch) const {
     GemmOptions options;
@@ -261,7 +265,7 @@ struct Call : UnitCall {
     ops.gemm(stream, dy, x, dw, options);
   }
 
-  // The same with a matrix of the unit, by its index: whole, or tile by tile.
+  // The same products with a matrix of the unit, by its index: whole, or tile by tile.
   //
   // y = x w^T (+ bias)
   void linear(const View& x, std::size_t w, const View& bias, const View& y) const {
@@ -276,8 +280,8 @@ struct Call : UnitCall {
     options.addend = addend;
     product(x, w, y, options);
   }
-  // y = (x w^T (+ bias), dropped) + addend, where parts have some of the columns of x and of w each. The sum
-  // of their products has the bias of one of them. room: [N, C].
+  // y = dropout(x w^T (+ bias)) + addend, where each tensor-parallel rank has some of the columns of x and of
+  // w. The ranks' products are summed; only rank 0 adds the bias. room: [N, C].
   void linear_sum_add(Dropped what, const View& x, std::size_t w, const View& bias, const View& addend,
                       const View& y, const View& room) const {
     if (!is_part() && !drops(what)) return linear_add(x, w, bias, addend, y);
@@ -293,8 +297,8 @@ struct Call : UnitCall {
     options.gelu_input = inner;
     product(x, w, y, options);
   }
-  // dx = dy w, or += by `how`. Of a matrix in tiles these are summed in ascending order, in the
-  // type of accumulators, and rounded once.
+  // dx = dy w or, by `how`, dx += dy w. With a matrix in tiles, the products are summed over tiles in
+  // ascending order, in the accumulator type, and rounded once.
   void linear_dx(const View& dy, std::size_t w, const View& dx, Gradients how = Gradients::kOverwrite) const {
     const bool rounds = tiles != nullptr && dx.dtype != accumulator_of(dtype);
     const View sum = rounds ? View(sums.data, sums.dtype, dx.rows, dx.cols) : dx;
@@ -322,7 +326,7 @@ struct Call : UnitCall {
     for_rows(w, TileUse::Kind::kGradient,
              [&](const View& dw, std::int64_t first) { linear_dw(dy.col_range(first, dw.rows), x, dw); });
   }
-  // The same, and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
+  // linear_dw(), and db = the column sums of dy, or +=. scratch: [row groups, at least the columns of dy].
   void linear_dw_db(const View& dy, const View& x, std::size_t w, const View& db, const View& scratch) const {
     for_rows(w, TileUse::Kind::kGradient, [&](const View& dw, std::int64_t first) {
       linear_dw_db(dy.col_range(first, dw.rows), x, dw, db.col_range(first, dw.rows),
@@ -337,7 +341,7 @@ struct Call : UnitCall {
   double rate_of(Dropped what) const {
     return what == Dropped::kEmbedding ? config.dropout.embedding : config.dropout.residual;
   }
-  // y = x w^T, and the epilogue.
+  // y = x w^T, followed by the epilogue.
   void product(const View& x, std::size_t w, const View& y, const GemmOptions& epilogue) const {
     for_rows(w, TileUse::Kind::kWeight, [&](const View& rows, std::int64_t first) {
       GemmOptions options = epilogue;

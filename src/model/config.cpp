@@ -1,4 +1,4 @@
-// Whether the sizes and the description of a model fit together.
+// Checks that the sizes and the description of a model fit together.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -102,7 +102,7 @@ void check_rope(const Rope& rope, std::int64_t head_size) {
   for (const double factor : s.short_factor) check_positive("rope_scaling: short_factor", factor);
 }
 
-// Extreme numbers, each of them allowed, may give frequencies that are none.
+// Extreme values, each of them allowed, may give frequencies or an amplitude that are not finite.
 void check_rope_table(const Rope& rope, std::int64_t head_size) {
   const RopeTable table = model::rope_table_of(rope, head_size);
   bool finite = std::isfinite(table.amplitude) && table.amplitude > 0;

@@ -13,8 +13,8 @@ namespace {
 
 using enum ModelCall;
 
-// The matrices of a block in the order of its forward: those that multiply the input of a branch, and then
-// the one that gives what the branch adds.
+// The matrices of a block in the order of its forward. For each branch: those of the first products, and then
+// the matrix of the last product.
 std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
   const BlockParams p(c);
   const auto qkv = c.form().joint_qkv ? std::vector{p.q} : std::vector{p.q, p.k, p.v};
@@ -84,7 +84,7 @@ std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape
       }
       break;
     default:
-      break;  // kBlockNext is a call of whole models
+      break;  // kBlockNext is for whole models only
   }
   return calls;
 }
@@ -109,7 +109,7 @@ std::vector<TileUse> DenseBlock::tile_uses(ModelCall call) const {
   const bool input = call == kBlockBackward || call == kBlockBackwardFrozen || call == kBlockBackwardInput;
   const bool weight = call == kBlockBackward || call == kBlockBackwardWeight;
   for (std::size_t i = products.size(); i-- > 0;) {
-    const bool of_input = i % 2 == 0;  // whose sum over the parts goes on beside the weights' gradients
+    const bool of_input = i % 2 == 0;  // first products: their sum overlaps the weights' gradients
     if (weight && !of_input) add(products[i], kGradient);
     if (input) add(products[i], kWeight);
     if (weight && of_input) add(products[i], kGradient);

@@ -9,7 +9,7 @@ namespace zg::model {
 
 class DenseBlock final : public Block {
  public:
-  // rope: null where positions do not rotate. All must outlive the block.
+  // rope: null if positions do not rotate. All must outlive the block.
   DenseBlock(const ModelShape& shape, const RopeTable* rope, std::int64_t layer, const Unit& unit)
       : Block(unit), shape_(shape), rope_(rope), layer_(layer) {}
 
@@ -25,9 +25,9 @@ class DenseBlock final : public Block {
   void run(const Call& call) const override;
 
  private:
-  // Bytes of the workspace without the sums of tiles, which lie behind it.
+  // Bytes of the workspace without tile_sums(), which follow it.
   std::int64_t scratch_bytes(BatchShape batch, Backward how) const;
-  // The sums of products of a block in tiles: A [N, widest]; null: it needs none.
+  // The buffer for sums of products over a block's tiles: A [N, widest input]; null if it needs none.
   View tile_sums(BatchShape batch, void* at) const;
 
   const ModelShape& shape_;

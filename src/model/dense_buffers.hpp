@@ -1,5 +1,5 @@
-// The buffers of a dense block's calls: what its forward saves for the backward, and scratch. N = rows of the
-// batch, C = width.
+// The buffers of a dense block's calls: those that its forward saves for the backward, and scratch. N = rows
+// of the batch, C = width.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,7 @@ inline std::int64_t qkv_columns(const ModelConfig& c) {
   return qk_columns(c) + c.kv_heads * c.head_size;
 }
 
-// Heads that have a norm together count as one.
+// The heads that norms see: all heads that are normalised together count as one.
 struct NormedHeads {
   std::int64_t heads = 0, head_size = 0;
 };
@@ -27,7 +27,7 @@ inline NormedHeads normed_heads(const ModelConfig& c, std::int64_t heads) {
   return {heads, c.head_size};
 }
 
-// Columns of the first products of the MLP.
+// Columns of the joint output of the MLP's first products.
 inline std::int64_t gate_up_columns(const ModelConfig& c) {
   return c.form().gated ? 2 * c.inner : c.inner;
 }
@@ -47,7 +47,7 @@ inline std::int64_t norm_columns(const ModelConfig& c) {
 
 // The values that determine the sizes of the buffers.
 struct DenseShape {
-  const ModelConfig& config;  // with the sizes of the part
+  const ModelConfig& config;  // with the sizes of the shard
   TensorShard shard;
   DType dtype;
   BatchShape batch;
@@ -55,17 +55,17 @@ struct DenseShape {
 };
 
 // With a gate, gate_up holds its own gradient after a backward. After the first half of a backward gate_up
-// and attention.qkv hold the gradients of the outputs of the first products, and x1, or the place of after2,
-// holds the gradient of the output of the last one.
+// and attention.qkv hold the gradients of the outputs of each branch's first products, and x1, or with output
+// norms after2, holds the gradient of the output of the block's last product.
 struct DenseSaved {
   View norm1, stats1, x1, norm2, stats2, gate_up, act;
   SavedAttention attention;   // q and k after RoPE
   View qk, q_stats, k_stats;  // q and k before their norms
   View after1, after_stats1, after2,
-      after_stats2;  // what the norms behind the branches take, [residual rows, C]
+      after_stats2;  // inputs of the norms after the branches, [residual rows, C]
   AdapterSaved adapters;
-  // A backward in halves: what all norms add to the gradients of their weights and biases in the first half,
-  // for the second one, in the order of these parameters.
+  // For a backward in halves: the terms of the gradients of all norms' weights and biases, which the first
+  // half computes for the second; one row for each parameter, in their order.
   View norms;
   std::int64_t bytes = 0;
 
@@ -103,20 +103,22 @@ struct DenseSaved {
 };
 
 struct DenseWorkspace {
-  View d_act;  // [N, inner]: the gradient of act, and without a gate of gate_up, too
+  View d_act;  // [N, inner]: the gradient of act and, without a gate, then of gate_up
   View d_qkv;  // in the memory of d_act, which is no longer needed then
-  // [residual rows, C], in the memory of d_act: gradient of attention's part of the residual stream before it
-  // was dropped, or before its norm; of the MLP's part between the two.
+  // [residual rows, C], in the memory of d_act. For attention's branch: the gradient of its output before
+  // dropout, or before the norm. For the MLP's branch: the gradient between norm and dropout.
   View wide;
-  View d_norm;    // [N, C]; of a part's forward, its products; with dropout or a norm what a branch gives
-                  // before, and the gradient of that
+  View d_norm;    // [N, C]: gradients of a branch's input. In a forward with tensor parallelism: this rank's
+                  // products. With dropout or a norm: a branch's output before these, and the gradient of
+                  // that output.
   View d_att;     // [N, heads * head_size], in the same memory as d_norm
-  View narrow;    // [residual rows, C], in the same memory: the counterpart of `wide`
-  View all_rows;  // [N, C], where the residual stream is split: what a product needs of all parts' rows
+  View narrow;    // [residual rows, C], in the same memory: as `wide`, with the branches exchanged
+  View all_rows;  // [N, C], with sequence parallelism: the gathered rows of all ranks, for a product
   AttentionWorkspace attention;
-  View norm_partials, bias_partials;  // in the same memory
-  View held;  // of a backward in halves: dx before a norm's backward, until its place is free
-  // [1 or 2, widest norm], of a frozen block: what norms add to the gradients of their weights and biases.
+  View norm_partials, bias_partials;  // both share one buffer
+  View held;  // backward in halves: dx before a norm's backward, until its destination is free
+  // [1 or 2, widest norm], for a frozen block: the gradients of norms' weights and biases, which nobody
+  // reads.
   View unused;
   AdapterWorkspace adapters;
   std::int64_t bytes = 0;

@@ -11,18 +11,18 @@ namespace {
 
 constexpr std::size_t kNone = BlockParams::kNone;
 
-// One of the two branches of a block: its last product, and the norm behind it.
+// One of the two branches of a block: its last product, and the norm after it.
 struct Branch {
   Dropped what;
   View input;
   std::size_t matrix = kNone, bias = kNone;
   std::size_t norm =
-      kNone;              // the weight of the RMSNorm behind the product; kNone where the branch ends without
-  View kept, stats;       // what the norm takes
-  AdapterInput adapters;  // those of the product
+      kNone;              // weight of the RMSNorm after the product; kNone if the branch ends without a norm
+  View kept, stats;       // the norm's input
+  AdapterInput adapters;  // the product's adapters
 };
 
-// Adds the sums of the first half to the gradients of these parameters, one for each row.
+// Adds the rows of `norms`, which the first half summed, to the gradients of the parameters `params`.
 void add_norm_sums(const Call& call, const View& norms, std::span<const std::size_t> params) {
   std::int64_t row = 0;
   for (const std::size_t param : params) {
@@ -31,7 +31,7 @@ void add_norm_sums(const Call& call, const View& norms, std::span<const std::siz
   }
 }
 
-// What the calls on a block have in common.
+// The base of all calls on a block: the operands, the buffers and the shared steps.
 struct DenseCall {
   const Call& call;
   const ModelConfig& c;
@@ -60,10 +60,10 @@ struct DenseCall {
   Stack qkv() const { return {call, p.q, p.v, p.q_bias, w.bias_partials}; }
   Stack gate_up() const { return {call, p.gate, p.up, p.gate_bias, w.bias_partials}; }
   View bias(std::size_t index) const { return index == kNone ? View{} : call.weight(index); }
-  // The input of a branch's first products: of the norm before it, or the residual stream.
+  // The input of a branch's first products: the output of the norm before it, or the residual stream.
   View input1(const View& x) const { return p.norm1 == kNone ? x : f.norm1; }
   View input2() const { return p.norm2 == kNone ? f.x1 : f.norm2; }
-  // The norm with these parameters, if there is one; bias: of a LayerNorm.
+  // Computes the norm with these parameters, if there is one. bias: LayerNorm only.
   void norm(std::size_t index, std::size_t bias, const View& x, const View& y, const View& stats) const {
     if (index == kNone) return;
     if (bias != kNone) {
@@ -92,7 +92,8 @@ struct DenseCall {
                  .inverse = inverse,
                  .first_keys = documents_of_rows(call.shape, call.documents)});
   }
-  // Calls f(norm's index, its columns of a row, its heads, stats) for queries and for keys.
+  // Calls visit(index of the norm's weight, first column, number of columns, heads, stats) for queries and
+  // for keys.
   template <class F>
   void for_head_norms(const F& visit) const {
     const std::int64_t q = c.heads * c.head_size, k = c.kv_heads * c.head_size;
@@ -116,7 +117,7 @@ struct DenseCall {
         });
   }
 
-  // The activation of the MLP by its input, of all rows.
+  // Computes the MLP's activation from its input, for all rows.
   void activate(const View& rows) const {
     if (!c.form().gated && !adapters.any(AdapterInput::kGateUp))
       return call.linear_gelu(rows, p.gate, bias(p.gate_bias), f.gate_up, f.act);
@@ -130,14 +131,14 @@ struct DenseCall {
     if (b.bias == kNone) return call.linear_dw(dy, b.input, b.matrix);
     call.linear_dw_db(dy, b.input, b.matrix, call.grad(b.bias), w.bias_partials);
   }
-  // The call of the block's attention, with its sinks; d_sinks: where their gradient is added up.
+  // The call for the block's attention, with its sinks; d_sinks: accumulator of their gradient.
   Call with_sinks(const View& d_sinks = {}) const {
     Call own = call;
     if (p.sinks != kNone) own.sinks = call.weight(p.sinks), own.d_sinks = d_sinks;
     return own;
   }
 
-  // y = addend + what the branch gives; a null y: only what the backward needs.
+  // y = addend + the branch's output. With a null y it computes only the values that the backward needs.
   void add(const Branch& b, const View& addend, const View& y) const {
     if (b.norm == kNone) return add_product(b, addend, y);
     const View& product = call.is_part() ? w.d_norm : b.kept;
@@ -151,8 +152,8 @@ struct DenseCall {
   }
 
  private:
-  // The same of a branch without a norm. What adapters give is summed over the parts, and dropped, with the
-  // product that they stand beside.
+  // The same for a branch without a norm. The adapters' output is summed over ranks, and dropped, together
+  // with the output of the product that they belong to.
   void add_product(const Branch& b, const View& addend, const View& y) const {
     if (!y) return adapters.forward(b.adapters, b.input, y);
     if (!adapters.any(b.adapters) || (!call.is_part() && !call.drops(b.what))) {
@@ -167,7 +168,7 @@ struct DenseCall {
   }
 };
 
-// A backward, its first half, or that of a frozen block.
+// The backward of a block in one call, its first half, or the backward of a frozen block.
 class DenseBackward : DenseCall {
  public:
   explicit DenseBackward(const Call& from)
@@ -187,8 +188,8 @@ class DenseBackward : DenseCall {
   }
 
  private:
-  // dx is the gradient of `out`, and so the part of x1's gradient that the residual connection passes on. The
-  // norm's backward adds the other part.
+  // dx is the gradient of `out`, and so the term of x1's gradient that comes through the residual connection.
+  // The norm's backward adds the other term.
   void through_mlp(const View& dx) const {
     const View dy = gradient_of(mlp, dx, w.narrow, w.wide);
     if (whole_) weight_gradient(mlp, dy);
@@ -213,7 +214,7 @@ class DenseBackward : DenseCall {
     if (holds()) ops.cast(s, w.held, f.x1), ops.cast(s, dx, w.held);
   }
 
-  // Now dx is the gradient of x1, and in the same way a part of x's gradient.
+  // dx is the gradient of x1 here, and likewise a term of x's gradient.
   void through_attention(const View& x, const View& dx) const {
     const View dy = gradient_of(attention, dx, w.wide, w.narrow);
     if (whole_) weight_gradient(attention, dy);
@@ -245,12 +246,13 @@ class DenseBackward : DenseCall {
     if (holds()) ops.cast(s, w.held, x);
   }
 
-  // Whether the gradient of a branch's last product is that of the residual stream, which the second half
-  // needs.
+  // Whether the gradient of the residual stream must be kept for the second half, because it is also the
+  // gradient of a branch's last product.
   bool holds() const { return half_ && !c.norms_after(); }
 
-  // The gradient of a branch's last product, of all rows, by the gradient dx of the residual stream behind
-  // it: dx itself, or in `place` that of what was dropped or normalised; `other` is for the first of the two.
+  // The gradient of the output of a branch's last product, for all rows. dx is the gradient of the residual
+  // stream after the branch. Without dropout and norm the result is dx itself; otherwise it is computed in
+  // `place`. `other` is scratch for the backward of dropout if there is also a norm.
   View gradient_of(const Branch& b, const View& dx, const View& place, const View& other) const {
     if (b.norm == kNone) return call.all_rows_dropped(b.what, dx, place, w.all_rows);
     if (call.drops(b.what)) call.drop(b.what, dx, other);
@@ -267,19 +269,19 @@ class DenseBackward : DenseCall {
     return call.all_rows(place, w.all_rows);
   }
 
-  // The gradients of the adapters of a branch's last product.
+  // Computes the gradients of the adapters of a branch's last product.
   void adapters_of_last(const Branch& b, const View& dy, const View& d_input) const {
     adapters.backward_input(b.adapters, dy, d_input);
     if (trains_adapters_) adapters.backward_weight(b.adapters, dy, b.input);
   }
   // The input of a branch's first products, which the gradients of their weights, or of their adapters, need:
-  // gathered beside what comes before these.
+  // gathered concurrently with the work before these products.
   PendingCollective rows_for_weight(AdapterInput which, const View& rows) const {
     const bool needed = whole_ || (trains_adapters_ && adapters.any(which));
     return needed ? call.begin_all_rows(rows, w.all_rows) : PendingCollective();
   }
-  // The gradient of that input, by that of the products: its sum over the parts goes on beside the gradients
-  // of the weights.
+  // The gradient of that input from the gradient dy of the products' outputs. Its sum over ranks runs
+  // concurrently with the computation of the weights' gradients.
   PendingCollective first_products(AdapterInput which, const Stack& stack, const View& dy,
                                    const PendingCollective& input) const {
     stack.backward_input(dy, w.d_norm);
@@ -290,7 +292,7 @@ class DenseBackward : DenseCall {
     return sum;
   }
 
-  // A norm before a branch, which may be none, with what it takes.
+  // A norm before a branch, with its input; weight kNone: no norm.
   struct NormBefore {
     std::size_t weight, bias;
     View x, stats;
@@ -319,7 +321,7 @@ class DenseBackward : DenseCall {
                              .weight = c.block.norm_weight});
   }
 
-  // Where the gradient of a norm's weight or bias is added up.
+  // The accumulator for the gradient of a norm's weight or bias.
   View norm_sum(std::size_t index) const {
     if (whole_) return call.grad(index);
     if (!half_) {
@@ -359,11 +361,12 @@ void dense_backward(const Call& call) {
 void dense_backward_weight(const Call& call) {
   const DenseCall b(call, Backward::kInHalves);
   const NormList norms = b.p.norms();
-  const bool own = static_cast<bool>(call.grads);  // else those of adapters alone
+  const bool own = static_cast<bool>(call.grads);  // else adapters alone
   if (own && call.into == Gradients::kOverwrite)
     clear_gradients(call.ops, call.stream, call.grads, call.unit, norms.others());
   if (!own) b.adapters.begin_backward();
-  // What the first half has left of the residual stream's gradient behind a branch, or of its norm's input.
+  // The gradient that the first half left for the second: of the residual stream after a branch or, if the
+  // branch ends in a norm, of the norm's input.
   const auto gradient_of = [&](const Branch& branch, const View& residual) {
     if (!own && !b.adapters.any(branch.adapters)) return PendingCollective();
     if (branch.norm != kNone) return call.begin_all_rows(branch.kept, b.w.all_rows);
@@ -380,7 +383,8 @@ void dense_backward_weight(const Call& call) {
     if (own) stack.backward_weight(dy, input);
     b.adapters.backward_weight(which, dy, input);
   };
-  // What a product needs of all parts' rows is gathered beside the product before it, in turn in two rooms.
+  // The rows of all ranks that a product needs are gathered while the product before it runs, alternately
+  // into two buffers.
   PendingCollective dy = gradient_of(b.mlp, b.f.x1);
   PendingCollective input = input_of(AdapterInput::kGateUp, b.input2());
   of_last(b.mlp, dy.end());

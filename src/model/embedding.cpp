@@ -4,8 +4,8 @@
 
 namespace zg::model {
 
-// A part adds the rows of its tokens; one of them adds the positions. The first of several tiles writes all
-// rows, each of the others the rows of its tokens.
+// Each tensor-parallel rank computes the rows of its tokens; rank 0 adds the positions; the sum over ranks is
+// the embedding. Of several tiles the first writes all rows, and each other tile the rows of its tokens.
 void embedding_forward(const Call& call) {
   Stream& s = call.stream;
   const bool positions = !call.config.form().rotates && call.shard.index == 0;

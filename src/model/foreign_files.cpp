@@ -87,7 +87,7 @@ std::vector<std::string> names_in(const std::string& directory) {
   return names;
 }
 
-// The first of the names with such an end, if any.
+// The first of the names that ends in one of `ends`, if any.
 std::optional<std::string> first_that_ends(const std::vector<std::string>& names,
                                            std::initializer_list<const char*> ends) {
   for (const std::string& name : names) {
@@ -143,7 +143,7 @@ std::string read_json_text(const std::string& path, const std::string& what) {
   std::string head(kForeignHead, '\0');
   head.resize(static_cast<std::size_t>(file.read_some(head.data(), kForeignHead, 0)));
   refuse_foreign(head, path);
-  // A length in 8 bytes and a bracket behind it.
+  // A header's length in 8 bytes, followed by a bracket.
   if (head.size() > 8 && head[8] == '{' && head[7] == '\0' && head[6] == '\0' && head[5] == '\0')
     throw Error(Errc::kUsage, path, "is a safetensors file; " + what + " is JSON", "name the right file");
   return read_text_file(path, what);

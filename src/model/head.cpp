@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t kLogitsAlign = 64;
 constexpr std::int64_t kChunkRows = 64;
 
-// What the workspace's size depends on, but for the device.
+// The values that the workspace's size depends on, apart from the device.
 struct WorkspaceSizes {
   const ModelConfig& config;
   const TensorShard& shard;
@@ -27,11 +27,11 @@ struct Workspace {
   View stats;
   View logits, dlogits;  // [rows of a chunk, head_columns()], or [N, rows of a tile]
   View norm_partials, sum_partials;
-  View sums;       // A [N, C], where the output matrix is in tiles: the gradient of `normed`
-  View discarded;  // f64 [1, 1], likewise: a loss that has been added
-  View unused;     // [2, C], where the head is frozen: what its norm adds to the gradients of weight and bias
-  // [1, 3 * parts * rows of a chunk]: softmax_part() of all parts, or of all tiles of all parts; null: the
-  // output matrix is whole.
+  View sums;       // A [N, C], if the output matrix is in tiles: the gradient of `normed`
+  View discarded;  // f64 [1, 1], likewise: a loss that has been added to loss_sum already
+  View unused;     // [2, C], if the head is frozen: its norm's gradients, which nobody reads
+  // [1, 3 * shards * rows of a chunk]: the results of softmax_part() for all shards of the vocabulary, which
+  // are the ranks' shards, or all tiles of all ranks. Null: the vocabulary is whole.
   View numbers;
   std::int64_t bytes = 0;
 
@@ -48,7 +48,7 @@ struct Workspace {
     dlogits = plan.take(t, chunk, columns, ld);
     norm_partials = plan.take(a, sizes.row_groups(), 2 * c.width);
     sum_partials = plan.take(DType::kF64, 1, Ops::kSumPartials);
-    const std::int64_t pieces = std::max<std::int64_t>(1, room.tiles) * shard.degree;  // of the vocabulary
+    const std::int64_t pieces = std::max<std::int64_t>(1, room.tiles) * shard.degree;  // vocabulary shards
     if (pieces > 1) numbers = plan.take(a, 1, 3 * pieces * chunk);
     if (room.tiles > 0) {
       sums = plan.take(a, rows, c.width);
@@ -71,7 +71,7 @@ Workspace workspace_of(const Call& call, const Call& table, HeadGradients gradie
   return {sizes, call.ops, call.workspace};
 }
 
-// The norm of this part's rows, and then that of all rows, which the product needs.
+// Normalises this rank's rows, and then gathers the rows of all ranks, which the product needs.
 void norm(const Call& call, const View& x, const Workspace& w) {
   const double eps = call.config.norm_eps;
   const View weight = call.weight(head::kNormWeight), normed = call.mine(w.normed);
@@ -90,7 +90,7 @@ void norm(const Call& call, const View& x, const Workspace& w) {
   call.all_rows(normed, w.normed);
 }
 
-// Overwrites the call's dx.
+// Overwrites the call's activation_gradient with the gradient of the head's input.
 void norm_backward(const Call& call, const Workspace& w) {
   const PendingCollective sum = call.begin_sum_of_parts(w.normed);
   const View &x = call.input, &dx = call.activation_gradient;
@@ -130,8 +130,8 @@ void for_chunks(const Workspace& w, const Body& body) {
   }
 }
 
-// Adds the loss of the logits' rows and writes its gradient, unless dlogits is null. Each part has the logits
-// of some tokens: it tells the others three numbers for each row, by which all merge the same softmax.
+// Adds the loss of the logits' rows and writes its gradient, unless dlogits is null. Each rank has the logits
+// of some tokens: it sends the others three scalars for each row, from which all compute the same softmax.
 void cross_entropy(const Call& call, const Workspace& w, const View& logits, const View& targets,
                    const View& dlogits) {
   const double softcap = call.config.block.final_softcap;
@@ -164,20 +164,21 @@ void cross_entropy(const Call& call, const Workspace& w, const View& logits, con
                                             .numbers = numbers});
 }
 
-// A tile of the output matrix: its tokens, those of the part, and the columns that its products see, with
-// zero rows behind the tokens. No tokens: it is not multiplied.
+// A tile of the output matrix: its tokens, counted from the rank's first one, and the columns that its
+// products compute, including zero rows after the tokens. 0 tokens: the tile is not multiplied.
 struct TokenTile {
   std::size_t tile = 0;
   std::int64_t first = 0, tokens = 0, columns = 0;
 };
 
-// The head over an output matrix in tiles, each of which is a part of the vocabulary as those of other parts
-// of the model are: first all tell three numbers of each row's logits, from which the softmax follows; then
-// the logits of each are computed again, and from them its gradient and its term of the rows'. So each tile
-// passes twice, and its gradient once, however many rows there are.
+// The head with an output matrix in tiles. Each tile is a shard of the vocabulary, just like another rank's
+// shard. A first pass over all tiles yields three scalars for each row and tile, from which the softmax
+// follows. A second pass computes the logits of each tile again, and from them the tile's gradient and its
+// term of the rows' gradients. So each tile is fetched twice, and its gradient once, however many rows there
+// are.
 class TiledHead {
  public:
-  // After the norm.
+  // To be constructed after the norm has been computed.
   TiledHead(const Call& call, const Call& table, const Workspace& w)
       : call_(call), table_(table), w_(w), parts_(call.shard.degree) {
     table.for_tiles(table.matrix, [&](std::size_t tile, std::int64_t first, std::int64_t rows) {
@@ -212,7 +213,7 @@ class TiledHead {
   View weights_of(const TokenTile& tile) const {
     return table_.rows_of(tile.tile, TileUse::Kind::kWeight, tile.columns);
   }
-  // Of the tile's tokens.
+  // The logits of the tile's tokens.
   View logits_of(const TokenTile& tile, const View& weights) const {
     const View logits = w_.logits.col_range(0, tile.columns);
     call_.linear(w_.normed, weights, View{}, logits);
@@ -236,7 +237,8 @@ class TiledHead {
       if (tiles_[i].tokens == 0) continue;
       const View logits = logits_of(tiles_[i], weights);
       tell(logits, tiles_[i], numbers_of(i));
-      // Tiles without tokens have a largest logit that some tile has, and add nothing.
+      // Tiles without tokens copy the first tile's scalars, and then zero all but the largest logit, so that
+      // they add nothing.
       for (std::size_t j = 0; i == 0 && j < tiles_.size(); ++j) {
         if (tiles_[j].tokens > 0) continue;
         tell(logits, tiles_[i], numbers_of(j));
@@ -293,7 +295,7 @@ std::int64_t head_chunk_rows(const ModelConfig& c, DType dtype, std::int64_t row
   const std::int64_t bytes = std::max(room.logits_bytes, columns * c.width * a / 2);
   std::int64_t fit = std::max(kChunkRows, bytes / (columns * (a + t)) / kChunkRows * kChunkRows);
   if (sizes.pads_logits()) {
-    // As many chunks, of equal size: a last one of few rows would not fill the device.
+    // The same number of chunks, but of equal size: a last chunk of few rows would not fill the device.
     const std::int64_t chunks = (rows + fit - 1) / fit;
     fit = round_up((rows + chunks - 1) / chunks, kChunkRows);
   }
@@ -321,7 +323,7 @@ void loss_and_gradient(const Call& call, const Call& table) {
     TiledHead(call, table, w).gradients();
     return norm_backward(call, w);
   }
-  // Cross entropy leaves the padding alone: that of the gradient stays zero over all chunks.
+  // Cross entropy does not write the padding columns, so the gradient's padding stays zero over all chunks.
   if (table.matrix_rows > v) call.ops.zero(call.stream, w.dlogits.col_range(v, table.matrix_rows - v));
   Call product = table;
   for_chunks(w, [&](const View& normed, const View& logits, const View& dlogits, std::int64_t first,

@@ -1,4 +1,4 @@
-// Reads and writes config.json, whose keys the families know.
+// Reads and writes config.json; src/model/families knows the keys.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -18,8 +18,8 @@ using hf::Keys;
 using hf::Origin;
 using nlohmann::json;
 
-// Before the model_type of a model that no family of Hugging Face's is, so that its library refuses it and
-// does not compute something else.
+// Prefix of the model_type of a model that transformers cannot compute, so that transformers refuses it
+// instead of computing something else.
 constexpr std::string_view kOwnType = "ziggurat_";
 
 ModelConfig config_of(Arch arch, const Keys& keys, Origin origin) {
@@ -27,7 +27,7 @@ ModelConfig config_of(Arch arch, const Keys& keys, Origin origin) {
   return family.read(family, keys, origin);
 }
 
-// The family by model_type, else by the first of "architectures".
+// The family according to "model_type" or else the first of "architectures".
 Arch arch_of_config_json(const Keys& keys) {
   std::string name = keys.text("model_type", "");
   if (name.rfind(kOwnType, 0) == 0) name.erase(0, kOwnType.size());
@@ -156,7 +156,7 @@ std::string write_hf_config(const ModelConfig& c, DType dtype) {
   family.write(family, c, out);
   out["initializer_range"] = c.init_std;
   out["tie_word_embeddings"] = c.tied;
-  // Without these keys the library would assume ids of its own, which may be any token of this vocabulary.
+  // Without these keys transformers would assume default ids, which may be any token of this vocabulary.
   const bool openai_vocabulary = c.arch == Arch::kGpt2 && c.vocab_size == 50257;
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     out[key] = openai_vocabulary ? nlohmann::ordered_json(50256) : nlohmann::ordered_json();

@@ -67,7 +67,8 @@ class Keys {
     if (!at(key).is_string()) wrong(key, "a text");
     return at(key).get<std::string>();
   }
-  // Refuses a switch that would change what is computed: the engine has one way.
+  // Refuses a switch that is not `wanted`: it would change what is computed, and the engine supports only one
+  // setting.
   void demand(const std::string& key, bool wanted) const {
     if (flag(key, wanted) != wanted) unsupported(key, wanted ? "true" : "false");
   }

@@ -21,19 +21,19 @@ constexpr NamedKind kKinds[] = {{Kind::kNone, "default"},
                                 {Kind::kYarn, "yarn"},
                                 {Kind::kLongRope, "longrope"}};
 
-// What Gemma 3 calls the layers that have a window, and the others.
+// Gemma 3's names for layers with a window, and without.
 constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
 
 constexpr const char* kOriginal = "original_max_position_embeddings";
 
-// A key that is not known may change arithmetic.
+// Refuses unknown keys, since they may change the arithmetic.
 void refuse_unknown(const Keys& rope, const std::string& key) {
   static constexpr std::string_view kKnown[] = {
       "rope_type",       "type",        "rope_theta",       "partial_rotary_factor",
       "factor",          "beta_fast",   "beta_slow",        "original_max_position_embeddings",
       "low_freq_factor", "mscale",      "truncate",         "mscale_all_dim",
       "short_factor",    "long_factor", "attention_factor", "high_freq_factor",
-      "finetuned"};  // of YaRN's own files; transformers reads it nowhere
+      "finetuned"};  // in YaRN's own files; transformers never reads it
   for (const auto& item : rope.object().items()) {
     if (std::find(std::begin(kKnown), std::end(kKnown), item.key()) != std::end(kKnown)) continue;
     throw Error(Errc::kUsage, rope.where(),
@@ -43,7 +43,7 @@ void refuse_unknown(const Keys& rope, const std::string& key) {
 }
 
 Kind kind_of(const Keys& rope, RopeKeys which) {
-  // Files of Phi-3 from before LongRoPE had its name; transformers reads them so.
+  // Old Phi-3 files call LongRoPE "su" or "yarn"; transformers reads them the same way.
   const std::string name = rope.text("rope_type", rope.text("type", ""));
   if (which == RopeKeys::kLong) {
     if (name == "longrope" || name == "su" || name == "yarn") return Kind::kLongRope;
@@ -70,8 +70,9 @@ double ratio_of(std::int64_t context, std::int64_t original) {
   return static_cast<double>(context) / static_cast<double>(original);
 }
 
-// The number beside the object counts, by the family's rule, and 4096 where there is none. A file in which
-// the object says another one means that, but would get the first.
+// The original context. In this family the key at the top level counts, by default 4096, and not the one in
+// the object. A file whose object has another value probably means that one, but would get the first; it is
+// refused.
 std::int64_t original_of_phi3(const Keys& rope, const Keys& top) {
   const std::int64_t beside = top.size(kOriginal, 4096);
   if (rope.size(kOriginal, beside) == beside) return beside;
@@ -99,7 +100,7 @@ RopeScaling read_scaling(const Keys& rope, const Keys& top, RopeKeys which, cons
   }
   s.attention_factor = rope.positive_or_zero("attention_factor");
   if (s.kind == Kind::kYarn) {
-    // transformers takes a 0 of these four for "not given".
+    // transformers reads 0 as "not given" for these four keys.
     const auto given = [&](const char* key, double fallback) {
       return rope.has(key) && rope.at(key) == 0 ? fallback : rope.positive(key, fallback);
     };
@@ -131,7 +132,7 @@ Rope read_object(const Keys& keys, const std::string& key, const json& value, Ro
   return rope;
 }
 
-// The object that says how frequencies are scaled: the older key is heeded first, as by transformers.
+// The key of the object with the scaling of frequencies. The older key takes precedence, as in transformers.
 const char* key_of(const Keys& keys) {
   const bool older =
       keys.has("rope_scaling") && !(keys.at("rope_scaling").is_object() && keys.at("rope_scaling").empty());
@@ -167,7 +168,8 @@ void read_local_and_global(const Keys& keys, ModelConfig& c) {
     keys.unsupported("rope_parameters", "\"partial_rotary_factor\" 1");
 }
 
-// LongRoPE's original context stands beside it, and its factor follows from that.
+// The JSON object of a scaling. LongRoPE's original context is a key next to the object, and its factor
+// follows from that context.
 json scaling_object(const RopeScaling& s, std::int64_t context) {
   nlohmann::ordered_json out;
   for (const NamedKind& kind : kKinds) {

@@ -8,7 +8,7 @@ namespace zg::hf {
 // The keys by which a family's files describe its rotary embeddings.
 enum class RopeKeys {
   kOne,            // one base and one scaling for all layers
-  kLong,           // the same with LongRoPE, and with the share of a head that rotates (Phi-3)
+  kLong,           // as kOne, with LongRoPE and the fraction of a head that rotates (Phi-3)
   kLocalAndGlobal  // a base for layers with a window, a base and a scaling for the others (Gemma 3)
 };
 

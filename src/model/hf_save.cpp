@@ -22,12 +22,14 @@ constexpr const char* kIndexName = "model.safetensors.index.json";
 // Elements read at a time: 4 MiB as fp32, and up to as much again for the file's format.
 constexpr std::int64_t kTile = kMiB;
 
-// Several parameters that files hold as one lie one after the other, in one shard.
+// A parameter's place in a file shard. Parameters that files store as one tensor follow one another, in one
+// shard.
 struct Placed {
   const Unit* unit;
   const Param* param;
   std::int64_t begin, bytes;  // place in the shard's data
-  // The first of a tensor has the header's entry, whose bytes are those of all its parameters.
+  // Only the first parameter of a tensor has an entry in the header; the entry covers the bytes of all of
+  // them.
   bool first() const { return param->file_row == 0; }
   std::int64_t tensor_bytes() const {
     return param->file_rows > 0 ? bytes / param->whole_rows * param->file_rows : bytes;
@@ -129,7 +131,7 @@ class TensorWriter {
     }
   }
 
-  // The parameter is [rows, cols], the file [cols, rows]. A tile of whole rows is read, transposed, and
+  // Writes a parameter [rows, cols] to a file as [cols, rows]. A tile of whole rows is read, transposed, and
   // written with one write for each row of the file, or with a single write when the tile is the whole
   // matrix.
   void write_transposed(OutputFile& file, std::int64_t at, const Placed& t) {
@@ -137,7 +139,7 @@ class TensorWriter {
     const std::int64_t tile_cols = std::min(cols, kTile),
                        tile_rows = std::clamp<std::int64_t>(kTile / cols, 1, rows);
     for (std::int64_t r = 0; r < rows; r += tile_rows) {
-      // Several tiles a row only where a row is larger than a tile.
+      // A row has several tiles only if it is larger than a tile.
       for (std::int64_t c = 0; c < cols; c += tile_cols) {
         const std::int64_t nr = std::min(tile_rows, rows - r), nc = std::min(tile_cols, cols - c);
         read_(*t.unit, *t.param, r * cols + c, (r + nr - 1) * cols + c + nc, in_.data());
@@ -204,7 +206,7 @@ class SaveDirectory {
     }
   }
   ~SaveDirectory() {
-    if (created_) ::rmdir(path_.c_str());  // which refuses when there is something in it
+    if (created_) ::rmdir(path_.c_str());  // which fails if the directory is not empty
   }
   SaveDirectory(const SaveDirectory&) = delete;
   SaveDirectory& operator=(const SaveDirectory&) = delete;

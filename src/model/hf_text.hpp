@@ -1,4 +1,4 @@
-// How errors show names from files, and a strict parser of their JSON. Private to src/model.
+// Formatting of names from files in errors, and a strict parser for the files' JSON. Private to src/model.
 #pragma once
 #include <fmt/core.h>
 
@@ -31,7 +31,7 @@ std::string shape_text(const Range& shape) {
   return text + "]";
 }
 
-// Notices keys that an object has twice, of which nlohmann's parser would silently keep the last one.
+// Finds a key that an object has twice; nlohmann's parser would silently keep the last one.
 class RepeatedKeys : public nlohmann::json_sax<nlohmann::json> {
  public:
   const std::string& found() const { return found_; }

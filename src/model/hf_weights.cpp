@@ -19,17 +19,18 @@ namespace {
 
 using namespace hf;
 
-// A parameter's tensor in a file, and where in it the parameter begins.
+// A parameter's tensor in a file, and the tensor's element at which the parameter begins.
 struct Place {
   Source source;
   std::int64_t first = 0;
 };
 
-// By name, without prefix. Ordered, so that of several mistakes always the same one is reported.
+// Tensors by name, without prefix. The map is ordered, so that of several mistakes always the same one is
+// reported.
 using Sources = std::map<std::string, Source>;
 using Aliases = std::map<std::string, std::string>;
 
-// Where the columns of a matrix, or some of them, lie in a file that holds it as [columns, rows].
+// The place of a matrix's elements in a file that stores the matrix as [columns, rows].
 struct Turned {
   std::int64_t rows, first_row, first_col;
 
@@ -38,8 +39,8 @@ struct Turned {
   }
 };
 
-// A part of a matrix that a file holds transposed: of its lines [i0, i1), which are columns of the matrix,
-// the elements of rows [r0, r1).
+// A block of a matrix that a file stores transposed, in memory: the file's lines [i0, i1), which are columns
+// of the matrix, and in them the elements of the matrix's rows [r0, r1).
 class TurnedPart {
  public:
   TurnedPart(const Source& source, const Turned& file) : source_(source), file_(file) {}
@@ -47,7 +48,7 @@ class TurnedPart {
   void read(std::int64_t i0, std::int64_t i1, std::int64_t r0, std::int64_t r1) {
     i0_ = i0, r0_ = r0;
     const std::int64_t piece = r1 - r0, lines = i1 - i0, width = source_.width();
-    // One read, where little of it is of other rows; else one for each line.
+    // A single read if most of its bytes are of these rows; else one read for each line.
     const bool whole = 2 * piece >= file_.rows && file_.rows * width * lines <= 2 * kBandBytes;
     stride_ = whole ? file_.rows : piece;
     const std::int64_t count = (lines - 1) * stride_ + piece;
@@ -67,12 +68,12 @@ class TurnedPart {
   std::vector<char> bytes_;
 };
 
-// Reads elements [begin, end) of a matrix with `cols` columns that the file holds transposed.
+// Reads elements [begin, end) of a matrix with `cols` columns that the file stores transposed.
 void read_transposed(const Source& s, const Turned& file, std::int64_t cols, std::int64_t begin,
                      std::int64_t end, float* out) {
   const std::int64_t stop = (end - 1) / cols + 1;
-  // A block of the file's lines is small enough that its cache lines are still there for the next values of
-  // r, which need them too.
+  // A block of the file's lines is so small that its cache lines are still in the cache for the next values
+  // of r, which need them, too.
   constexpr std::int64_t kBlock = 32;
   TurnedPart part(s, file);
   const auto gather = [&](std::int64_t i0, std::int64_t i1, std::int64_t r0, std::int64_t r1, auto type) {
@@ -115,7 +116,7 @@ bool ends_with(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
 }
 
-// Causal masks and tables of rotary angles, which some versions of the libraries store beside the parameters.
+// Causal masks and tables of rotary angles, which some versions of the libraries store with the parameters.
 bool is_buffer(const std::string& name) {
   for (const char* end : {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq",
                           "rotary_emb.original_inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"}) {
@@ -129,8 +130,8 @@ bool begins_with_any(const std::string& name, std::span<const std::string_view> 
                      [&](std::string_view begin) { return name.rfind(begin, 0) == 0; });
 }
 
-// The name as Param has it. torch.compile() and DataParallel put a prefix before all names, and files of
-// models with a head the family's before the model's own names.
+// The name as in Param::name. torch.compile() and DataParallel put a prefix before all names; files of models
+// with a head have the family's prefix before the model's own names.
 std::string own_name(const model::FileNames& files, std::string name) {
   while (begins_with_any(name, std::array<std::string_view, 2>{"_orig_mod.", "module."}))
     name.erase(0, name.find('.') + 1);
@@ -139,9 +140,9 @@ std::string own_name(const model::FileNames& files, std::string name) {
   return begins_with_any(name, files.own) ? files.model + name : name;
 }
 
-// Whether a tensor that is no parameter belongs to something beside the model that is trained: another head
-// (score, v_head), layers that predict more tokens (mtp), an image's encoder. Inside of the model's own
-// layers, or at the output matrix, it would change what these compute.
+// Whether a tensor that is not a parameter lies outside of the trained model: another head (score, v_head),
+// layers that predict more tokens (mtp), an image encoder. A tensor inside of the model's own layers, or next
+// to the output matrix, does not: it would change what these compute.
 bool is_beside(const model::FileNames& files, const std::string& name) {
   static constexpr std::string_view kMorePredictions[] = {"mtp.", "model.mtp."};
   if (name.rfind("lm_head.", 0) == 0) return false;
@@ -149,7 +150,7 @@ bool is_beside(const model::FileNames& files, const std::string& name) {
   return files.kept ? name.rfind(files.model, 0) != 0 : !begins_with_any(name, files.own);
 }
 
-// Says once what of the files is left out.
+// Logs one warning that names the tensors that are left out.
 void tell_left_out(const std::string& where, const std::vector<std::string>& names) {
   if (names.empty()) return;
   constexpr std::size_t kShown = 4;
@@ -188,7 +189,8 @@ class Directory {
   const std::string& where() const { return where_; }
   const Sources& sources() const { return sources_; }
 
-  // The tensor of that name, or the one with which it shares its bytes by the file's metadata. Null: neither.
+  // The tensor of that name, or the tensor that shares its bytes according to the file's metadata. Null:
+  // neither.
   const Source* find(const std::string& name) const {
     if (const auto it = sources_.find(name); it != sources_.end()) return &it->second;
     const auto alias = aliases_.find(name);
@@ -219,7 +221,7 @@ class Directory {
     if (!index.contains("weight_map") || !index["weight_map"].is_object()) {
       throw Error(Errc::kUsage, where_, "has no object \"weight_map\"", "fetch or save the model again");
     }
-    std::map<std::string, std::set<std::string>> names_of;  // by shard
+    std::map<std::string, std::set<std::string>> names_of;  // the tensor names of each file shard
     for (const auto& item : index["weight_map"].items()) {
       const std::string shard = item.value().is_string() ? item.value().get<std::string>() : "";
       if (shard.empty() || shard == "." || shard == ".." ||
@@ -274,7 +276,7 @@ const char* table_name(Arch arch) {
 }
 constexpr const char* kHeadName = "lm_head.weight";
 
-// The source of one parameter, or null. In a tied model the output matrix may stand for the embedding.
+// The source of one parameter, or null. In a tied model the output matrix may serve as the embedding.
 const Source* find_param(const Directory& directory, const ModelConfig& config, const std::string& name) {
   const bool table = config.tied && name == table_name(config.arch);
   const Source* source = directory.find(name);
@@ -332,7 +334,7 @@ Source checked(const Source& source, const Param& p) {
   return {source.file, source.entry, *dtype};
 }
 
-// Where files hold a tied matrix under both names, both must have equal values.
+// Refuses files that store a tied matrix under both names with different values.
 void refuse_untied_pair(const Directory& directory, const ModelConfig& config, const Param& table) {
   const Source *head = directory.find(kHeadName), *embedding = directory.find(table.name);
   if (head == nullptr || embedding == nullptr || head->entry == embedding->entry) return;
@@ -358,7 +360,7 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
   std::set<std::string> known;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
-      if (p.adapter) continue;  // files of their own have them
+      if (p.adapter) continue;  // they have files of their own
       const Source source = checked(*find_param(directory, config, p.name_in_files()), p);
       state_->params[p.name] = {source, p.file_row * p.whole_cols};
       known.insert(p.name_in_files());

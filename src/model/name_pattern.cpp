@@ -16,7 +16,7 @@ constexpr std::size_t kLongestName = 255, kLongestExpression = 4096;
 constexpr int kDeepest = 50, kMostRepeats = 1000;
 constexpr std::int64_t kMostSteps = 200'000'000;  // a second or so
 
-using Places = std::bitset<kLongestName + 1>;  // in a name, up to its end
+using Places = std::bitset<kLongestName + 1>;  // positions in a name, its end included
 using Bytes = std::bitset<256>;
 
 bool is_word(unsigned char c) {
@@ -51,10 +51,10 @@ struct NamePattern::Node {
     kBehind
   };
   Kind kind = Kind::kSequence;
-  std::vector<Node> parts = {};  // of a sequence or a choice; the only one of others
-  Bytes bytes = {};              // that kByte takes
-  int least = 0, most = -1;      // of kRepeat; -1: any number
-  bool negated = false;          // of kAhead and kBehind
+  std::vector<Node> parts = {};  // several in a sequence or a choice; other kinds have one at most
+  Bytes bytes = {};              // the bytes that kByte matches
+  int least = 0, most = -1;      // counts of kRepeat; -1: any number
+  bool negated = false;          // for kAhead and kBehind
 };
 
 namespace {
@@ -112,7 +112,7 @@ class Parser {
     }
     if (node.kind == Kind::kBegin || node.kind == Kind::kEnd) fail("a repeat of ^ or $");
     if (take("+")) fail("a possessive repeat, which is not supported,");
-    (void)take("?");  // as few as possible: the same names match as a whole
+    (void)take("?");  // a lazy repeat: the same whole names match
     if (!ends() && (text_[at_] == '*' || text_[at_] == '+' || text_[at_] == '?'))
       fail("a repeat of a repeat");
     Node repeat{Kind::kRepeat};
@@ -121,7 +121,7 @@ class Parser {
     return repeat;
   }
 
-  // "{2}", "{2,}", "{,3}" or "{2,3}"; anything else in such brackets is a text.
+  // "{2}", "{2,}", "{,3}" or "{2,3}"; other contents of braces are literal text.
   bool counts(int& least, int& most) {
     const std::size_t begin = at_;
     if (!take("{")) return false;
@@ -272,7 +272,7 @@ class Matcher {
  public:
   Matcher(std::string_view name, std::int64_t& steps) : name_(name), steps_(steps) {}
 
-  // Where a node's matches that begin at one of these places end.
+  // The ends of a node's matches that begin at one of the places `begins`.
   Places ends(const Node& node, const Places& begins) {
     if ((steps_ += 1 + static_cast<std::int64_t>(begins.count())) > kMostSteps)
       throw std::invalid_argument("takes too many steps to match");
@@ -326,7 +326,7 @@ class Matcher {
     }
     Places all = at;
     for (int i = node.least; (node.most < 0 || i < node.most) && at.any(); ++i) {
-      at = ends(node.parts.front(), at) & ~all;  // what is new
+      at = ends(node.parts.front(), at) & ~all;  // only new places
       all |= at;
     }
     return all;

@@ -13,8 +13,9 @@ double& frequency(RopeTable& table, std::int64_t pair) {
   return table.frequency[static_cast<std::size_t>(pair)];
 }
 
-// Llama 3.1: pairs that turn at least `high` times within the original context stay, those that turn fewer
-// than `low` times turn slower by the factor, and between the two the frequency is interpolated.
+// Llama 3.1: pairs that rotate at least `high` times within the original context keep their frequency, pairs
+// that rotate fewer than `low` times get theirs divided by the factor, and in between the frequency is
+// interpolated.
 void scale_as_llama3(const RopeScaling& s, RopeTable& table) {
   const double original = static_cast<double>(s.original);
   for (std::int64_t i = 0; i < table.pairs; ++i) {

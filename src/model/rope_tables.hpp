@@ -1,4 +1,4 @@
-// The frequencies by which heads turn, from the description of a rotary embedding.
+// The rotation frequencies of heads, from the description of a rotary embedding.
 #pragma once
 #include <cstdint>
 
@@ -7,10 +7,10 @@
 
 namespace zg::model {
 
-// Pairs of a head's columns that turn.
+// The number of pairs of a head's columns that rotate.
 std::int64_t rope_pairs(const Rope& rope, std::int64_t head_size);
 
-// `head_size`: of the model. The formulae are those of Hugging Face's transformers, in double precision.
+// The formulae are the same as in transformers, in double precision.
 RopeTable rope_table_of(const Rope& rope, std::int64_t head_size);
 
 }  // namespace zg::model

@@ -1,4 +1,4 @@
-// Model::run(): checks the operands of a call, and hands them to what computes it.
+// Model::run(): checks the operands of a call, and passes them to the embedding, the block or the head.
 #include "model/embedding.hpp"
 #include "model/head.hpp"
 #include "model/structure.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 using enum ModelCall;
 
-// The operands of UnitCall that some calls need and others leave alone, as bits.
+// The operands of UnitCall that only some calls use, as bits.
 enum Operands : unsigned {
   kWeights = 1u << 0,
   kGrads = 1u << 1,
@@ -30,10 +30,10 @@ enum Operands : unsigned {
   kAdapterGrads = 1u << 15
 };
 
-enum class Part { kEmbedding, kBlock, kHead };  // of the model
+enum class Part { kEmbedding, kBlock, kHead };  // the kinds of units
 
-// The operands that a kind of call needs, and those that it may have besides. It needs adapters if its block
-// has some.
+// The operands that a kind of call needs, and those that it may have in addition. Adapters are needed if the
+// block has some.
 struct CallForm {
   const char* name;
   Part part;
@@ -96,7 +96,7 @@ constexpr NamedView kViews[] = {
     {kAdapterWeights, "adapters.weights", [](UnitCall& c) -> View& { return c.adapters.weights; }},
     {kAdapterGrads, "adapters.grads", [](UnitCall& c) -> View& { return c.adapters.grads; }}};
 
-// The call without the operands that its kind leaves alone. An operand that the kind needs must be there.
+// The call without the operands that its kind ignores. Operands that the kind needs must not be null.
 UnitCall only_taken(const CallForm& form, UnitCall c) {
   const auto expect = [&](Operands operand, const char* name, bool given) {
     ZG_ASSERT(given || (form.needs & operand) == 0, "{}: the operand {} is missing", form.name, name);
@@ -111,7 +111,7 @@ UnitCall only_taken(const CallForm& form, UnitCall c) {
   return c;
 }
 
-// Checks sizes and types of the operands of a call, which are those that its kind takes.
+// Checks the sizes and types of a call's operands, after only_taken().
 class Checks {
  public:
   Checks(const Model& model, ModelCall kind, const CallForm& form, const UnitCall& call)
@@ -122,7 +122,7 @@ class Checks {
         t_(model.dtype()),
         a_(model.accumulator_dtype()) {}
 
-  // unit: of the call; table: the one with the output matrix.
+  // unit: the call's; table: the unit with the output matrix.
   void run(const Unit& unit, const Unit& table) const {
     shape();
     flat(call_.weights, unit, t_);
@@ -226,7 +226,7 @@ void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
   }
 }
 
-// The call as it is computed, once its operands are checked.
+// The call in the form in which it is computed. The operands have been checked.
 model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) const {
   const model::ModelShape& m = structure_->shape;
   ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");

@@ -44,7 +44,7 @@ constexpr std::array<Width, 15> kWidths = {{{"BOOL", 1},
                                             {"U64", 8},
                                             {"F64", 8}}};
 
-// 0 for what is no dtype.
+// Bytes of an element; 0 if this is not a dtype.
 std::uint64_t width_of(std::string_view dtype) {
   for (const Width& w : kWidths) {
     if (w.dtype == dtype) return w.bytes;
@@ -221,7 +221,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   std::unordered_set<std::string> names_, keys_;
 };
 
-// The bytes of a tensor by its dtype and shape; nothing when they do not fit into 63 bits.
+// The bytes of a tensor according to its dtype and shape; none if they do not fit into 63 bits.
 std::optional<std::uint64_t> bytes_by_shape(const RawTensor& t) {
   if (std::find(t.shape.begin(), t.shape.end(), 0u) != t.shape.end()) return 0;
   std::uint64_t bytes = width_of(t.dtype);
@@ -231,7 +231,8 @@ std::optional<std::uint64_t> bytes_by_shape(const RawTensor& t) {
   return bytes;
 }
 
-// Sorts the tensors by their place in the file. Returns what is wrong with the places; empty: nothing.
+// Sorts the tensors by their place in the file. Returns a description of the first fault in the places;
+// empty: no fault.
 std::string check_places(std::vector<RawTensor>& tensors) {
   for (const RawTensor& t : tensors) {
     const std::uint64_t begin = t.offsets[0], end = t.offsets[1];
@@ -272,8 +273,8 @@ std::string check_places(std::vector<RawTensor>& tensors) {
               "the file is damaged or no safetensors file; fetch or save it again");
 }
 
-// What a file has that is no safetensors file, where its first bytes tell; else what is wrong with the length
-// of the header.
+// Throws the error for a file that is not a safetensors file: names its format if the first bytes identify
+// it; else reports `problem`, a fault in the header's length.
 [[noreturn]] void no_safetensors(const InputFile& file, const std::string& problem) {
   char head[hf::kForeignHead];
   const std::int64_t n = file.read_some(head, sizeof head, 0);
@@ -320,7 +321,7 @@ std::int64_t SafeTensors::Entry::count() const {
 }
 
 SafeTensors::SafeTensors(const std::string& path, const std::string& what) : file_(path, what) {
-  // Tensors are read from front to back, mostly once. Where the hint is refused nothing else changes.
+  // Tensors are read from front to back, mostly once. It does not matter if the hint is refused.
   (void)::posix_fadvise(file_.fd(), 0, 0, POSIX_FADV_SEQUENTIAL);
   parse();
 }

@@ -15,7 +15,8 @@ namespace zg::hf {
 
 // The most bytes of a file that are in memory at a time, to be converted.
 inline constexpr std::int64_t kBandBytes = 4 * kMiB;
-// Those of a tensor that is read in order: the processor's cache has them when they are converted.
+// The same limit for a tensor that is read in order: so few that they are still in the cache when they are
+// converted.
 inline constexpr std::int64_t kChunkBytes = kMiB / 2;
 
 // A tensor in a file, and the type of its elements.

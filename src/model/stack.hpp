@@ -11,11 +11,12 @@
 namespace zg::model {
 
 // Matrices with the same input whose outputs lie side by side in one buffer (q|k|v, gate|up). Matrices that
-// follow each other in the unit without padding, as they do at all usual sizes, and so do their biases, are
-// treated as one: fewer and larger products. Where the unit is in tiles, each is multiplied by itself.
+// follow each other in the unit without padding, and whose biases do, too, are treated as one matrix: fewer
+// and larger products. This is so at all usual sizes. In a unit in tiles each matrix is multiplied by itself.
 class Stack {
  public:
-  // bias: index of the first matrix's bias; kNone: the matrices have none. partials: of their gradients.
+  // bias: index of the first matrix's bias; kNone: the matrices have none. partials: scratch for the biases'
+  // gradients.
   Stack(const Call& call, std::size_t first, std::size_t last, std::size_t bias = BlockParams::kNone,
         const View& partials = {})
       : call_(call), partials_(partials), has_bias_(bias != BlockParams::kNone) {
@@ -75,7 +76,7 @@ class Stack {
   }
 
   struct Piece {
-    std::size_t param = 0;    // its index, of several that of the first
+    std::size_t param = 0;    // index of the matrix; of the first one if several
     std::int64_t offset = 0;  // first element in the unit
     std::int64_t column = 0;  // first column of the output
     std::int64_t rows = 0, cols = 0;

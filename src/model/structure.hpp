@@ -1,4 +1,4 @@
-// The parts of a model, which never change. Copies of a Model share them.
+// The immutable data of a model, which copies of a Model share.
 #pragma once
 #include <memory>
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace zg::model {
 
-// What all units of a model have in common.
+// Values that all units of a model share.
 struct ModelShape {
   ModelConfig whole;  // of the whole model
-  ModelConfig here;   // with the sizes that this part has
+  ModelConfig here;   // with the sizes of this tensor shard
   TensorShard shard;
   DType dtype;
   const OpSizes* sizes;
@@ -20,7 +20,7 @@ struct Structure {
   ModelShape shape;
   std::vector<Unit> units;
   RopeTable rope, window_rope;  // of layers without and with a window, where positions rotate
-  std::vector<std::unique_ptr<const Block>> blocks;  // they refer to the others
+  std::vector<std::unique_ptr<const Block>> blocks;  // they refer to the members above
 
   Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const TensorShard& shard,
             BlockTiling tiling);

@@ -13,7 +13,7 @@
 namespace zg {
 namespace {
 
-// Query heads that share a key and value head, in a part's runs of them.
+// The length of a run: the query heads of one rank that share a key and value head.
 std::int64_t run_of_heads(const ModelConfig& whole, std::int64_t parts) {
   return std::gcd(whole.heads / whole.kv_heads, whole.heads / parts);
 }
@@ -95,7 +95,7 @@ std::vector<Band> piece_of_lines(const TensorShard& shard, std::int64_t lines, s
 std::vector<Band> kv_lines(const ModelConfig& whole, const TensorShard& shard) {
   if (whole.kv_heads % shard.degree == 0) return piece_of_lines(shard, whole.kv_heads * whole.head_size);
   std::vector<Band> bands;
-  // The first part that has a head, and there the first time, counts it.
+  // A head is counted by the first rank that holds it, and there only in its first band.
   std::int64_t before =
       shard.index == 0 ? -1
                        : (shard.index * (whole.heads / shard.degree) - 1) / (whole.heads / whole.kv_heads);
@@ -126,7 +126,7 @@ std::vector<TensorParallelCall> Model::exchanges_of(std::size_t unit, ModelCall 
       gather();
       break;
     case ModelCall::kHeadLogits:
-      break;  // a call of whole models
+      break;  // for whole models only
     case ModelCall::kHeadLoss:
     case ModelCall::kHeadLossAndGradient: {
       gather();

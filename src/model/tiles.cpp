@@ -1,4 +1,4 @@
-// Units in tiles: the order in which calls on the embedding and on the head ask for them.
+// The order in which calls on the embedding and on the head ask for tiles.
 #include <vector>
 
 #include "model/call.hpp"

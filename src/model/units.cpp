@@ -35,14 +35,15 @@ std::int64_t Unit::end_of(std::size_t param) const {
 namespace model {
 namespace {
 
-// Adds what a part holds of the parameters whose whole shapes are given.
+// Builds a unit: given the shapes of whole parameters, it adds the shards of them that a rank holds.
 class UnitBuilder {
  public:
   UnitBuilder(const TensorShard& shard, std::string unit_name, std::string prefix)
       : shard_(shard), prefix_(std::move(prefix)) {
     unit_.name = std::move(unit_name);
   }
-  // The lines of a parameter that every part holds, or pieces of them.
+  // all(): the lines of a parameter of which every rank has a copy. piece(): this rank's slice of lines that
+  // are split.
   std::vector<Band> all(std::int64_t lines) const { return all_lines(shard_, lines); }
   std::vector<Band> piece(std::int64_t lines, std::int64_t blocks = 1) const {
     return piece_of_lines(shard_, lines, blocks);
@@ -57,7 +58,8 @@ class UnitBuilder {
     p.summed = summed;
     add(std::move(p), name, std::move(bands), init);
   }
-  // What a part holds of rows. The gap behind it has room for further rows, up to `with_gap` altogether.
+  // Adds a matrix of which a rank holds the rows in `bands`. The gap after it has room for further rows, up
+  // to `with_gap` rows altogether.
   void matrix(const std::string& name, std::int64_t out, std::int64_t in, std::vector<Band> bands, Init init,
               std::int64_t with_gap = 0, bool summed = false) {
     Param p;
@@ -68,7 +70,7 @@ class UnitBuilder {
     p.conv1d = transposed_;
     add(std::move(p), name, std::move(bands), init, with_gap * in);
   }
-  // Adds a matrix of which a part holds columns.
+  // Adds a matrix of which a rank holds some of the columns.
   void matrix_by_columns(const std::string& name, std::int64_t out, std::int64_t in, Init init) {
     Param p;
     p.rows = p.whole_rows = out;
@@ -78,18 +80,18 @@ class UnitBuilder {
     p.conv1d = transposed_;
     add(std::move(p), name, {{0, 0, out}}, init);
   }
-  // Whether files hold the matrices that are added from now on transposed.
+  // Whether files store the matrices added after this call transposed.
   void set_transposed(bool transposed) { transposed_ = transposed; }
-  // Adds a norm. With sequence parallelism each part sees a part of the rows.
+  // Adds a norm. With sequence parallelism each rank sees only its rows, so the norm's gradients are summed.
   void norm(const std::string& name, const ModelConfig& c) {
     vector(name + ".weight", c.width, all(c.width), norm_init(c.block), shard_.sequence);
     if (c.form().layer_norms) vector(name + ".bias", c.width, all(c.width), Init::kZero, shard_.sequence);
   }
-  // Norms multiply by one at first.
+  // Norms initially multiply by one.
   static Init norm_init(const BlockDescription& block) {
     return block.norm_weight == NormWeight::kPlusOne ? Init::kZero : Init::kOne;
   }
-  // Files hold the last `count` matrices as one, whose rows are theirs, one after the other.
+  // Files store the last `count` matrices as one, with their rows one after the other.
   void fuse(std::size_t count, const std::string& name) {
     std::int64_t rows = 0;
     for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i) {
@@ -101,8 +103,8 @@ class UnitBuilder {
     for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i)
       unit_.params[i].file_rows = rows;
   }
-  // A and B of an adapter. Where parts hold some of the outputs of its module, they hold these rows of B, of
-  // which several may be `copies`; where they hold some of its inputs, these columns of A.
+  // Adds A and B of an adapter. If ranks split its module by outputs, they hold the same `rows` of B; copies:
+  // several ranks may hold one row. If they split it by inputs, they hold the same columns of A.
   void adapter(const Adapter& one, std::int64_t rank, std::vector<Band> rows, bool copies) {
     const std::string a = std::string(one.path) + ".lora_A.weight",
                       b = std::string(one.path) + ".lora_B.weight";
@@ -118,7 +120,7 @@ class UnitBuilder {
       unit_.params[i].adapter = true;
   }
   std::int64_t count() const { return unit_.count; }
-  // What was added from element `first` on is adapters.
+  // Marks all parameters from element `first` on as adapters.
   void adapted(std::int64_t first) {
     unit_.adapted = true;
     unit_.tiles = {{0, first}, {first, unit_.count - first}};
@@ -136,7 +138,7 @@ class UnitBuilder {
     p.name = prefix_ + name;
     p.init = init;
     p.bands = std::move(bands);
-    // For a head of keys and values that several parts have, the number is the head's.
+    // Ranks with a copy of the same key and value head get the same number, computed from the head's index.
     if (p.summed && p.bands.size() == 1) {
       p.first_number = p.bands[0].whole_line / p.bands[0].lines * round_up(p.count(), kParamAlign);
     } else if (p.summed && !p.is_whole()) {
@@ -155,7 +157,7 @@ class UnitBuilder {
   Unit unit_;
 };
 
-// Appends lines, which stand behind `line` lines of the whole parameter.
+// Appends the bands `more`, which begin at line `line` of the whole parameter.
 void append(std::vector<Band>& bands, const std::vector<Band>& more, std::int64_t line) {
   for (Band band : more) {
     band.whole_line += line;
@@ -169,7 +171,7 @@ void append(std::vector<Band>& bands, const std::vector<Band>& more, std::int64_
   }
 }
 
-// The rows of q, k and v, one behind the other, that a part holds.
+// The rows that a rank holds of the matrix in which q, k and v follow one another.
 std::vector<Band> qkv_rows(const ModelConfig& c, const TensorShard& shard) {
   const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
   std::vector<Band> rows;
@@ -179,7 +181,7 @@ std::vector<Band> qkv_rows(const ModelConfig& c, const TensorShard& shard) {
   return rows;
 }
 
-// The rows of a module's matrix that a part holds, where it holds some of its outputs.
+// The rows of a module's matrix that a rank holds, for modules that are split by outputs.
 std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, LoraModule module) {
   switch (module) {
     case LoraModule::kQ:
@@ -197,7 +199,7 @@ std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, LoraMo
   }
 }
 
-// Adds the adapters behind the block's own parameters, and returns the unit.
+// Adds the adapters after the block's own parameters, and returns the unit.
 Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard) {
   if (!c.lora.on()) return b.take();
   const std::int64_t own = b.count();
@@ -216,7 +218,7 @@ std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
   return fmt::format("{}.{}.", family_of(c.arch).files.layers, layer);
 }
 
-// In the order of BlockParams.
+// Adds a block's parameters in the order of BlockParams.
 Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer) {
   const FamilyForm& form = c.form();
   const BlockDescription& has = c.block;
@@ -254,7 +256,7 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
   }
   if (has.head_norms != HeadNorms::kNone) {
     const bool each = has.head_norms == HeadNorms::kEach;
-    // Each part sees its own heads alone.
+    // Each rank sees its own heads alone, so the gradients are summed.
     for (const auto& [name, width] : {std::pair("q", q), {"k", kv}}) {
       const std::int64_t n = each ? c.head_size : width;
       b.vector(fmt::format("self_attn.{}_norm.weight", name), n, b.all(n), b.norm_init(has),
@@ -279,12 +281,13 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
   return with_adapters(b, c, shard);
 }
 
-// Rows that a table has room for: as many as any part has tokens, and those that products see.
+// Rows that a table has room for: enough for the largest number of tokens of any rank, and for the rows that
+// products read (`with_gap`).
 std::int64_t table_room(const ModelConfig& c, const TensorShard& shard, std::int64_t with_gap) {
   return std::max(with_gap, shard_config(c, shard).vocab_size);
 }
 
-// A table of which a part has the rows of its tokens, with room for as many as any part has.
+// Adds a table of which a rank holds the rows of its tokens, with room for table_room() rows.
 void table(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard, const char* name,
            std::int64_t with_gap) {
   const Tokens tokens = tokens_of(c, shard);
@@ -306,8 +309,8 @@ Unit head_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t tabl
   return b.take();
 }
 
-// Rows of a tile of a matrix, but for the last one: few enough that it is cut finely, and enough for
-// products at speed. A tile has a multiple of kParamAlign elements, so that it begins where a parameter may.
+// Rows of each tile of a matrix except the last: few enough that the matrix is cut finely, and enough for
+// fast products. A tile has a multiple of kParamAlign elements, so that it begins where a parameter may.
 std::int64_t tile_rows(std::int64_t rows, std::int64_t cols) {
   constexpr std::int64_t kTiles = 32, kLeast = 32, kRows = 16;
   const std::int64_t step = std::max(kRows, kParamAlign / std::gcd(kParamAlign, cols));
@@ -316,7 +319,7 @@ std::int64_t tile_rows(std::int64_t rows, std::int64_t cols) {
 
 }  // namespace
 
-// In the order in which units have them.
+// Numbers the parameters in the order in which block_unit() adds them.
 BlockParams::BlockParams(const ModelConfig& c) {
   const FamilyForm& form = c.form();
   const bool before = c.norms_before(), after = c.norms_after();
@@ -354,7 +357,7 @@ void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
     end = round_up(end + rows * p.cols, kParamAlign);
   };
   const auto stays = [&](std::size_t i) {
-    // What several parts have and sum is summed whole.
+    // Matrices whose gradients are summed over ranks are not cut: the sum needs them whole.
     return table ? i != table->table : unit.params[i].vector || unit.params[i].summed;
   };
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
@@ -418,12 +421,12 @@ void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& un
   if (unit.in_tiles()) return ops.zero(stream, grads);
   // Devices fill rows that are less than 2 GiB apart.
   const std::int64_t most = (std::int64_t{1} << 31) / static_cast<std::int64_t>(size_of(grads.dtype)) - 1;
-  View rows = grads.col_range(0, 0);  // the stretches that wait to be zeroed together
+  View rows = grads.col_range(0, 0);  // the ranges that wait to be zeroed by one op
   const auto flush = [&] {
     if (rows.count() > 0) ops.zero(stream, rows);
     rows.rows = 0;
   };
-  std::int64_t first = 0;  // of the rows
+  std::int64_t first = 0;  // first element of `rows`
   const auto add = [&](std::int64_t begin, std::int64_t end) {
     if (begin == end) return;
     const bool fits = rows.rows > 0 && end - begin == rows.cols;

@@ -1,4 +1,4 @@
-// The units of a model: their parameters, in which order, and where each lies.
+// The units of a model: their parameters, the order of these, and the place of each in memory.
 //
 // The enumerations are indices into Unit::params, in the order in which make_units() adds the parameters.
 #pragma once
@@ -18,8 +18,9 @@ namespace zg::model {
 namespace embedding {
 enum Index : std::size_t { kTokens, kPositions /* unless heads rotate */ };
 }
-// The parameters of a block that are weights or biases of norms, or sinks, in ascending order. A backward
-// adds to their gradients; products overwrite all others.
+// The indices, ascending, of a block's parameters that are weights or biases of norms, or sinks. A backward
+// adds to their gradients; the gradients of all other parameters are written by matrix products, which can
+// overwrite.
 class NormList {
  public:
   void add(std::size_t param) { params_[count_++] = param; }
@@ -31,7 +32,7 @@ class NormList {
     ZG_ASSERT(at != list.end(), "parameter {} is no norm", param);
     return at - list.begin();
   }
-  // A bit for each parameter that is none.
+  // A bit for each parameter that is not in the list.
   std::uint64_t others() const {
     std::uint64_t bits = ~std::uint64_t{0};
     for (const std::size_t param : all()) bits &= ~(std::uint64_t{1} << param);
@@ -46,14 +47,14 @@ class NormList {
 // The parameters of a block; the model's form and description say which of them it has.
 struct BlockParams {
   static constexpr std::size_t kNone = ~std::size_t{0};
-  std::size_t norm1 = kNone, norm2 = kNone;  // in front of attention, and of the MLP
+  std::size_t norm1 = kNone, norm2 = kNone;  // before attention, and before the MLP
   std::size_t norm1_bias = kNone, norm2_bias = kNone;
-  // Where q, k and v are one matrix, all three are its index; without a gate `up` is `gate`.
+  // If q, k and v are one matrix, all three indices are that matrix's. Without a gate `up` equals `gate`.
   std::size_t q = kNone, k = kNone, v = kNone, o = kNone, gate = kNone, up = kNone, down = kNone;
-  std::size_t q_bias = kNone, o_bias = kNone;        // the biases of k and v follow the one of q
-  std::size_t gate_bias = kNone, down_bias = kNone;  // the bias of up follows the one of gate
+  std::size_t q_bias = kNone, o_bias = kNone;        // the biases of k and v follow q's
+  std::size_t gate_bias = kNone, down_bias = kNone;  // the bias of up follows gate's
   std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
-  std::size_t after1 = kNone, after2 = kNone;  // norms of what attention and the MLP give
+  std::size_t after1 = kNone, after2 = kNone;  // norms of the outputs of attention and of the MLP
   std::size_t count = 0;
 
   explicit BlockParams(const ModelConfig& config);
@@ -63,22 +64,22 @@ namespace head {
 enum Index : std::size_t { kNormWeight, kNormBias /* of a LayerNorm */ };
 }
 
-// Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head. Behind the output
-// matrix is a gap so large that it can be read as a matrix of `table_rows` rows, at least V; as all gaps it
-// is zero. `config`: of the whole model, of which the units hold what the part has.
+// Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head. After the output matrix
+// there is a gap, so that it can be read as a matrix of `table_rows` rows, at least V; like all gaps, this
+// one is zero. `config` is the whole model's; the units hold the shard's elements.
 std::vector<Unit> make_units(const ModelConfig& config, const TensorShard& shard, std::int64_t table_rows,
                              BlockTiling blocks);
 
-// Lays what is not cut out in front of the unit's matrices, and cuts these into tiles of whole rows. Adapters
-// stay behind them, whole. table: index of the only matrix that is cut, with the rows that it has room for on
-// each part.
+// Moves the parameters that are not cut to the front of the unit, and cuts the other matrices into tiles of
+// whole rows. Adapters follow last, uncut. table: index of the only matrix to cut, and the number of rows
+// that it has room for on each rank; without it, all matrices of a block are cut.
 struct TableRows {
   std::size_t table = 0;
   std::int64_t rows = 0;
 };
 void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {});
 
-// Appends the uses of a matrix's tiles, but for the unit's first tile; for each tile all `kinds` in turn.
+// Appends the uses of a matrix's tiles, without the unit's first tile; for each tile all `kinds` in turn.
 void add_tile_uses(const Unit& unit, std::size_t matrix, std::initializer_list<TileUse::Kind> kinds,
                    std::vector<TileUse>& uses);
 
@@ -86,9 +87,9 @@ void add_tile_uses(const Unit& unit, std::size_t matrix, std::initializer_list<T
 std::size_t table_index(const ModelConfig& config, const std::vector<Unit>& units);
 const Param& table_param(const ModelConfig& config, const std::vector<Unit>& units);
 
-// Zeroes a unit's gradients, of which `grads` is the flat tensor, but for the parameters whose bits, by
-// index, are set in `overwritten`. Stretches of one length at equal distances are one op. Of a unit in tiles
-// `grads` is the first one, of which all is zeroed.
+// Zeroes a unit's gradients, except the parameters whose bit (by index) is set in `overwritten`. `grads` is
+// the unit's flat tensor. Ranges of one length at equal distances are zeroed by one op. In a unit in tiles
+// `grads` is the first tile, all of which is zeroed.
 void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
                      std::uint64_t overwritten);
 

@@ -1,13 +1,11 @@
 // The rules of DeepSpeed's two scalers (deepspeed/runtime/fp16/loss_scaler.py):
 //
 //   overflow      Overflows are counted. The overflow of number `hysteresis`, and each after it, halves the
-//   scale, but
-//                 not below the minimum; at the minimum it is an error. The step of the overflow is
-//                 remembered.
+//                 scale, but not below the minimum; at the minimum it is an error. The step of the overflow
+//                 is remembered.
 //   no overflow   When the number of steps since the last overflow (at first: since step -1) is a multiple of
-//   the
-//                 window, the scale doubles, and the count of overflows is reset. With consecutive_hysteresis
-//                 every step without overflow resets the count.
+//                 the window, the scale doubles, and the count of overflows is reset. With
+//                 consecutive_hysteresis every step without overflow resets the count.
 #include "ziggurat/optim/loss_scale.hpp"
 
 #include <algorithm>
@@ -100,7 +98,7 @@ void LossScaler::restore(const State& state) {
                     state.scale, state.steps, state.last_overflow, state.hysteresis));
   }
   in_a_row_ = 0;
-  in_vain_ = state.steps == 0;  // else the state does not say it
+  in_vain_ = state.steps == 0;  // after any step the state does not tell, so assume no
   state_ = state;
   state_.scale = dynamic() ? std::max(state.scale, config_.min_loss_scale) : config_.loss_scale;
   state_.hysteresis = std::min(state.hysteresis, config_.hysteresis);

@@ -1,35 +1,32 @@
-// The schedules of DeepSpeed's runtime/lr_schedules.py, restated as functions of the step.
+// The schedules of DeepSpeed's runtime/lr_schedules.py, as functions of the step.
 //
-// Which value is in force. DeepSpeed's engine calls scheduler.step() after each optimizer step that was not
+// Which value a step uses. DeepSpeed's engine calls scheduler.step() after each optimizer step that was not
 // skipped for overflow, and the scheduler counts from last_batch_iteration = -1. So optimizer step k (k = 0,
-// 1, ...; skipped steps not counted) runs with the value for i = k - 1, and step 0 with what the scheduler's
-// constructor set:
+// 1, ...; skipped steps not counted) uses the value for i = k - 1, and step 0 uses the values that the
+// scheduler's constructor set:
 //
 //   WarmupLR        k = 0  min_lr;  else min_lr + (max_lr - min_lr) * gamma(i), W = max(2, warmup_num_steps):
 //                   i < W  gamma = log(i + 1) / log(W), or i / W when linear;  i >= W  1
 //                   The warm-up thus starts with two steps at min_lr, and max_lr is reached at step W ("log")
 //                   or W + 1 ("linear").
-//   WarmupDecayLR   as WarmupLR for i < W, then gamma = max(0, (T - i) / max(1, T - W)), T = total_num_steps,
-//   which
-//                   ends at min_lr and not at 0. In a run of T steps the last one has i = T - 2.
-//   WarmupCosineLR  base_lr * ratio: k = 0  ratio 0 (not warmup_min_ratio: DeepSpeed's own words are "before
-//   it has
-//                   started");  i < W  warmup_min + (1 - warmup_min) * gamma(i);  i >= W  with
+//   WarmupDecayLR   as WarmupLR for i < W, then gamma = max(0, (T - i) / max(1, T - W)), T = total_num_steps;
+//                   it ends at min_lr and not at 0. In a run of T steps the last one has i = T - 2.
+//   WarmupCosineLR  base_lr * ratio: k = 0  ratio 0 (not warmup_min_ratio: DeepSpeed's source says "before it
+//                   has started");  i < W  warmup_min + (1 - warmup_min) * gamma(i);  i >= W  with
 //                   p = min(1, (i - W + 1) / max(1, T - W)):  cos_min + (1 - cos_min) * (1 + cos(pi p)) / 2
 //   OneCycle        the cycle of S = first + second steps counts k itself (DeepSpeed adds the 1 back):
 //                   scale = k / first up to k = first, (S - k) / second after it, 0 at k = S; a stair count n
 //                   > 0 makes it floor(scale * n) / n. lr = min + (max - min) * scale, beta1 = max_mom -
 //                   (max_mom - min_mom) * scale. After the cycle, with d = k - S and decay_step_size > 0: lr
-//                   = min / (1 + rate * d / size), beta1 = max_mom * (1 + mom_rate * d / size). Step 0 alone
-//                   has beta1 = min_mom, since the constructor sets the lower end there although the formula
-//                   says max_mom.
+//                   = min / (1 + rate * d / size), beta1 = max_mom * (1 + mom_rate * d / size). Only step 0
+//                   has beta1 = min_mom: the constructor sets that value, although the formula gives max_mom.
 //
-// Where this differs from DeepSpeed: OneCycle there also forces beta2 to 0.99 when it cycles the momentum;
-// here beta2 stays the optimizer's, and a beta1 that the momentum decay has raised to 1 or beyond, which
-// would break Adam, is an error. Counts below zero stand for "not given" (second = first).
+// Differences from DeepSpeed: its OneCycle also forces beta2 to 0.99 when it cycles the momentum; here beta2
+// keeps the optimizer's value. A beta1 that the momentum decay has raised to 1 or beyond, which would break
+// Adam, is an error here. Counts below zero mean "not given" (second = first).
 //
-// Where DeepSpeed differs from others: nanoGPT and torch.optim.lr_scheduler have the value for k, not k - 1,
-// in step k, and nanoGPT's linear warm-up never has a step of zero learning rate.
+// How DeepSpeed differs from others: in step k, nanoGPT and torch.optim.lr_scheduler use the value for k, not
+// for k - 1, and nanoGPT's linear warm-up never has a step of zero learning rate.
 #include "ziggurat/optim/schedule.hpp"
 
 #include <algorithm>
@@ -51,7 +48,7 @@ void require_positive(std::int64_t value, const char* key) {
   if (value <= 0) refuse(key, std::to_string(value), "a number of steps above 0");
 }
 
-// The rising share of a warm-up, i < W.
+// The rising factor gamma(i) of a warm-up, for i < W.
 double warmup_gamma(const ScheduleConfig& config, std::int64_t i, std::int64_t warmup) {
   if (config.warmup_linear) return static_cast<double>(i) / static_cast<double>(warmup);
   return std::log(static_cast<double>(i + 1)) / std::log(static_cast<double>(warmup));
@@ -90,8 +87,8 @@ double cosine_ratio(const ScheduleConfig& config, std::int64_t step) {
   return std::max(0.0, config.cos_min_ratio + (1 - config.cos_min_ratio) * share);
 }
 
-// Position in the cycle: 0 at its ends, 1 at its peak. step <= first + second. The product comes before the
-// quotient, so that a whole stair is never missed by a rounding.
+// Height in the cycle: 0 at its ends, 1 at its peak. step <= first + second. Multiplies before it divides, so
+// that rounding never misses a whole stair.
 double cycle_scale(const ScheduleConfig& config, std::int64_t step, std::int64_t second) {
   const std::int64_t first = config.cycle_first_step_size;
   const bool rising = step <= first;

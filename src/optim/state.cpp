@@ -70,7 +70,7 @@ std::int64_t StateLayout::offset(int part, std::int64_t elements) const {
 
 std::int64_t StateLayout::bytes(std::int64_t elements) const {
   ZG_ASSERT_EQ(elements % kQuantBlock, 0);
-  return offset(kParts, elements) - kStagger;  // there is no gap behind the last part
+  return offset(kParts, elements) - kStagger;  // there is no gap after the last array
 }
 
 std::int64_t StateLayout::elements_within(std::int64_t limit) const {

@@ -44,11 +44,11 @@ struct PaperRun {
   int programs_run = 0;
 };
 
-constexpr int kMostPrograms = 96;  // of an exploration
+constexpr int kMostPrograms = 96;  // most programs that explore() dry-runs
 
-// Dry-runs the activities of a training run in every order that is possible, from every placement of copies
-// that results: whether a program fits depends on where copies are when it starts, and so on what ran before.
-// A training loop soon repeats itself, so the placements are few; if they are not, the search is cut off,
+// Dry-runs the activities of a training run in every possible order, from every placement of copies that
+// results: whether a program fits depends on where copies are when it starts, and so on the programs that ran
+// before. A training loop soon repeats itself, so there are few placements; otherwise the search is cut off,
 // after the common orders.
 std::optional<NoRoom> explore(PaperRun start, Budgets& peak) {
   std::deque<PaperRun> waiting;
@@ -104,7 +104,7 @@ LinkBytes forecast(const Layout& layout, const StepPrograms& programs, const Bud
       const LinkBytes moved = run.residency.copies().traffic() - before;
       total += moved;
       if (std::pair(run.residency.copies().fingerprint(), run.sequence) != state) continue;
-      // The placement of copies is as before: all further repetitions move the same bytes.
+      // The placement of copies is the same as before, so all further repetitions move the same bytes.
       for (++i; i < times; ++i) total += moved;
     }
   }
@@ -119,7 +119,7 @@ Budgets read_ahead_of(const TensorTable& table, const StepPrograms& programs, co
       std::int64_t device = 0, host = 0;
       for (const AccessStep& a : p->program.op(op)) {
         const Segment& segment = table.segment(a.segment);
-        // Bytes that the device reads pass the host on their way from NVMe.
+        // Bytes that the device reads from NVMe pass through host memory.
         const bool passes = a.access == Access::kRead && segment.lowest == Tier::kNvme && !budgets.direct;
         if (a.tier == Tier::kDevice) device += segment.device_charge;
         if (a.tier == Tier::kHost || passes) host += segment.charge;
@@ -136,12 +136,12 @@ std::optional<Budgets> smallest_budgets(const Layout& layout, const StepPrograms
                                         std::int64_t device, bool direct) {
   FitTests tests;
   tests.fits = [&](const Budgets& budgets) { return make_plan(layout, programs, budgets).fits; };
-  // Every run begins so; the other orders of programs take thirty times as long.
+  // Every run begins with these programs. Testing the other orders, too, takes thirty times as long.
   tests.may_fit = [&](const Budgets& budgets) {
     PaperRun run(layout, programs, budgets);
     return !run.run(Activity::kInitialize) && !run.run(Activity::kStep) && !run.run(Activity::kStep);
   };
-  // A model of a hundred layers in tiles has a million accesses a step, and an answer is wanted in seconds.
+  // A model of a hundred layers in tiles has a million accesses per step, and the answer should take seconds.
   constexpr std::int64_t kAccesses = 1 << 24;
   const std::int64_t of_a_plan = kMostPrograms * programs.step.program.access_count();
   if (of_a_plan > kAccesses / 64)
@@ -174,7 +174,7 @@ double nvme_seconds(const Roofs& roofs, std::int64_t read, std::int64_t written,
 Bound bound_of(const Roofs& roofs, double flops, const LinkBytes& traffic, std::int64_t first_written) {
   Bound b;
   b.compute = time_of(flops, roofs.flops);
-  // Bytes on the direct link also take the device's own link.
+  // Bytes on the direct link also use the device's own link.
   b.host_to_device =
       time_of(static_cast<double>(traffic[kToDevice] + traffic[kDirectRead]), roofs.host_to_device);
   b.device_to_host =

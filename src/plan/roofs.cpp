@@ -25,8 +25,8 @@ double best_of(int runs, Work&& work) {
   return best;
 }
 
-// The time of one call of `work`, which enqueues on `stream`, in seconds: from the fastest of several runs.
-// Each run has so many calls that the costs of a launch and of the final wait do not matter.
+// The time of one call of `work`, which enqueues on `stream`, in seconds, from the fastest of several runs.
+// Each run makes enough calls that the costs of a launch and of the final wait do not matter.
 template <class Work>
 double seconds_per_call(Stream& stream, Work&& work) {
   constexpr double kRun = 0.02;
@@ -37,7 +37,7 @@ double seconds_per_call(Stream& stream, Work&& work) {
     stream.synchronize();
     return seconds_between(begin, Clock::now()) / calls;
   };
-  run(1);  // warms up: code is loaded, libraries choose algorithms
+  run(1);  // warm-up: code is loaded, libraries choose algorithms
   const int calls = std::clamp(static_cast<int>(kRun / std::max(1e-6, run(1))), 1, kMostCalls);
   double best = 1e30;
   for (int i = 0; i < 4; ++i) best = std::min(best, run(calls));
@@ -56,8 +56,7 @@ class Loan {
     if (data != nullptr) taken_.push_back({data, bytes});
     return data;
   }
-  // Takes `count` pieces of equal size, of `most` bytes; if the arena has no room, of half as many, and so
-  // on.
+  // Takes `count` pieces of `most` bytes each; if the arena has no room, of half the size, and so on.
   std::vector<void*> take(int count, std::int64_t most) {
     for (bytes_ = most; bytes_ >= 4096; bytes_ /= 2) {
       std::vector<void*> pieces;
@@ -83,7 +82,8 @@ class Loan {
   std::int64_t bytes_ = 0;
 };
 
-// Uniform in (-1, 1): a processor's power, and so its speed, depends on how many bits change.
+// Random values, uniform in (-1, 1), as operands: a processor's power use, and so its speed, depends on how
+// many bits change.
 std::vector<char> random_numbers(DType dtype, std::int64_t bytes) {
   std::vector<char> out(static_cast<std::size_t>(bytes));
   const auto each = size_of(dtype);
@@ -158,7 +158,7 @@ double measure_products(Device& device, DType dtype) {
 double measure_memory(Device& device) {
   const auto stream = device.make_stream("roofs");
   Loan loan(device.arena());
-  // Much larger than the caches.
+  // The pieces are much larger than the caches.
   const std::vector<void*> piece = loan.take(3, device.is_host() ? 32 * kMiB : kRoofMemory / 4);
   const std::vector<char> numbers = random_numbers(DType::kF32, std::min(4 * kMiB, loan.bytes()));
   for (void* p : piece) fill(device, *stream, p, loan.bytes(), numbers);
@@ -206,8 +206,7 @@ Roofs measure_roofs(Device& device, DType dtype) {
 Roofs measure_roofs(DType dtype) {
   Roofs roofs;
   HostStream now("roofs", HostStream::Mode::kInline);
-  // The product of the inner layer of a block of width 1024, which is large enough to be limited by
-  // arithmetic.
+  // Sizes as of a matrix product in a layer of width 1024, large enough to be limited by arithmetic.
   constexpr std::int64_t kM = 2048, kN = 2048, kK = 1024;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t shrink = dtype == DType::kF64 ? 4 : 1;  // fp64 is slow, and for tests only

@@ -1,4 +1,4 @@
-// What both modules share: errors, forks and signals.
+// Errors, forks and signals, shared by both modules.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -11,11 +11,12 @@ namespace zg::python {
 
 namespace nb = nanobind;
 
-// Errors of the library become those of ziggurat._errors from now on, forks are counted, and threads are
-// brought back when the interpreter ends. Once in a module.
+// Makes the library's errors appear as those of ziggurat._errors, counts forks, and brings threads back when
+// the interpreter ends. Call once in a module.
 void bind_errors();
 
-// Becomes ziggurat.ForkError: a child of fork() has no threads of the library, so a call of it would hang.
+// Becomes ziggurat.ForkError. A child of fork() has none of the library's threads, so a call of the library
+// would hang there.
 struct ForkError {
   std::string what;
 };
@@ -23,7 +24,7 @@ struct ForkError {
 // The number of forks between this process and the one that loaded the module.
 int forks();
 
-// Belongs to the process that made it. In a forked child it can be neither used nor destroyed.
+// An object that belongs to the process that made it. A forked child can neither use nor destroy it.
 class Owned {
  public:
   bool here() const { return made_ == forks(); }
@@ -35,12 +36,12 @@ class Owned {
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what, const std::string& hint = {});
 
-// Whether a signal's handler of Python has raised, or the interpreter ends; asks for the GIL in the first
-// case, and leaves the exception set.
+// Whether a Python signal handler has raised an exception, or the interpreter is ending. Takes the GIL to
+// check the former, and leaves the exception set.
 bool signal_raised();
 
-// Ends a call that signal_raised() has ended: with the exception that the handler has raised, or
-// Error(kInterrupted) where the interpreter ends. With the GIL.
+// Call, with the GIL held, after signal_raised() has ended a wait. Throws the exception that the handler has
+// raised, or Error(kInterrupted) if the interpreter is ending.
 [[noreturn]] void throw_interrupted();
 
 }  // namespace zg::python

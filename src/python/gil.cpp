@@ -16,13 +16,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A step of a training run, or a transfer that hangs, is not waited for longer; Ctrl-C ends the wait, too.
+// The longest wait at exit, for a training step or a transfer that may hang. Ctrl-C ends the wait, too.
 constexpr std::chrono::seconds kPatience{60};
 
-std::atomic<int> away{0};       // threads without the GIL, until they have it again, and RunsPython
+std::atomic<int> away{0};       // WithoutGil objects whose thread lacks the GIL, and RunsPython objects
 std::atomic<int> returning{0};  // threads that have read `given_up`, and ask for the GIL
 std::atomic<bool> ending{false}, given_up{false};
-std::atomic<std::thread::id> exit_thread{};  // runs Python's code to the very end
+std::atomic<std::thread::id> exit_thread{};  // the thread that runs Python code until the very end
 
 constexpr const char* kEnding = "the interpreter is ending";
 constexpr const char* kHint = "let threads that use it end before the program does";
@@ -37,7 +37,7 @@ std::vector<std::function<void()>>& closers() {
   return *all;
 }
 
-// Without the GIL, so that threads that come back get it.
+// Called without the GIL, so that threads that come back can take it.
 void wait_for_threads() {
   const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
   const auto end = Clock::now() + kPatience;
@@ -60,7 +60,7 @@ void leave() {
                    .attr("make")("interrupted", "ziggurat", kEnding, kHint)
                    .release()
                    .ptr();
-  // What the frames of threads that are cut off hold is no leak.
+  // Objects in the frames of killed threads are no leak.
   if (nb::cast<int>(nb::module_::import_("threading").attr("active_count")()) > 1)
     nb::set_leak_warnings(false);
   exit_thread = std::this_thread::get_id();
@@ -91,7 +91,7 @@ WithoutGil::~WithoutGil() {
   ++returning;
   if (given_up && exit_thread.load() != std::this_thread::get_id()) {
     --returning;
-    while (true) pause();  // until the process ends; Python would cut the thread off
+    while (true) pause();  // until the process ends; Python would kill the thread
   }
   PyEval_RestoreThread(state_);
   --returning;

@@ -1,13 +1,13 @@
-// How the modules let go of the GIL, and what becomes of threads that did so when the interpreter ends.
+// Releasing the GIL in the modules, and handling threads that have released it when the interpreter ends.
 //
 // A thread that waits for a lock, a move, a drive or another thread while it holds the GIL can hang the whole
-// process: who would end the wait may need the GIL first, if only to see whether Ctrl-C was pressed. So
-// whatever may wait asks for a WithoutGil, which only a thread that has let go of the GIL can have. The lock
-// of a store cannot be taken without one (StoreLock).
+// process: the thread that would end the wait may need the GIL first, if only to see whether Ctrl-C was
+// pressed. So every function that may wait takes a WithoutGil, which only a thread that has released the GIL
+// can have. The lock of a store cannot be taken without one (StoreLock).
 //
-// When the interpreter ends, Python cuts off threads that ask for the GIL, and a thread of C++ that is cut
-// off so ends the process by std::terminate(). An exit handler therefore brings all threads back first: waits
-// end with Error(kInterrupted), new ones are refused, and stores are closed.
+// When the interpreter ends, Python kills threads that ask for the GIL, and a C++ thread killed this way ends
+// the process by std::terminate(). So an exit handler first brings all threads back: waits end with
+// Error(kInterrupted), new waits are refused, and stores are closed.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -19,14 +19,14 @@ namespace zg::python {
 
 namespace nb = nanobind;
 
-// Lives as long as the calling thread does without the GIL.
+// Releases the GIL during its life, on the calling thread.
 class WithoutGil {
  public:
-  // Lets go of the GIL, which the caller holds. Throws Error(kInterrupted) when the interpreter ends.
+  // Releases the GIL, which the caller holds. Throws Error(kInterrupted) when the interpreter is ending.
   WithoutGil();
-  // Destructors use it, since they cannot refuse: it keeps the GIL when the interpreter ends.
+  // For destructors, which must not throw: keeps the GIL when the interpreter is ending.
   explicit WithoutGil(std::nothrow_t);
-  // Takes the GIL again. Never returns where the interpreter has not waited for this thread.
+  // Takes the GIL again. Never returns if the interpreter has ended without waiting for this thread.
   ~WithoutGil();
   WithoutGil(const WithoutGil&) = delete;
 
@@ -34,8 +34,8 @@ class WithoutGil {
   PyThreadState* state_ = nullptr;
 };
 
-// Lives while C++ runs code of Python's under frames of its own: the exit handler waits for it, since Python
-// cuts off threads in the middle of such code. With the GIL.
+// Lives while C++ code calls Python code. The exit handler waits for it, since Python kills threads in the
+// middle of such code. Made and destroyed with the GIL held.
 class RunsPython {
  public:
   RunsPython();
@@ -43,20 +43,21 @@ class RunsPython {
   RunsPython(const RunsPython&) = delete;
 };
 
-// Whether the interpreter ends. May be called without the GIL; who gets true must not ask for it.
+// Whether the interpreter is ending. May be called without the GIL; after true, the caller must not ask for
+// the GIL.
 bool interpreter_ends();
-// The exception that a thread gets then, made beforehand; null: this thread may run Python's code. With the
-// GIL.
+// The exception, made beforehand, that a thread gets when the interpreter is ending. Null: this thread may
+// run Python code. Call with the GIL held.
 PyObject* exit_exception();
 
-// Registers the exit handler of this module. Once in a module, with the GIL.
+// Registers this module's exit handler. Call once in a module, with the GIL held.
 void bind_exit();
-// `close` is called by the exit handler, with the GIL, when all threads are back or were given up. With the
-// GIL.
+// The exit handler will call `close`, with the GIL held, when all threads are back or were given up. Call
+// with the GIL held.
 void at_exit(std::function<void()> close);
 
-// Gives up an object of Python's share of what is under it; the last share, whose end may wait for moves,
-// ends without the GIL, which the caller holds.
+// Drops a Python object's shared pointer to the C++ object that it wraps. The caller holds the GIL; if this
+// is the last pointer, the GIL is released while the object is destroyed, since that may wait for moves.
 template <class T>
 void drop(std::shared_ptr<T>& share) {
   if (share.use_count() != 1) return share.reset();

@@ -1,6 +1,6 @@
-// Leases and pins for Python. A lease shows its bytes by the buffer protocol and by DLPack; every such view
-// shares the lease, which cannot end before the last of them. A view may die on any thread, without the GIL,
-// and after the interpreter: its deleter touches C++ alone.
+// Leases and pins for Python. A lease exposes its bytes by the buffer protocol and by DLPack. All such views
+// share the lease, which ends no earlier than the last of them. A view may be destroyed on any thread,
+// without the GIL, and after the interpreter has ended, so its deleter touches only C++ objects.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -22,14 +22,14 @@ struct HeldLease {
   Lease lease;
   DType dtype = DType::kU8;
   Access access = Access::kRead;
-  std::int64_t shape = 0, stride = 1;  // elements; of DLPack's arrays, which outlive the call
+  std::int64_t shape = 0, stride = 1;  // in elements; DLPack points to them after the call
   Py_ssize_t buffer_shape = 0, buffer_stride = 0;
   std::atomic<int> views{0};
   bool guarded = false;
 
   bool writes() const { return access != Access::kRead; }
-  // With protect_reads the pages of what is acquired for reading are read-only as long as anybody reads them.
-  // Segments begin at pages and share none.
+  // With protect_reads, the pages of segments acquired for reading are read-only while anybody reads them.
+  // Segments begin at page boundaries and share no page.
   void protect() {
     if (!store->protect_reads || writes()) return;
     std::lock_guard lock(store->mutex);
@@ -60,7 +60,7 @@ struct HeldLease {
     if (owned.here()) {
       end();
     } else {
-      new Lease(std::move(lease));  // never ended: the store is the parent's
+      new Lease(std::move(lease));  // leaked on purpose: the store belongs to the parent process
     }
   }
 };
@@ -72,7 +72,7 @@ struct ViewShare {
   ~ViewShare() { held->views.fetch_sub(1); }
 };
 
-// Gives up a share of a lease, with the GIL. With the last one the store may go, too (drop()).
+// Drops a share of a lease; call with the GIL held. The last share may destroy the store, too (drop()).
 void drop_share(std::shared_ptr<HeldLease>& held) {
   std::shared_ptr<StoreHandle> store = held == nullptr ? nullptr : held->store;
   held.reset();
@@ -93,7 +93,7 @@ struct PyLease {
   }
 };
 
-// DLPack's structs (its ABI is fixed); the tensor itself is nanobind's.
+// DLPack's structs (its ABI is fixed); the tensor struct comes from nanobind.
 struct Managed {
   nb::dlpack::dltensor tensor;
   void* context = nullptr;
@@ -177,7 +177,7 @@ char* format_of(DType dtype) {
       return const_cast<char*>("q");
     case DType::kI32:
       return const_cast<char*>("i");
-    case DType::kBF16:  // the buffer protocol has no name for it: its bits
+    case DType::kBF16:  // the buffer protocol has no code for bf16, so its bits are shown
     case DType::kU16:
       return const_cast<char*>("H");
     case DType::kU8:
@@ -236,10 +236,10 @@ void release(const PyLease& self) {
   held.end();
 }
 
-// Where views are alive, the lease ends with the last of them.
+// Leaves a `with` block. If views are alive, the lease ends with the last of them.
 void leave(PyLease& self, nb::args) {
   if (self.held->views.load() == 0) return release(self);
-  auto closed = std::make_shared<HeldLease>();  // this object's own from now on: a lease that has ended
+  auto closed = std::make_shared<HeldLease>();  // an ended lease, which this object refers to from now on
   closed->dtype = self.held->dtype;
   closed->access = self.held->access;
   self.held = std::move(closed);

@@ -1,8 +1,8 @@
-// What the parts of the module share: errors, processes that were forked, and calls that wait.
+// Declarations shared by the module's files: stores and their locks, calls that wait, and names of types.
 //
-// The GIL: every call that can wait for a lock, a lease, a move, a drive or another thread lets go of it
-// (gil.hpp). Threads hold the lock of a store for as long as they wait, and ask for the GIL meanwhile, to see
-// whether Ctrl-C was pressed: so that lock needs a WithoutGil. No thread asks for the GIL while it holds
+// The GIL: every call that can wait for a lock, a lease, a move, a drive or another thread releases it
+// (gil.hpp). Threads hold a store's lock while they wait, and ask for the GIL meanwhile, to see whether
+// Ctrl-C was pressed; so taking that lock requires a WithoutGil. No thread asks for the GIL while it holds
 // another lock of the library.
 #pragma once
 #include <nanobind/nanobind.h>
@@ -23,7 +23,7 @@
 
 namespace zg::python {
 
-// Runs call(WithoutGil) without the GIL, with waits that end by Ctrl-C, and when the interpreter ends.
+// Runs call(WithoutGil) without the GIL. Its waits end at Ctrl-C, and when the interpreter ends.
 template <class Call>
 auto waiting(Call&& call) {
   WithoutGil released;
@@ -31,7 +31,7 @@ auto waiting(Call&& call) {
   return call(std::as_const(released));
 }
 
-// A store's lock: held shared by every call, and exclusively by those that need the store alone, which never
+// A store's lock. Every call holds it shared; calls that need the store alone hold it exclusively, and never
 // wait for it. Inside and Alone take it.
 class StoreLock {
   friend class Inside;
@@ -39,20 +39,20 @@ class StoreLock {
   std::shared_mutex mutex_;
 };
 
-// A store and what Python holds of it. Leases and pins share it, so it outlives them.
+// A store, with the leases and pins that Python holds. Leases and pins share it, so it outlives them.
 struct StoreHandle {
   Owned owned;
   std::unique_ptr<OpenStore> opened;  // null: closed
   std::atomic<bool> closed{false};
   StoreLock lock;
   std::atomic<int> leases{0}, pins{0};
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   std::map<std::pair<SegmentId, Tier>, int> pinned;
   bool in_step = false;
-  std::map<void*, int> readers;  // leases of bytes that cannot be written now
+  std::map<void*, int> readers;  // read leases by address; their bytes are write-protected
   bool protect_reads = false;    // set once, before others see the store
 
-  // Drops all content and removes the drives' files. With the store alone.
+  // Drops all content and removes the drives' files. Call only while no other call is inside the store.
   void close() {
     closed = true;
     opened.reset();
@@ -77,11 +77,11 @@ class Inside {
   std::shared_lock<std::shared_mutex> lock_;
 };
 
-// Holds it exclusively; refuses where another thread is inside, so that nobody waits for it.
+// Holds the store's lock exclusively. Refuses if another thread is inside, so that nobody waits for it.
 class Alone {
  public:
   Alone(const WithoutGil&, const std::shared_ptr<StoreHandle>& handle, const char* call);
-  // Takes a closed store, too: owns() says whether nobody else is inside.
+  // Accepts a closed store, too. owns() tells whether the lock was taken, that is, nobody else is inside.
   Alone(const WithoutGil&, StoreHandle& handle);
   bool owns() const { return lock_.owns_lock(); }
   TensorStore& store() const { return handle_.opened->store(); }
@@ -91,7 +91,7 @@ class Alone {
   std::unique_lock<std::shared_mutex> lock_;
 };
 
-// The types as Python spells them; throws Error(kUsage) that lists them.
+// Look up a type or tier by its name in Python; throw Error(kUsage), which lists the names, for another name.
 DType dtype_named(const std::string& name);
 Tier memory_tier_named(const std::string& name);
 
@@ -100,7 +100,7 @@ void bind_lease(nb::module_& m);
 void bind_optimizer(nb::module_& m);
 void bind_measure(nb::module_& m);
 
-// What nanobind keeps in an object of Python: the store, destroyed without the GIL.
+// The content of the Python object Store, for nanobind. Destroys the store without the GIL.
 struct Store {
   std::shared_ptr<StoreHandle> handle;
 
@@ -109,7 +109,7 @@ struct Store {
   ~Store() { drop(handle); }
 };
 
-// The lease of one segment, as a new object of Python.
+// Makes a Python object for the lease of one segment.
 nb::object new_lease(std::shared_ptr<StoreHandle> handle, Lease lease, DType dtype, Access access);
 
 }  // namespace zg::python

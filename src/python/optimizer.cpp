@@ -1,5 +1,5 @@
-// Optimizer state in a store, and the update of parameters that lie in anybody's memory: what the classes of
-// ziggurat.torch are made of. Knows nothing of torch: weights and gradients are addresses.
+// Optimizer state in a store, and updates of parameters that lie in memory of the caller. The classes of
+// ziggurat.torch are built on this. This file knows nothing of torch: weights and gradients are addresses.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -34,21 +34,21 @@ OptimizerKind kind_named(const std::string& name) {
   refuse("kind", "\"" + name + "\" is none", "adam, sgd or lion");
 }
 
-// One parameter, and where its state lies. A parameter in fp32 is its own master weight, so its blocks have
-// moments alone: they are StateLayout's blocks without the first part.
+// One parameter, and the place of its state. An fp32 parameter is its own master weight, so its blocks hold
+// only moments: they are StateLayout's blocks without the first array.
 struct Param {
   std::int64_t count = 0;  // elements
   DType weight = DType::kF32;
   StateFormat format;
   std::int64_t per_segment = 0;  // elements, a multiple of kQuantBlock
-  TensorId tensor = -1;          // none: the optimizer keeps nothing of this parameter
+  TensorId tensor = -1;          // -1: the optimizer keeps no state for this parameter
   RandomKey random;
 
   bool own_master() const { return weight == DType::kF32; }
   std::int32_t segments() const { return static_cast<std::int32_t>((count + per_segment - 1) / per_segment); }
   std::int64_t first(std::int32_t segment) const { return segment * per_segment; }
   std::int64_t elements(std::int32_t segment) const { return std::min(per_segment, count - first(segment)); }
-  // Bytes of StateLayout's block that this parameter's blocks lack.
+  // Bytes at the start of StateLayout's block that this parameter's blocks lack.
   std::int64_t head(std::int64_t block) const {
     return own_master() ? round_up(block * 4, 64) + StateLayout::kStagger : 0;
   }
@@ -59,7 +59,7 @@ struct Param {
   View weights(char* data, std::int32_t segment) const {
     return {data + first(segment) * static_cast<std::int64_t>(size_of(weight)), weight, 1, elements(segment)};
   }
-  // `data`: the segment's bytes. `weights`: all of the parameter's.
+  // `data`: the segment's bytes. `all_weights`: the parameter's weights, from its first element.
   OptimizerState state(void* data, char* all_weights, std::int32_t segment) const {
     OptimizerState out;
     if (tensor >= 0) {
@@ -72,7 +72,7 @@ struct Param {
   }
 };
 
-// The numbers of quantisation block `b` of moment `which`, rounded to nearest codes.
+// Encodes one quantisation block of moment `which`: `count` values become the nearest codes, with a scale.
 void encode_block(int which, const float* values, std::int64_t count, std::uint8_t* codes, float* scale) {
   std::uint32_t largest = 0;
   for (std::int64_t i = 0; i < count; ++i)
@@ -98,7 +98,7 @@ void write_moments(const StateFormat& format, const OptimizerState& state, int w
   }
 }
 
-// Masters of format kFull whose weight somebody else has changed become that weight.
+// For masters of format kFull: a master whose weight was changed by other code takes that weight's value.
 template <class Weight>
 void absorb(const float* /*of the type*/, const Weight* weights, float* masters, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
@@ -112,7 +112,7 @@ void absorb(const float* /*of the type*/, const Weight* weights, float* masters,
   }
 }
 
-// The sum of squares in fp64, in an order that the size alone decides.
+// The sum of squares in fp64, in an order that depends only on the size.
 template <class T>
 double norm_sq(const T* values, std::int64_t count) {
   constexpr std::int64_t kPart = 1 << 16;
@@ -152,8 +152,8 @@ double norm_sq(const View& v) {
   }
 }
 
-// Begins to record the accesses of an update, so that the next one finds its segments on their way; false
-// where the user records a step already, to which they belong.
+// Begins to record the accesses of an update, so that the next update's segments are fetched ahead. False if
+// the user is already recording a step; the accesses then belong to it.
 bool begin_recording(const Inside& inside) {
   std::lock_guard lock(inside.handle().mutex);
   if (inside.handle().in_step) return false;
@@ -167,7 +167,7 @@ void end_recording(const Inside& inside) {
   inside.handle().in_step = false;
   try {
     inside.store().step_end();
-  } catch (const Error&) {  // the store has failed, and the update has said so
+  } catch (const Error&) {  // the store has failed, and the update has reported it
   }
 }
 
@@ -203,7 +203,7 @@ class Optimizer {
 
   ~Optimizer() { drop(handle_); }
 
-  // `name`: in the store. `key`: the parameter's own, which its random numbers follow.
+  // `name`: the tensor's name in the store. `key`: the parameter's key, which seeds its random numbers.
   int add(const std::string& name, const std::string& key, std::int64_t count, const std::string& weight) {
     Param p;
     p.count = count;
@@ -249,7 +249,7 @@ class Optimizer {
     return sum;
   }
 
-  // Moments of zero; the masters are the weights.
+  // Sets the moments to zero and the masters to the weights.
   void reset(int index, std::uintptr_t weights) {
     each(index, Access::kOverwrite, weights, kAll,
          [](const Param& p, const OptimizerState& s, View w, Lease& lease) {
@@ -261,7 +261,7 @@ class Optimizer {
          });
   }
 
-  // Somebody else has written the weights.
+  // Call after other code has written the weights: the masters take their values.
   void weights_changed(int index, std::uintptr_t weights) {
     if (param(index).own_master()) return;
     each(index, Access::kWrite, weights, kAll, [](const Param& p, const OptimizerState& s, View w, Lease&) {
@@ -275,14 +275,14 @@ class Optimizer {
     });
   }
 
-  // Elements of the parameter, of each of its segments but the last, and of those that share a scale in 8
-  // bits.
+  // Numbers of elements: of the parameter, of each of its segments but the last, and of a quantisation block
+  // (elements that share a scale in 8 bits).
   std::tuple<std::int64_t, std::int64_t, std::int64_t> extent(int index) const {
     const Param& p = param(index);
     return {p.count, p.per_segment, kQuantBlock};
   }
 
-  // Part "master", "0" or "1" (the moments) as fp32: of one segment, or of all (-1).
+  // Reads "master", or moment "0" or "1", as fp32: for one segment, or for all (-1).
   void read(int index, const std::string& part, std::uintptr_t weights, std::uintptr_t out,
             std::int32_t segment) {
     std::int64_t done = 0;
@@ -312,7 +312,7 @@ class Optimizer {
          });
   }
 
-  // A moment of a segment as it is kept in 8 bits: codes in whole blocks, and a scale for each.
+  // Copies a moment of a segment in its 8-bit form: codes in whole blocks, and a scale for each block.
   void copy_codes(int index, int which, bool out, std::uintptr_t codes, std::uintptr_t scales,
                   std::int32_t segment) {
     if (param(index).format.moments != MomentFormat::kInt8 || which < 0 || which >= moments_)
@@ -329,7 +329,7 @@ class Optimizer {
          });
   }
 
-  // The blocks as they lie in the store.
+  // Copies the state's blocks as they are stored, byte by byte.
   void copy_blocks(int index, bool out, std::uintptr_t address) {
     each(index, out ? Access::kRead : Access::kOverwrite, 0, kAll,
          [&](const Param&, const OptimizerState&, View, Lease& lease) {
@@ -340,12 +340,11 @@ class Optimizer {
          });
   }
 
-  // What a step does to one parameter, or to one of its segments (kAll: to all of them). The addresses are
-  // those of the first element that it concerns.
+  // A step's update of one parameter, or of one of its segments (kAll: of all segments): index, weights,
+  // gradient, the gradient's type, rule, segment. The addresses are those of the first element to update.
   using Item = std::tuple<int, std::uintptr_t, std::uintptr_t, std::string, UpdateParams, std::int32_t>;
 
-  // One step of what is named: number, weights, gradient, its type, rule, segment. Not interrupted by Ctrl-C:
-  // a step is made or not made.
+  // Makes one step for these items. Ctrl-C does not interrupt it: a step is made fully or not at all.
   void update(const std::vector<Item>& items, bool record) {
     std::vector<const Param*> params;  // looked up with the GIL, under which others are added
     for (const auto& [index, weights, grad, dtype, rule, only] : items) {
@@ -363,7 +362,7 @@ class Optimizer {
       const Param& p = *params[i];
       const DType type = dtype_named(dtype);
       const std::int32_t begin = std::max(only, 0), end = only < 0 ? p.segments() : only + 1;
-      // Where the whole parameter would begin.
+      // The address where the whole parameter would begin.
       const auto skipped = static_cast<std::uintptr_t>(p.first(begin));
       char* const all_weights = at(weights - skipped * size_of(p.weight));
       for (std::int32_t s = begin; p.count > 0 && s < end; ++s) {
@@ -382,7 +381,7 @@ class Optimizer {
     stream.synchronize();
   }
 
-  // A step whose parts are several calls of update(): false where the user records one already.
+  // Begins a step that consists of several calls of update(). False if the user is already recording a step.
   bool begin_step() {
     WithoutGil released;
     return begin_recording(Inside(released, handle_));
@@ -447,7 +446,7 @@ class Optimizer {
   const int moments_;
   const std::int64_t segment_bytes_;
   const std::uint64_t seed_;
-  std::deque<Param> params_;  // references to its entries last
+  std::deque<Param> params_;  // references to its entries stay valid
 };
 
 }  // namespace

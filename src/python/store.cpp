@@ -1,4 +1,5 @@
-// The store for Python: numbers and names, which the class ziggurat.Store turns into objects.
+// The store for Python. Its methods take and return ids and names, which the class ziggurat.Store turns into
+// objects.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -16,12 +17,12 @@
 namespace zg::python {
 namespace {
 
-constexpr int kMostPins = 200;  // of one segment at one tier
+constexpr int kMostPins = 200;  // most pins of one segment at one tier
 
 struct PyPin {
   PyPin() = default;
   PyPin(PyPin&&) = default;
-  // What waits is not the pin's end, but that of the store, where this was its last share.
+  // Ending the pin does not wait. Destroying the store may wait, if this was its last share.
   ~PyPin() {
     if (!held) return;
     std::shared_ptr<StoreHandle> store = held->store;
@@ -77,15 +78,15 @@ io::Backend backend_named(const std::string& name) {
   refuse("backend", "\"" + name + "\" is none", "auto, io_uring, libaio, threads or ram");
 }
 
-// The stores that are open, to be closed when the interpreter ends. With the GIL.
+// The open stores, to be closed when the interpreter ends. Used with the GIL held.
 class OpenStores {
  public:
   void remember(const std::shared_ptr<StoreHandle>& store) {
     std::erase_if(all_, [](const std::weak_ptr<StoreHandle>& s) { return s.expired(); });
     all_.push_back(store);
   }
-  // The memory stays where a thread is still inside, or leases and views live: the files lose their names,
-  // which nobody needs, since the store has them open.
+  // If a thread is still inside a store, or leases and views live, the store's memory stays. Only its files
+  // are unlinked; the store still has them open.
   void close() {
     const std::vector<std::weak_ptr<StoreHandle>> all = all_;
     for (const std::weak_ptr<StoreHandle>& one : all) {
@@ -307,7 +308,7 @@ nb::dict statistics(Store& self) {
   return out;
 }
 
-// A member of the store that takes one segment, as a method.
+// Makes a Python method from a member of the store that takes one segment.
 template <class Call>
 auto on_segment(Call call) {
   return [call](Store& self, TensorId tensor, std::int32_t segment) {

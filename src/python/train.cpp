@@ -1,5 +1,5 @@
-// The module ziggurat._train: whole training runs in this process. It is apart from _core, since it needs the
-// engine with all kernels, and who uses the store alone does not.
+// The module ziggurat._train: whole training runs in this process. It is separate from _core, since it needs
+// the engine with all kernels, which users of only the store do not need.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -20,7 +20,7 @@
 namespace zg::python {
 namespace {
 
-// Hands each step to a function of Python; where that raises, the next step is the last.
+// Passes each step to a Python function. If that raises, the next step is the last.
 class Callback final : public TrainObserver {
  public:
   Callback(nb::callable call, std::atomic<bool>& stop) : call_(std::move(call)), stop_(stop) {}
@@ -71,7 +71,8 @@ RunSummary run(const ConfigSource& source, const std::optional<std::string>& res
   return summary;
 }
 
-// on_step(text): of JSON; false makes the next step the last. Ctrl-C does so too, and the model is saved.
+// on_step(text) gets each step as JSON; if it returns false, the next step is the last. So it is after
+// Ctrl-C, and the model is saved.
 nb::dict train(const std::vector<std::string>& files, const std::vector<std::string>& overrides,
                const std::optional<std::string>& resume, nb::callable on_step) {
   std::atomic<bool> stop{false};
@@ -80,7 +81,7 @@ nb::dict train(const std::vector<std::string>& files, const std::vector<std::str
   RunSummary summary;
   {
     WithoutGil released;
-    // Signals reach Python's main thread alone, which must be free to see them.
+    // Only Python's main thread handles signals, so it must not run the training itself.
     auto running = std::async(std::launch::async, [&] {
       return run({.files = files, .overrides = overrides}, resume, callback, stop);
     });
@@ -94,7 +95,7 @@ nb::dict train(const std::vector<std::string>& files, const std::vector<std::str
   return dict_of(summary);
 }
 
-// Where a run with this configuration leaves its files.
+// The directory where a run with this configuration writes its files.
 std::string output_dir(const std::vector<std::string>& files, const std::vector<std::string>& overrides) {
   WithoutGil released;
   return load_config({.files = files, .overrides = overrides}, this_machine()).output_dir;

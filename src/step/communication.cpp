@@ -12,14 +12,14 @@
 namespace zg {
 namespace {
 
-// What a member of a group of this size exchanges in a call.
+// The traffic of one member of a group of `members` ranks in a collective call.
 CommTraffic traffic_of(std::int64_t members, std::int64_t count, DType dtype) {
   if (members < 2) return {};
   const std::int64_t bytes = (members - 1) * count * static_cast<std::int64_t>(size_of(dtype));
   return {bytes, bytes, 1};
 }
 
-// What the place's rank exchanges in a call.
+// The traffic of the place's rank in a call.
 CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
   const std::int64_t passed = call.count * static_cast<std::int64_t>(size_of(call.dtype));
   if (call.to >= 0) return {passed, 0, 1};
@@ -28,7 +28,8 @@ CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
   const std::vector<int> group = members_of(place, call.axis);
   const auto members = static_cast<std::int64_t>(group.size());
   if (!call.everywhere) return traffic_of(members, call.count, call.dtype);
-  // The others' ranges go out to be summed, and come back as sums; this member's go to all others.
+  // The others' ranges are sent to them to be summed, and come back as sums; this member's sum goes to all
+  // others.
   const auto rank = std::find(group.begin(), group.end(), place.rank()) - group.begin();
   const std::int64_t mine = call.count / members + (rank < call.count % members ? 1 : 0);
   const std::int64_t bytes =
@@ -57,14 +58,15 @@ std::int64_t members(const RankPlace& place, CommAxis axis) {
   return 1;
 }
 
-// Every rank tells all others so many numbers.
+// The traffic when every rank sends `count` numbers to all others.
 CommTraffics numbers(const Layout& layout, std::int64_t count) {
   CommTraffics t;
   t[CommAxis::kScalars] = traffic_of(layout.options.place().ranks(), count, DType::kF64);
   return t;
 }
 
-// The valid tokens of the batch before the step, then the loss and the units' norms.
+// Before the step, the number of valid tokens of the batch; after it, the loss and the sums of squares of
+// each unit's gradient.
 CommTraffics numbers_of_step(const Layout& layout) {
   CommTraffics t = numbers(layout, 1);
   return t += numbers(layout, 1 + static_cast<std::int64_t>(layout.model->units().size()));
@@ -115,12 +117,12 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
 
 namespace {
 
-// The activations of one micro-batch.
+// The number of elements that stages pass on for one micro-batch.
 std::int64_t activation_count(const Layout& layout) {
   return layout.model->residual_rows(layout.options.micro_batch) * layout.model->config().width;
 }
 
-// What a send or receive passes on, and between whom.
+// The call of a send or receive: the size of the tensor that is passed, and the other stage.
 CommCall passing_of(const Layout& layout, const StepOp& op) {
   const ParallelDegrees& parts = layout.options.parts;
   const Model& model = *layout.model;
@@ -151,13 +153,13 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
   const auto add = [&](const CommCall& call) {
     if (members(place, call.axis) > 1) calls.push_back(call);
   };
-  // In fewer bits a row is exchanged in parts.
+  // Quantized rows are exchanged in several calls, each limited by the size of the buffers.
   const auto add_quantized = [&](CommAxis axis, bool sums, std::int64_t count, int bits) {
     const std::int64_t part = Workspace::exchange_values(layout);
     for (std::int64_t at = 0; at < count; at += part)
       add({axis, sums, kernels::quantized_bytes(std::min(part, count - at), bits), DType::kU8});
   };
-  if (op.goes_on) return calls;  // all calls of a forward or backward are its first operation's
+  if (op.goes_on) return calls;  // a forward's or backward's first operation counts all its calls
   const std::int64_t shard = shard_elements(layout, op.tile).count;
   if (op.kind == OpKind::kMaterialize) {
     if (const int bits = layout.options.weight_bits; bits > 0) {
@@ -228,7 +230,7 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
       }
       if (activity == Activity::kStep || activity == Activity::kStepThenPause)
         total += numbers_of_step(layout);
-      if (activity == Activity::kEvaluate) {  // loss and tokens of the whole evaluation
+      if (activity == Activity::kEvaluate) {  // the loss and the tokens of the whole evaluation
         total += numbers(layout, 1);
         total += numbers(layout, 1);
       }
@@ -239,8 +241,8 @@ CommTraffics comm_forecast(const Layout& layout, const StepPrograms& programs, c
 
 namespace {
 
-// The exchanges over tensor and context parts in one operation of a micro-batch, or in the sums of a unit's
-// copies, as text; empty if there are none.
+// The tensor-parallel and context-parallel calls of one operation, or the sums of a unit's replicated
+// gradients, as text; empty if there are none.
 std::string calls_of_parts(const Layout& layout, OpKind kind, std::int32_t unit) {
   const bool finishes = kind == OpKind::kFinishGradient;
   const StepOp op{
@@ -253,8 +255,8 @@ std::string calls_of_parts(const Layout& layout, OpKind kind, std::int32_t unit)
   return calls;
 }
 
-// Adds a line for each operation with such exchanges, on every stage, whichever units it has. A layer adds
-// lines only where it differs from the layer before.
+// Adds a line for each operation with such calls. Every stage adds the lines of all units, whichever units it
+// has. A layer adds a line only if it differs from the layer before.
 void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   const auto add = [&](OpKind kind, std::int32_t unit, bool is_layer = false) {
     const std::string calls = calls_of_parts(layout, kind, unit);
@@ -274,7 +276,7 @@ void add_calls_of_parts(const Layout& layout, std::vector<std::string>& lines) {
   for (std::int32_t unit = 0; unit <= head; ++unit) add(OpKind::kFinishGradient, unit);
 }
 
-// The number of tiles of a layer: "9"; where layers differ, "3 from layer 0, 9 from layer 2".
+// The number of tiles of a layer, as text: "9"; if layers differ, "3 from layer 0, 9 from layer 2".
 std::string tiles_by_layer(const Model& model) {
   std::vector<std::string> changes;
   std::size_t last = 0;
@@ -343,7 +345,7 @@ double hash_of(const std::string& line) {
 }  // namespace
 
 void agree(std::span<const std::string> mine, const OfAllRanks& of_all_ranks) {
-  // First how many lines there are and a hash of all; where these differ, a hash of each line.
+  // First compare the number of lines and a hash of all lines; if these differ, compare a hash of each line.
   std::string whole;
   for (const std::string& line : mine) whole += line + '\n';
   const auto brief = of_all_ranks(std::array{static_cast<double>(mine.size()), hash_of(whole)});
@@ -362,7 +364,7 @@ void agree(std::span<const std::string> mine, const OfAllRanks& of_all_ranks) {
   };
   std::size_t first = 0;
   while (first + 1 < numbers.size() && !differs(first)) ++first;
-  // Then that line of every rank, a number for each character.
+  // Then exchange the first line that differs, as one number for each character.
   constexpr std::size_t kShown = 200;
   std::vector<double> letters(kShown, 0);
   if (first < mine.size())

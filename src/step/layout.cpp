@@ -41,7 +41,7 @@ LayoutOptions with_part(LayoutOptions o) {
 
 }  // namespace
 
-// Splits the model among the stages of a pipeline, finds what is trained, and adds the tensors.
+// Splits the model among the stages of a pipeline, finds the frozen units, and adds the tensors.
 class Layout::Builder {
  public:
   explicit Builder(Layout& layout) : layout_(layout), model_(*layout.model), options_(layout.options) {}
@@ -59,14 +59,15 @@ class Layout::Builder {
   }
 
  private:
-  // The tensors of a stretch of layers that this rank has.
+  // A range of layers of this rank, and the number of tensors for each of them.
   struct Stretch {
-    std::int32_t first = 0, end = 0;  // layers; it also has the input of layer `end`
+    std::int32_t first = 0, end = 0;  // layers; the range also has the input of layer `end`
     std::int64_t activations = 0, saved = 0, gradients = 0;
   };
 
-  // By the products of a step, in which a head passes forward and backward, and a block forward once more if
-  // it is recomputed. An embedding reads a row a token.
+  // Splits the layers among the chunks of a pipeline. Costs are the multiplications for one token in a step:
+  // the head runs forward and backward, and a block runs forward once more if it is recomputed. The embedding
+  // only reads one row for each token.
   void split() {
     std::vector<std::int32_t>& first_layer = layout_.first_layer;
     first_layer = {0, static_cast<std::int32_t>(layout_.layers())};
@@ -81,7 +82,7 @@ class Layout::Builder {
       return;
     }
     const ModelConfig& c = model_.config();
-    // The cost of a part of each layer, whose tokens attend to those of whole sequences.
+    // The cost of this rank's shard of each layer. Its tokens attend to the tokens of whole sequences.
     const double parts = options_.parts.tensor;
     const std::int64_t time = options_.micro_batch.time * options_.parts.context;
     const double attention = static_cast<double>(c.heads * c.head_size * time) / parts;
@@ -94,7 +95,8 @@ class Layout::Builder {
     first_layer = split_layers(layers, width, 3 * head, options_.pipeline_shape().parts());
   }
 
-  // Whether a parameter of the tile is trained. Those of a unit in tiles count together.
+  // Whether any parameter of the tile is trained. The tiles of a unit count as one, except the adapters'
+  // tile.
   bool trains(std::int32_t u, std::size_t tile) const {
     if (options_.groups.empty()) return true;
     const Unit& unit = model_.units()[static_cast<std::size_t>(u)];
@@ -133,8 +135,8 @@ class Layout::Builder {
       spec.versions = versions;
       return layout_.table.add(spec);
     };
-    // Layer-major, one accumulator is complete before the next one is needed, so none has to go to NVMe.
-    // Those of tiles take turns for each micro-batch.
+    // With layer-major accumulation, an accumulator is complete before the next one is needed, so none has to
+    // go to NVMe. The accumulators of a unit's tiles, in contrast, take turns for each micro-batch.
     const bool brief = options_.accumulation == Accumulation::kLayerMajor && !options_.is_pipeline() &&
                        (adapters || !unit.in_tiles());
     const auto add_accumulator = [&](std::int64_t count) {
@@ -151,9 +153,10 @@ class Layout::Builder {
     t.piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
     const std::int64_t shard = t.piece * sharding.replicas();
     const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
-    // A weight that is made for each pass is dead when it has been used, so it need not be demoted.
+    // A weight that is materialized for each pass is dead after its use, so it need not be demoted.
     const bool brief_weight = t.is_sharded() && !sharding.keep_weights;
-    // How many versions the weight that is updated has. A weight of which nothing is trained never changes.
+    // The number of versions of the weight's stored form. A weight in which nothing is trained never changes,
+    // so one is enough.
     const auto here = static_cast<std::int32_t>(layout_.tiles.size()) - 1;
     const int kept =
         options_.pins && trains(u, i) && needs_weight(layout_, here) ? options_.state_versions : 1;
@@ -165,8 +168,8 @@ class Layout::Builder {
     versions = 1;
     const bool accumulates = !layout_.is_frozen(u) || adapters;
     if (accumulates) t.accumulator = add_accumulator(whole);
-    // Where only some units are updated on the device, the state of these stays on the device, unless it is
-    // pinned on drives.
+    // If only some units are updated on the device, their state stays on the device, unless it is pinned on
+    // drives.
     const bool all = options_.device_updates > layout_.head_unit();
     const bool stays = layout_.update_at(u) == Tier::kDevice && !all && !options_.pins;
     add_state(name, stays ? Tier::kDevice : optimizer);
@@ -176,7 +179,7 @@ class Layout::Builder {
                        sharding.ranks == 1 ? tile.count : shard);
   }
 
-  // Adds the state of the tile that was added last.
+  // Adds the optimizer state of the tile that was added last.
   void add_state(const std::string& name, Tier lowest) {
     TileTensors& t = layout_.tiles.back();
     const Unit& unit = model_.units()[static_cast<std::size_t>(t.unit)];
@@ -202,7 +205,7 @@ class Layout::Builder {
     t.state = layout_.table.add(spec);
   }
 
-  // Where a unit is in tiles, its first tile has all copies.
+  // If a unit is in tiles, its first tile has all parameters that several tensor-parallel ranks hold.
   void find_copies(std::int32_t t) {
     TileTensors& tile = layout_.tiles[static_cast<std::size_t>(t)];
     for (const Param& p : model_.units()[static_cast<std::size_t>(tile.unit)].params) {
@@ -219,7 +222,7 @@ class Layout::Builder {
     }
   }
 
-  // What each chunk of this stage has, or the one stage.
+  // The layers and tensors of each chunk of this stage; without a pipeline, of the whole model.
   std::vector<Stretch> stretches() const {
     const bool recompute = options_.recompute;
     if (!options_.is_pipeline()) {
@@ -259,7 +262,7 @@ class Layout::Builder {
         for (std::int64_t m = 0; m < stretch.activations; ++m) {
           layout_.activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model_.dtype(),
                                                       checkpoint, Role::kActivation, lowest, 0}));
-          // Nothing comes back to what is below all that is trained.
+          // No backward passes blocks below the first trained unit, so they save nothing.
           if (m >= stretch.saved || l == stretch.end || l + 1 < layout_.first_trained_) continue;
           const std::int64_t saved = model_.block(l).saved_bytes(options_.micro_batch, options_.backward());
           layout_.saved[at].push_back(
@@ -372,7 +375,7 @@ std::int64_t Layout::workspace_charge() const {
 std::int64_t Layout::state_bytes() const {
   std::int64_t sum = 0;
   for (const TileTensors& t : tiles) {
-    if (t.piece == 0) continue;  // another stage's
+    if (t.piece == 0) continue;  // another stage has the tile
     for (const TensorId id : {t.stored, t.gradient, t.state}) {
       if (id == kNone) continue;
       const TensorSpec& spec = table.tensor(id).spec;

@@ -21,8 +21,8 @@ int group_of(const PipelineShape& s) {
   return s.schedule == PipelineSchedule::kDepthFirst ? s.stages : s.micro_batches;
 }
 
-// Chunks and micro-batches in the order in which forwards take them up. Backwards do so with the chunks
-// reversed.
+// Pairs of chunk and micro-batch in the order of a stage's forwards. Its backwards have the same order, with
+// the chunks reversed.
 std::vector<std::pair<int, int>> table_of(const PipelineShape& s) {
   const int group = std::min(group_of(s), s.micro_batches);
   std::vector<std::pair<int, int>> table;
@@ -34,7 +34,7 @@ std::vector<std::pair<int, int>> table_of(const PipelineShape& s) {
   return table;
 }
 
-// Forwards of a stage before its first backward.
+// The number of forwards of a stage before it alternates forwards and backwards.
 int warm_up_of(const PipelineShape& s, int stage) {
   const int all = s.micro_batches * s.chunks, behind = s.stages - stage - 1;
   switch (s.schedule) {
@@ -50,9 +50,9 @@ int warm_up_of(const PipelineShape& s, int stage) {
   return all;
 }
 
-// The 1F1B order with each weight gradient `stage` micro-batches after its input gradient: so the first
-// stage, which has the least to wait for, holds no more than with 1F1B, and the others hold as much as the
-// first.
+// The 1F1B order, with each weight gradient `stage` micro-batches after its input gradient. So the first
+// stage, which waits least, holds no more activations than with 1F1B, and the other stages hold as many as
+// the first.
 Steps zero_bubble_steps(const PipelineShape& s, int stage) {
   Steps steps;
   const int all = s.micro_batches, warm_up = warm_up_of(s, stage);
@@ -80,7 +80,7 @@ double duration(Kind kind, const PipelineTimes& times) {
   return times.weight_gradient;
 }
 
-// Runs the steps of all stages, each as soon as its stage is free and what it needs has been made.
+// Simulates the steps of all stages: each step runs as soon as its stage is free and its inputs exist.
 class Simulation {
  public:
   Simulation(const PipelineShape& shape, PipelinePass pass, bool tied, const PipelineTimes& times)
@@ -96,7 +96,7 @@ class Simulation {
     for (int stage = earliest(); stage >= 0; stage = earliest()) do_next(stage);
     for (std::size_t s = 0; s < steps_.size(); ++s)
       ZG_ASSERT(next_[s] == steps_[s].size(), "stage {} of a pipeline waits for ever", s);
-    // What is passed comes before the steps that begin at that moment.
+    // Tensors are passed before the steps that begin at the same moment.
     std::stable_sort(events_.begin(), events_.end(), [](const PipelineEvent& a, const PipelineEvent& b) {
       const auto order = [](const PipelineEvent& e) {
         return std::pair(e.begin, e.kind == PipelineEvent::Kind::kStep);
@@ -161,7 +161,7 @@ class Simulation {
   std::vector<Steps> steps_;
   std::vector<std::size_t> next_;
   std::vector<double> free_;
-  std::vector<double> forward_, backward_;  // [part][micro-batch]: when it has been made
+  std::vector<double> forward_, backward_;  // [chunk of the pipeline][micro-batch]: when its result exists
   std::vector<PipelineEvent> events_;
 };
 
@@ -275,11 +275,12 @@ std::vector<std::int32_t> split_layers(std::span<const double> layer_costs, doub
     auto operator<=>(const Cost&) const = default;
   };
   const auto n = static_cast<std::size_t>(layers) + 1, p = static_cast<std::size_t>(parts);
-  // best[l]: of the first l layers in as many parts as have been placed; begin[i][l]: where the last begins.
+  // best[l]: the cost of the first l layers in the chunks placed so far; begin[i][l]: where chunk i then
+  // begins.
   std::vector<Cost> best(n);
   std::vector<std::vector<std::int32_t>> begin(p, std::vector<std::int32_t>(n));
   best[0] = {0, 0};
-  std::vector<double> before_layer(n);  // the costs of all layers before it
+  std::vector<double> before_layer(n);  // the summed costs of all layers before each layer
   std::partial_sum(layer_costs.begin(), layer_costs.end(), before_layer.begin() + 1);
   for (std::size_t i = 0; i < p; ++i) {
     std::vector<Cost> with(n);
@@ -348,7 +349,7 @@ std::string drawing_of(const PipelineShape& shape, int width) {
       if (e.kind != PipelineEvent::Kind::kStep || e.stage != s) continue;
       add(e.begin, ".");
       const char first = e.step.kind == Kind::kForward ? 'a' : 'A';
-      const bool is_weight = e.step.kind == Kind::kWeightGradient;  // of the one chunk that there is then
+      const bool is_weight = e.step.kind == Kind::kWeightGradient;  // a stage then has one chunk
       add(e.end, fmt::format("{}{}", is_weight ? 'W' : static_cast<char>(first + e.step.chunk % 26),
                              e.step.micro_batch));
     }

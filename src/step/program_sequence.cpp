@@ -16,8 +16,8 @@ ProgramStart ProgramSequence::start(const StepProgram& program, const StepProgra
 
 std::optional<ProgramStart> ProgramSequence::next() {
   const StepPrograms& p = *programs_;
-  // With deferred updates, a step's program contains the updates of the step before, unless these were
-  // announced to run as a program of their own.
+  // With deferred updates, a step's program contains the updates of the step before, unless it was announced
+  // that they run as a program of their own.
   const bool rides_along =
       is_step() && p.timing == UpdateTiming::kDeferred && (main_done_ || announced_ == &p.step);
   if (pending_ && !rides_along) {

@@ -17,8 +17,8 @@ Schedule each_unit(const ScheduleShape& shape, OpKind kind) {
   return s;
 }
 
-// The unit whose mode decides Slot::drop: for a tied head whose own weight is not materialized, the
-// embedding.
+// The unit whose Materialize mode decides Slot::drop: the unit itself, but for a tied head whose own weight
+// is not materialized, the embedding.
 std::int32_t made_for(const ScheduleShape& shape, std::int32_t unit) {
   ZG_ASSERT(unit != shape.head() || !shape.tied || !shape.materializes(unit) || !shape.materializes(0) ||
                 shape.of(unit) == shape.of(0),
@@ -59,8 +59,9 @@ Schedule flush_schedule(const ScheduleShape& shape) {
   return each_unit(shape, OpKind::kUpdate);
 }
 
-// Micro-batches pass through the layers in groups; a whole group passes each layer before the next one.
-// Layer-major, all micro-batches are one group; micro-batch-major, each is a group of its own.
+// Micro-batches pass through the layers in groups; a whole group passes each layer before the next layer.
+// With layer-major accumulation, all micro-batches are one group; with micro-batch-major, each is a group of
+// its own.
 Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   Schedule s;
   const std::int32_t layers = shape.layers, all = shape.micro_batches, ahead = shape.gather_ahead;
@@ -73,13 +74,14 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   for (std::int32_t begin = 0; begin < all; begin += group) {
     const bool first_group = begin == 0, last_group = begin + group == all;
     const auto again = [&](std::int32_t unit) { return shape.of(unit) == Materialize::kForEachPass; };
-    // `last`: for the last time in the step.
+    // `last`: the weight is made for the last time in the step.
     const auto make_now = [&](std::int32_t unit, bool last) {
       s.push_back({OpKind::kMaterialize, unit, 0, false, last && shape.timing != UpdateTiming::kEarly});
     };
     const auto make = [&](std::int32_t unit) {
       if (unit > shape.head()) return;
-      // Head and embedding are made once for all passes of a group, unless the embedding is tied.
+      // The head's weight is made once for all passes of a group. So are the embedding's, unless it is tied,
+      // and the weights of units that no backward passes.
       const bool once = unit == shape.head() || unit < shape.lowest || (unit == 0 && !shape.tied);
       if (shape.materializes(unit) && (again(unit) || first_group))
         make_now(unit, !again(unit) || (last_group && once));
@@ -89,7 +91,8 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
       if (unit > 0 && unit >= shape.lowest && again(unit)) make_now(unit, last_group);
     };
     const auto pass = [&](OpKind kind, std::int32_t unit, bool backward) {
-      // Kept weights are used until the last backward; the embedding's, unless tied, are not used there.
+      // A weight that is kept is used until the last backward. The embedding's backward does not read its
+      // weight; only a tied head does.
       const bool below = unit < shape.lowest;  // no backward follows
       const bool forward = (kind == OpKind::kForward && !below) || (kind == OpKind::kEmbedding && shape.tied);
       const std::int32_t made = made_for(shape, unit);
@@ -113,15 +116,15 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
     }
     if (deferred && first_group) update(ahead);
     for (std::int32_t u = 0; u <= shape.head(); ++u) {
-      // A deferred update is one unit ahead of what needs it, so that both run at the
-      // same time.
+      // A deferred update is issued one unit before its weight is needed, so that it runs while the unit
+      // before is computed.
       if (deferred && first_group) update(u + ahead + 1);
       make(u + ahead);
       for (std::int32_t v = layers; u == shape.head() && v > layers - ahead; --v) make_again(v);
       pass(forward_of(shape, u, OpKind::kHead), u, u == shape.head());
     }
     finish(shape.head());
-    // An early update is one unit behind the backward, so that both run at the same time.
+    // An early update is issued one unit after the backward, so that both run at the same time.
     for (std::int32_t u = layers; u > 0 && u >= shape.lowest; --u) {
       make_again(u - ahead);
       pass(OpKind::kBackward, u, true);

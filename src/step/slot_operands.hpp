@@ -1,5 +1,5 @@
-// What the operations of a slot use: which tensors, how, and for the last time or not. Pure functions of a
-// layout, by which step programs are made.
+// The operands of a slot's operations: which segments they access, how, and whether for the last time. Pure
+// functions of a layout; step programs are made with them.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -25,14 +25,14 @@ class SlotOperands {
     return {s, Tier::kDevice, first ? Access::kOverwrite : Access::kWrite};
   }
 
-  // The segments of a tile: the weight, its stored form, which the update writes, and the sum of gradients.
+  // The segments of a tile: the weight, its stored form (which the update writes), and the sum of gradients.
   SegmentId weight(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).weight); }
   SegmentId stored(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).stored); }
   SegmentId accumulator(std::int32_t tile) const { return layout_.whole(layout_.tile(tile).accumulator); }
   // Whether the tile's update overwrites the whole weight without reading it.
   bool rebuilt(std::int32_t tile) const { return layout_.update_rebuilds_weight(tile); }
 
-  // The unit whose matrices the slot's products have: of a head with a tied table the embedding.
+  // The unit whose matrices the slot multiplies with: for a head with a tied embedding, the embedding.
   std::int32_t multiplied(const Slot& slot) const {
     const bool head = slot.kind == OpKind::kHead || slot.kind == OpKind::kHeadLoss;
     return head && tied() ? 0 : slot.unit;
@@ -42,28 +42,29 @@ class SlotOperands {
     const bool adapters_alone = slot.kind == OpKind::kBackwardWeight && layout_.is_frozen(slot.unit);
     return layout_.in_tiles(multiplied(slot)) && !adapters_alone;
   }
-  // Whether the weight of each of the unit's tiles is made before its use, and dropped after it. Weights that
-  // are made once a step are made as a whole unit's are.
+  // Whether the weight of each of the unit's tiles is materialized before each use and dropped after it. If
+  // weights are made once a step, all tiles of a unit are made together.
   bool made_by_use(std::int32_t unit) const {
     return layout_.in_tiles(unit) && layout_.materialize(unit) == Materialize::kForEachPass;
   }
   // Whether the slot materializes its tiles for the last time in the step. The tiles of a tied embedding are
-  // materialized last for the head or, where another stage has the head, for what is passed last.
+  // materialized last for the head or, if another stage has the head, for the stage's own last read.
   bool is_last_made(const Slot& slot) const {
     if (slot.kind == OpKind::kForward || slot.kind == OpKind::kHeadLoss) return false;
     return slot.last && (slot.kind != OpKind::kEmbedding || !tied() || layout_.options.is_pipeline());
   }
-  // Whether the slot is the first to add to its unit's sum of gradients. With a tied head, the head was the
-  // first to add to the embedding's, or what another stage's head has summed was received there.
+  // Whether the slot is the first to add to its unit's sum of gradients. With a tied embedding, the sum
+  // already has content before the embedding's backward: the head added to it first, or the sum of another
+  // stage's head was received there.
   bool is_first_sum(const Slot& slot) const {
     return slot.first && !(slot.kind == OpKind::kEmbeddingBackward && tied());
   }
-  // Whether the slot is the last to read the tile's weight before that is written as a whole: made again,
-  // or rebuilt by its update.
+  // Whether the slot is the last to read the tile's weight before the whole weight is overwritten:
+  // materialized again, or rebuilt by its update.
   bool is_dead(const Slot& slot, std::int32_t t) const {
     return layout_.tile(t).is_materialized() ? slot.drop : slot.last && rebuilt(t);
   }
-  // The same of a tile of the forward's or backward's own, which is used for the last time in the slot.
+  // Whether a tile's weight is dead after its last use in the slot, a forward or backward.
   bool tile_is_dead(const Slot& slot, std::int32_t t) const {
     if (made_by_use(layout_.tile(t).unit)) return true;
     if (slot.kind == OpKind::kForward) return slot.drop;
@@ -71,14 +72,16 @@ class SlotOperands {
       const bool read_by_head = tied() && !layout_.options.is_pipeline();
       return is_dead(slot, t) && (slot.drop || !read_by_head);
     }
-    // A stage of a pipeline receives the table of a tied head once a step.
+    // A stage of a pipeline receives a tied head's output matrix once a step, and uses it for all
+    // micro-batches.
     if (slot.unit != layout_.tile(t).unit && layout_.options.is_pipeline())
       return slot.micro_batch + 1 == layout_.options.micro_batches;
     return is_dead(slot, t);
   }
 
-  // What the operations of a forward or backward have besides tiles: all, where the unit is whole and there
-  // is one operation, which then begins and ends it.
+  // The operands of one operation of a forward or backward, except the tiles that take turns. `begins`,
+  // `ends`: the operation is the first or the last of the forward or backward. A unit that is not in tiles
+  // has one operation, which both begins and ends it.
   std::vector<OperandUse> operands(const Slot& slot, bool begins, bool ends) const {
     Uses u(*this, slot, begins, ends);
     switch (slot.kind) {
@@ -109,7 +112,8 @@ class SlotOperands {
     }
     return std::move(u.all);
   }
-  // What a stage of a pipeline passes on, which is dead there, and what it receives.
+  // The tensor that a stage of a pipeline sends, which is dead there afterwards, and the tensor that it
+  // receives.
   OperandUse sent(const Slot& slot) const {
     if (slot.passed == PipelineEvent::Kind::kGradient)
       return {Operand::kActivationGradient, read(activation_gradient(slot.unit, slot.micro_batch), true)};
@@ -121,7 +125,7 @@ class SlotOperands {
     return {Operand::kInput, overwrite(activation(slot.unit - 1, slot.micro_batch))};
   }
 
-  // The tiles that a forward or backward uses, but the first, in order.
+  // The uses of tiles in a forward or backward, in order, without the first tile.
   std::vector<TileUse> tile_uses(const Slot& slot) const {
     std::vector<TileUse> all;
     for (const ModelCall call : model_calls(layout_, slot.kind, slot.unit)) {
@@ -133,8 +137,9 @@ class SlotOperands {
     return all;
   }
 
-  // The time of a forward or backward (Program::add_op): each row is multiplied by each parameter, once for
-  // each of its products. Everything else is neglected.
+  // The relative time of a forward or backward (Program::add_op): the number of multiplications of a row,
+  // which is the number of parameters times the number of matrix products with each. All other work is
+  // neglected.
   std::int64_t time_of(const Slot& slot) const {
     const std::int32_t unit = multiplied(slot);
     const std::int64_t products = layout_.model->units()[static_cast<std::size_t>(unit)].count;
@@ -155,19 +160,19 @@ class SlotOperands {
         return 0;
     }
   }
-  // The same of one of its uses of a tile.
+  // The relative time of one use of a tile in the slot.
   std::int64_t time_of(const Slot& slot, std::int32_t tile) const {
     return time_of(slot) == 0 ? 0 : layout_.tile(tile).count;  // an embedding multiplies nothing
   }
 
  private:
-  // The operands of one operation of a slot, as they are added.
+  // Collects the operands of one operation of a slot.
   struct Uses {
     Uses(const SlotOperands& slots, const Slot& of, bool is_first, bool is_last)
         : own(slots), slot(of), begins(is_first), ends(is_last) {}
     void add(Operand operand, AccessStep access) { all.push_back({operand, access}); }
     AccessStep made(SegmentId s) const { return begins ? overwrite(s) : write(s); }
-    // The first tile of the unit, which stays throughout.
+    // The first tile of the unit, an operand of every operation of the slot.
     void weight() {
       const std::int32_t t = own.layout_.first_tile(slot.unit);
       add(Operand::kWeight, read(own.weight(t), ends && own.tile_is_dead(slot, t)));
@@ -175,7 +180,7 @@ class SlotOperands {
     void sum(Operand operand, std::int32_t t) {
       add(operand, add_to(own.accumulator(t), begins && own.is_first_sum(slot)));
     }
-    // The weights of the unit's adapters, and their sum of gradients, if it has some.
+    // The weights of the unit's adapters, if it has adapters, and the sum of their gradients.
     void adapters() {
       const std::int32_t t = own.layout_.adapter_tile(slot.unit);
       if (t >= 0) add(Operand::kAdapters, read(own.weight(t), ends && own.tile_is_dead(slot, t)));
@@ -222,8 +227,8 @@ class SlotOperands {
     u.adapters();
     u.adapter_sum();
   }
-  // Input and saved activations are written: they are what the second half finds. With recomputation the
-  // latter are made here.
+  // Both the input and the saved activations are written, since the second half reads what this half leaves
+  // there. With recomputation, the saved activations are made here.
   void backward_input(Uses& u) const {
     const std::int32_t layer = u.slot.unit - 1, m = u.slot.micro_batch;
     const SegmentId kept = saved(layer, m);
@@ -240,7 +245,7 @@ class SlotOperands {
     if (!layout_.is_frozen(u.slot.unit)) u.sum(Operand::kAccumulator, layout_.first_tile(u.slot.unit));
     u.adapter_sum();
   }
-  // Dead behind the last unit that backward passes.
+  // The gradient is dead after the last unit that a backward passes.
   AccessStep passed_gradient(const Uses& u) const {
     AccessStep step = write(activation_gradient(u.slot.unit, u.slot.micro_batch));
     step.last = u.ends && u.slot.unit == layout_.first_trained();

@@ -24,7 +24,8 @@ class Stage {
     mark_last_reads();
   }
 
-  // With what prepares weights before they are read first, and early updates.
+  // The stage's schedule: its slots, with deferred updates and materializations before the slots that need
+  // them, and early updates after gradients are finished.
   Schedule with_weights_and_updates(bool updates) const {
     const bool deferred = updates && shape_.step.timing == UpdateTiming::kDeferred;
     const bool early = updates && shape_.step.timing == UpdateTiming::kEarly;
@@ -35,7 +36,7 @@ class Stage {
     const auto update = [&](std::size_t i) {
       if (deferred && i < units.size()) s.push_back({OpKind::kUpdate, units[i]});
     };
-    std::size_t read = 0, needed = 0, made = 0;  // units read, needs reached, and weights made
+    std::size_t read = 0, needed = 0, made = 0;  // counts of units read, needs reached, weights made
     const auto make_until = [&](std::size_t end) {
       for (; made < std::min(end, all_needs.size()); ++made) s.push_back(all_needs[made].make);
     };
@@ -48,7 +49,7 @@ class Stage {
       if (needed < all_needs.size() && all_needs[needed].slot == i) make_until(++needed + ahead);
       s.push_back(slot);
       if (!early || slot.kind != OpKind::kFinishGradient) continue;
-      // One unit behind, so that both run at the same time.
+      // An update is one unit later than the backward, so that both run at the same time.
       if (finished) s.push_back({OpKind::kUpdate, *finished});
       finished = slot.unit;
     }
@@ -60,15 +61,15 @@ class Stage {
   std::int32_t head() const { return shape_.step.head(); }
   int last_part() const { return shape_.pipeline.parts() - 1; }
   int part_of(const PipelineEvent& e) const { return shape_.pipeline.part(e.stage, e.step.chunk); }
-  // The first and last block of a part, as units.
+  // The first and last block of a chunk of the pipeline, as units.
   std::int32_t first_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part)] + 1; }
   std::int32_t last_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part) + 1]; }
-  // Whether the unit's weight is made each time that the stage comes to its chunk.
+  // Whether the unit's weight is made each time that the stage starts to work on the unit's chunk.
   bool again(std::int32_t unit) const {
     return evaluates_ || shape_.step.of(unit) == Materialize::kForEachPass;
   }
-  // Whether what a step reads last is then overwritten. An early update comes within the step, and the weight
-  // that it writes is read by the next step.
+  // Whether an update overwrites each weight after its last read in the step. An early update comes within
+  // the step, and the next step reads the weight that it writes.
   bool is_followed_by_update() const { return !evaluates_ && shape_.step.timing != UpdateTiming::kEarly; }
   static bool reads_weight(const Slot& slot) {
     switch (slot.kind) {
@@ -109,7 +110,7 @@ class Stage {
       case Passed::kActivation:
         return push(kind, sends ? last_block(part) : first_block(part + 1), m, e.kind);
       case Passed::kGradient:
-        if (last_block(part - 1) < shape_.step.lowest) return;  // nothing there is trained
+        if (last_block(part - 1) < shape_.step.lowest) return;  // no unit there or below is trained
         return push(kind, sends ? first_block(part) : last_block(part - 1), m, e.kind);
       case Passed::kTable:
         return push(kind, 0, 0, e.kind);
@@ -146,9 +147,9 @@ class Stage {
   bool is_trained(std::int32_t unit) const {
     return shape_.trained.empty() || shape_.trained[static_cast<std::size_t>(unit)];
   }
-  // The last block of a part that its backward passes.
+  // The last block that a chunk's backward passes.
   std::int32_t lowest_block(int part) const { return std::max(first_block(part), shape_.step.lowest); }
-  // The head, the embedding and blocks of which nothing is trained are never done in halves.
+  // The backward of the head, of the embedding and of blocks in which nothing is trained is never in halves.
   void backward(int part, std::int32_t m, OpKind of_block) {
     if (part == last_part()) {
       push(OpKind::kHead, head(), m);
@@ -162,13 +163,14 @@ class Stage {
     if (part == 0 && shape_.step.lowest == 0)
       has_table_gradient_ ? embedding_backward(m) : waiting_.push_back(m);
   }
-  // The gradient of a tied table is a sum that begins with the head's part, as on one rank.
+  // The gradient of a tied embedding is a sum whose first term is the head's gradient, as on one rank. So the
+  // backward of the embedding comes after the head's gradient has been received.
   void embedding_backward(std::int32_t m) {
     push(OpKind::kEmbeddingBackward, 0, m);
     finish(0, m);
   }
 
-  // Slot::last and Slot::drop.
+  // Sets Slot::last and Slot::drop.
   void mark_last_reads() {
     std::map<std::int32_t, std::size_t> of_step;
     std::map<std::pair<std::int32_t, int>, std::size_t> of_run;
@@ -192,7 +194,7 @@ class Stage {
     }
     return units;
   }
-  // A weight that is made, and the slot that is the first to need it.
+  // A materialization, and the first slot that needs its weight.
   struct Need {
     std::size_t slot = 0;
     Slot make;
@@ -222,17 +224,18 @@ class Stage {
   const StageShape& shape_;
   const bool evaluates_;
   Schedule slots_;
-  std::vector<int> run_of_;  // by slot: how often the stage has changed to another chunk
+  std::vector<int> run_of_;  // by slot: how often the stage has changed to another chunk before it
   int run_ = -1, chunk_ = -1;
   bool has_table_gradient_;
-  std::vector<std::int32_t> waiting_;  // micro-batches for whose embedding backward it is too early
+  std::vector<std::int32_t> waiting_;  // micro-batches whose embedding backward waits for the head's gradient
 };
 
 }  // namespace
 
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates) {
   ZG_ASSERT(shape.pipeline.stages > 1, "one stage has a schedule of its own");
-  // In a stage with one unit in each of two chunks, the second next weight is the same unit's again.
+  // If a stage has two chunks of one unit each, the weight after the next one is the same unit's weight
+  // again.
   ZG_ASSERT_LE(shape.step.gather_ahead, 1);
   return Stage(shape, pass).with_weights_and_updates(updates);
 }

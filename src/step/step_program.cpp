@@ -12,7 +12,7 @@ namespace {
 class Emitter : private SlotOperands {
  public:
   explicit Emitter(const Layout& layout) : SlotOperands(layout), layout_(layout) {}
-  bool adopts = false;  // state has its content when it is initialised
+  bool adopts = false;  // state already has its content, and is read (the program `adopt`)
 
   StepProgram emit(const char* name, const Schedule& schedule, bool updates_beside_compute) {
     out_ = {Program(name), {}};
@@ -43,7 +43,7 @@ class Emitter : private SlotOperands {
       case OpKind::kBackwardWeight:
       case OpKind::kEmbeddingBackward:
         return walks(slot) ? in_tiles(slot) : add(slot, operands(slot, true, true), time_of(slot));
-      case OpKind::kFinishGradient:  // in_tiles() finishes all but the first
+      case OpKind::kFinishGradient:  // in_tiles() finishes the gradients of all tiles but the first
         return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
       case OpKind::kMaterialize:
         if (made_by_use(slot.unit)) return;
@@ -66,8 +66,8 @@ class Emitter : private SlotOperands {
     }
   }
 
-  // Of a tied table, which the last stage has too: the weight, which stays here, or the gradient that the
-  // head has summed there.
+  // Sends a tile of a tied embedding. The first stage sends the weight, and keeps it. The last stage sends
+  // the gradient that the head has summed there.
   void send_table(const Slot& slot, std::int32_t t) {
     if (slot.passed == PipelineEvent::Kind::kTableGradient)
       return add(slot, t, {{Operand::kTableAccumulator, read(accumulator(t), true)}});
@@ -78,7 +78,7 @@ class Emitter : private SlotOperands {
   // One operation for each segment of state, at the tier where the unit is updated. A frozen unit has no
   // state; its weight is initialised at the device, which has room for it in any case.
   void initialize(const Slot& slot, std::int32_t t) {
-    if (adopts && pins_weight(layout_, t)) return;  // it has its content, too
+    if (adopts && pins_weight(layout_, t)) return;  // its weight already has its content, too
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
     if (n == 0) return add(slot, t, {{Operand::kWeight, overwrite(stored(t))}});
@@ -91,8 +91,9 @@ class Emitter : private SlotOperands {
     }
   }
 
-  // One operation for each segment of state, where the update has it. The weight is read where a part of the
-  // masters is in it, and for what is frozen, with the last segment.
+  // One operation for each segment of state, at the tier where the unit is updated. The weight is read with
+  // each segment if it holds half of the masters, and otherwise with the last segment if it holds frozen
+  // parameters.
   void save(const Slot& slot, std::int32_t t) {
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
@@ -120,7 +121,8 @@ class Emitter : private SlotOperands {
     }
   }
 
-  // The accumulator of a tile of which nothing is trained, in a unit of which something is, is dropped.
+  // A tile in which nothing is trained, in a unit in which something is, has no gradient tensor: its
+  // accumulator is only dropped.
   void finish_gradient(std::int32_t unit, std::int32_t t) {
     if (layout_.tile(t).accumulator == Layout::kNone) return;
     std::vector<Use> uses{{Operand::kAccumulator, read(accumulator(t), true)}};
@@ -135,8 +137,8 @@ class Emitter : private SlotOperands {
         {{Operand::kStored, read(stored(t), last && rebuilt(t))}, {Operand::kWeight, overwrite(weight(t))}});
   }
 
-  // A forward or backward, with an operation for each use of a tile. In the last backward of a step the
-  // gradient of each tile is final after its use.
+  // Emits a forward or backward with one operation for each use of a tile. In the last backward of a step,
+  // the gradient of each tile is final after the tile's use.
   void in_tiles(const Slot& slot) {
     const std::int32_t unit = multiplied(slot), first = layout_.first_tile(unit);
     const std::vector<TileUse> all = tile_uses(slot);
@@ -170,7 +172,8 @@ class Emitter : private SlotOperands {
       held_.clear();
     }
   }
-  // The operations that follow keep these where they are: the model's call goes on with them.
+  // The operations that follow also access these segments, so the store does not move them: the suspended
+  // call of the model uses them when it resumes.
   void hold(const std::vector<Use>& uses) {
     for (const Use& use : uses) held_.push_back(read(use.access.segment));
   }
@@ -226,7 +229,7 @@ ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t g
           layout.first_trained()};
 }
 
-// The slots of the units that this rank has.
+// The slots whose units this rank has.
 Schedule own(Schedule schedule, const Layout& layout) {
   std::erase_if(schedule, [&](const Slot& slot) { return !layout.has_unit(slot.unit); });
   return schedule;

@@ -44,7 +44,7 @@ std::vector<CopySum> copy_sums(const Layout& l, std::int32_t t) {
   const auto u = static_cast<std::size_t>(l.tile(t).unit);
   const std::vector<Param>& params = l.model->units()[u].params;
   const std::int64_t begin = l.tile(t).first, behind = begin + l.tile(t).count;
-  std::size_t end = 0;  // of the parameters that the last sum has
+  std::size_t end = 0;  // index after the last parameter in the last sum
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Param& p = params[i];
     if (!p.summed || p.offset < begin || p.offset >= behind) continue;

@@ -4,8 +4,9 @@
 
 namespace zg {
 
-// What the section "lora" asks for of this model; none where there is no such section. Reads lora.from.
-// Throws Error(kUsage) for a model that adapters cannot stand beside, and for a target that it does not have.
+// The adapters that the configuration's section "lora" asks for with this model; none without that section.
+// Reads lora.from. Throws Error(kUsage) for a model that cannot have adapters, and for a target module that
+// the model does not have.
 Lora lora_of(const RunConfig& config, const ModelConfig& model);
 
 }  // namespace zg

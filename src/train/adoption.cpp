@@ -18,7 +18,7 @@ bool same_directory(const std::string& a, const std::string& b) {
   return fs::equivalent(a, b, error);
 }
 
-// Why these pins are none of this run's drives, or of segments that it has not; empty: they fit.
+// Why these pins do not fit the run: they are on other drives, or of other segments. Empty: they fit.
 std::string mismatch(const RunPlan& plan, const Processes& processes, const PinnedState& form,
                      const PinnedState& pins) {
   const std::vector<io::DriveOptions>& drives = plan.config.tiers.nvme;
@@ -33,13 +33,13 @@ std::string mismatch(const RunPlan& plan, const Processes& processes, const Pinn
   return pins.has_form_of(form) ? "" : "this run cuts its state in other segments";
 }
 
-// The ranks of this process that have pins, in the order of a checkpoint's files.
+// A rank of this process that has pins. Writers are kept in the order of a checkpoint's files.
 struct Writer {
   std::size_t rank;
   PinnedState form;
 };
 
-// Adds what the checkpoint pins of one rank; false where a segment has no slot left for it.
+// Adds the versions that the checkpoint pins for one rank. Returns false if a segment has no slot left.
 bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedState& pins,
          std::int64_t number) {
   AdoptedVersions& versions = to.versions[writer.rank];
@@ -51,7 +51,8 @@ bool add(Adoption& to, const Writer& writer, const RunPlan& plan, const PinnedSt
     auto slot = std::find_if(slots.begin(), slots.end(),
                              [&](const io::StoredSlot& one) { return one.pieces == segment.stored.pieces; });
     if (slot == slots.end()) {
-      // One slot must be left for the next write-back, but of what never changes and has one version.
+      // One slot must stay free for the next write-back, except in a tensor that never changes, which has
+      // only one version.
       const TensorTable& table = plan.layout->table;
       const int most = table.tensor(table.segment(ids[i]).tensor).spec.versions;
       if (static_cast<int>(slots.size()) + (most > 1 ? 1 : 0) >= most) return false;
@@ -84,7 +85,8 @@ const PinnedState* of_rank(const std::vector<PinnedState>& all, int rank) {
   return it == all.end() ? nullptr : &*it;
 }
 
-// Adds what a checkpoint pins of the ranks of this process. Returns why that cannot be; empty: it is done.
+// Adds the versions that a checkpoint pins for the ranks of this process. Returns why that is impossible;
+// empty: done.
 std::string add(Adoption& to, const std::vector<Writer>& writers, const std::vector<RunPlan>& plans,
                 const Processes& processes, const std::vector<PinnedState>& all, std::int64_t number) {
   const auto here = std::count_if(plans.begin(), plans.end(),
@@ -115,11 +117,11 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
   found.versions.resize(plans.size());
   found.pins.resize(plans.size());
   std::int64_t kept = 0;
-  std::vector<KeptFile> files;  // of this process, of the one that the run goes on from
+  std::vector<KeptFile> files;  // in which `from` pins the state of this process
   for (const CheckpointEntry& entry : list_checkpoints(first.config.checkpoint.path)) {
     const bool is_from = same_directory(entry.path, from.path());
     const std::vector<PinnedState> all = pins_in(entry.path);
-    if (all.empty() && !is_from) continue;  // a copy, which needs nothing of the drives
+    if (all.empty() && !is_from) continue;  // a checkpoint that holds a copy of all state and pins none
     if (kept == 0 && !is_from) {
       why = fmt::format("{} is newer, and pins state, too", entry.path);
       return std::nullopt;
@@ -129,7 +131,7 @@ std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint
       continue;
     }
     const PinnedState* const mine = writers.empty() ? nullptr : of_rank(all, plans[writers[0].rank].rank);
-    // What lies in other files needs nothing of these, and keeps its own.
+    // A checkpoint that pins state in other files does not concern these.
     if (!is_from && mine != nullptr && mine->files != files) continue;
     if (is_from) {
       const CheckpointManifest& m = from.manifest();
@@ -156,7 +158,7 @@ std::optional<Adoption> find_adoption(const std::vector<RunPlan>& plans, const C
   std::optional<Adoption> found;
   try {
     found = find(plans, from, processes, why);
-  } catch (const std::exception& error) {  // the other processes wait for this one's word
+  } catch (const std::exception& error) {  // not thrown on: the other processes wait in all_gather()
     why = error.what();
   }
   const double mine = found ? 1 : 0;

@@ -25,7 +25,7 @@ std::vector<std::string> agreement_of(const RunPlan& plan) {
                   c.accumulation_steps, c.micro_batch, c.data.seq_len, c.data_ranks()),
       fmt::format("{} steps, an evaluation every {} of {} micro-batches, {} validation sequences", c.steps,
                   c.eval_every, c.eval_batches, plan.validation_sequences)};
-  // The schedule shows in what the updates apply.
+  // The learning rate schedule is compared by the rules of three updates.
   for (const std::int64_t update : {std::int64_t{0}, c.steps / 2, c.steps - 1}) {
     const UpdateRule rule = update_rule(c, update);
     const UpdateParams& p = rule.params;

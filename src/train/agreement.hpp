@@ -1,4 +1,4 @@
-// What all ranks of a run must have in common.
+// Settings that must be the same on all ranks of a run.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace zg {
 
-// A line for each part of the configuration on which results or the order of calls depend, and for each call
-// that all ranks make. Not what may differ: budgets, drives, threads, outputs.
+// A line for each part of the configuration on which results or the order of collective calls depend, and for
+// each of these calls. Settings that may differ are left out: budgets, drives, threads, outputs.
 std::vector<std::string> agreement_of(const RunPlan& plan);
 
 }  // namespace zg

@@ -20,29 +20,29 @@ namespace zg {
 namespace {
 
 constexpr const char* kAccumulation = "accumulation";
-// After a change of these, sums are made in another order. Results agree to rounding.
+// Keys whose change alters the order of sums, so that results agree only to rounding.
 const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "layers",
                                       "devices",    "processor",       kAccumulation};
-// With another number of ranks the same batch is divided in another way.
+// Keys that change if the same batch is divided among another number of ranks.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
 constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
 constexpr const char* kOrder = "data.order";
-// The tensors of the checkpoint would not be those of the run.
+// Whether a change of the key is never allowed, since checkpoint and run would have different tensors.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropoutKey || key == kResidualDropoutKey) return false;
   return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLoraKey;
 }
 
-// A hash of windows from all over the data: a text that was changed, or other tokens for it, are found as
-// good as surely, without reading all.
+// A hash of windows drawn from the whole data. It finds a changed text or other tokens with near certainty,
+// without reading all data.
 std::string sample_of(const DataSet& data) {
   io::Hash hash;
   Batch batch;
   for (std::int64_t step = 0; step < 16; ++step) {
     data.train_batch(0, step, 0, 4, batch);
     hash.update(batch.ids.data(), static_cast<std::int64_t>(batch.ids.size() * sizeof batch.ids[0]));
-    // A loss mask shows in the targets alone.
+    // A loss mask changes only the targets.
     if (batch.valid < static_cast<std::int64_t>(batch.targets.size()))
       hash.update(batch.targets.data(),
                   static_cast<std::int64_t>(batch.targets.size() * sizeof batch.targets[0]));
@@ -51,7 +51,7 @@ std::string sample_of(const DataSet& data) {
                      io::hash_text(hash.value()));
 }
 
-// Whether the processor has tiles for bf16 (AMX), which the library for matrix products uses where they are.
+// Whether the processor has bf16 tiles (AMX), which the matrix library uses if they are there.
 bool has_bf16_tiles() {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -67,7 +67,7 @@ std::string instructions(DType dtype) {
   if (__builtin_cpu_supports("avx2")) text += " avx2";
   if (__builtin_cpu_supports("avx512f")) text += " avx512";
   if (__builtin_cpu_supports("avx512bf16")) text += " avx512bf16";
-  if (dtype == DType::kBF16 && has_bf16_tiles()) text += " amx";  // others are not computed in tiles
+  if (dtype == DType::kBF16 && has_bf16_tiles()) text += " amx";  // other types do not use the tiles
   return text;
 #else
   return "other";
@@ -91,7 +91,7 @@ class Writer {
     add("seed", c.seed);
     add("data.train", sample_of(data));
     add("data.seq_len", c.data.seq_len);
-    // A checkpoint that does not say them is of a run with one source, or with windows.
+    // A checkpoint without these keys was written by a run with one source, without packing, in random order.
     if (c.data.blend.size() > 1) {
       std::string weights;
       for (const DataSource& source : c.data.blend)
@@ -194,7 +194,7 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   Writer writer(model_bits(plan.model_config));
   writer.batch(plan.config, data);
   writer.add("layers", plan.tile_bytes() > 0 ? "in tiles with the tables" : "whole");
-  // Head and embedding add to the gradient of a tied table by turns, or one after the other.
+  // Head and embedding add to a tied table's gradient alternately, or one after the other.
   if (plan.model_config.tied) {
     const bool by_layers = plan.config.accumulation == Accumulation::kLayerMajor;
     writer.add(kAccumulation, by_layers ? "layer_major" : "micro_batch_major");
@@ -207,8 +207,8 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
 
 std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& run,
                                       const std::vector<std::string>& allow, const std::string& where) {
-  // A key that one side alone has belongs to a device or a precision, which are compared themselves, or the
-  // program that wrote the checkpoint was older and had no choice there.
+  // A key that only one side has belongs to a device or a precision, which have keys of their own, or an
+  // older program wrote the checkpoint, which had no such setting.
   std::map<std::string, std::string> now(run.begin(), run.end()),
       before(checkpoint.begin(), checkpoint.end());
   for (const char* rate : {kEmbeddingDropoutKey, kResidualDropoutKey})

@@ -1,5 +1,5 @@
-// What the bits of a run depend on, so that a resumed run can be compared with the one that it goes on from.
-// Private to src/train.
+// The settings on which a run's results depend bit by bit, so that a resumed run can be compared with the run
+// that it continues. Private to src/train.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,12 +10,12 @@
 
 namespace zg {
 
-// Keys of the configuration, resolved, and the like: data, processor. Keys that change no bit are not among
-// them: budgets, tiers, drives, threads, ZeRO stages, outputs, evaluations.
+// The resolved keys of the configuration that change results, and keys for the data and the processor. Left
+// out are keys that change no bit: budgets, tiers, drives, threads, ZeRO stages, outputs, evaluations.
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data);
-// Compares those of a checkpoint with those of the run that resumes from it. Returns what the user should
-// know: changes that are allowed, and those after which results agree with an uninterrupted run's to rounding
-// only. Throws Error(kUsage) with all others.
+// Compares a checkpoint's keys with the keys of the run that resumes from it. Returns messages for the user:
+// changes that `allow` permits, and changes after which results agree with an uninterrupted run's only to
+// rounding. Throws Error(kUsage) that lists all other changes.
 std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& run,
                                       const std::vector<std::string>& allow, const std::string& where);
 

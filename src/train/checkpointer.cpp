@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// 64 bits as two numbers that a double holds.
+// The halves of a 64-bit value, which a double holds exactly.
 double high(std::uint64_t value) {
   return static_cast<double>(value >> 32);
 }
@@ -48,20 +48,20 @@ bool Checkpointer::due() const {
   return every > 0 && seconds_between(last_, Clock::now()) >= every;
 }
 
-// Makes the directory of the checkpoints, and in it that of the next one.
+// Makes the directory of all checkpoints, and in it the directory of the next one.
 std::string Checkpointer::name_unfinished() {
   const std::string& all = o_.plan->config.checkpoint.path;
   std::error_code error;
   if (!lasts_ || !fs::exists(all, error)) make_directories(*o_.files, all);
   lasts_ = true;
   const std::string name = all + "/" + checkpoint_name(o_.number, step_) + kUnfinished + o_.run;
-  (void)remove_checkpoint_files(*o_.files, name);  // of a run that has ended
+  (void)remove_checkpoint_files(*o_.files, name);  // left by a process that has ended
   if (const int failed = o_.files->make_directory(name); failed != 0)
     throw_io(name, "cannot be created", failed);
   return name;
 }
 
-// The other ranks are taken to be as far as this one.
+// Assumes that the other ranks are as far as this one.
 void Checkpointer::say_progress(double share) {
   if (!leads() || seconds_between(told_, Clock::now()) < 0.5) return;
   told_ = Clock::now();
@@ -71,8 +71,8 @@ void Checkpointer::say_progress(double share) {
                   format_rate(share * static_cast<double>(o_.all_bytes) / std::max(1e-3, seconds))));
 }
 
-// This rank's file; a rank that holds what another one does writes none. Nothing where it failed, which is
-// told. The program of the engine runs to its end in any case.
+// Writes this rank's file. Returns an empty CheckpointFile if another rank writes the same elements, and
+// nullopt after a failure, which it logs. The engine's program runs to its end in any case.
 std::optional<CheckpointFile> Checkpointer::write_part(const std::string& directory) {
   const Layout& layout = *o_.plan->layout;
   if (!writes_file(layout)) return CheckpointFile{};
@@ -96,8 +96,8 @@ std::optional<CheckpointFile> Checkpointer::write_part(const std::string& direct
   return result;
 }
 
-// All drives at once, since each flush takes a drive its time. After a failure nobody knows what is there,
-// and the next flush does not tell: then this run pins nothing any more.
+// Flushes all drives at once, since each flush takes long. After a failed flush the drive's contents are
+// unknown, and a later flush would not report that, so this run pins nothing from then on.
 bool Checkpointer::sync_drives() {
   std::vector<int> errors(static_cast<std::size_t>(o_.io->drive_count()), 0);
   std::vector<NamedThread> threads;
@@ -129,7 +129,7 @@ bool Checkpointer::sync_drives() {
   return true;
 }
 
-// Gives the drive's file a name that lasts.
+// Gives the drive's file its permanent name, and makes that name durable.
 void Checkpointer::keep(int drive) {
   const fs::path path = o_.io->file(drive);
   const bool kept = path.extension() == kKeptEnd;
@@ -143,12 +143,12 @@ void Checkpointer::keep(int drive) {
       throw_io(one, "cannot be brought to the drive", error);
   };
   sync(directory);
-  // This run has made the directory of a process inside the drive's directory, so that one is synced, too.
+  // This run has made the process's directory inside the drive's directory, which is synced, too.
   if (directory.filename().string().rfind(kProcessDirectory, 0) == 0) sync(directory.parent_path());
   synced_names_.insert(name);
 }
 
-// Says where this rank's state lies, which all drives have.
+// Writes the file that says where this rank's state lies on the drives. Returns nullopt after a failure.
 std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& directory) {
   if (form_.segments.empty()) return CheckpointFile{};
   PinnedState pins = form_;
@@ -173,9 +173,10 @@ std::optional<CheckpointFile> Checkpointer::write_pins(const std::string& direct
   return CheckpointFile{name, bytes, io::hash_of(text)};
 }
 
-// Unpins what no checkpoint that stays needs: the new one's if it failed, else those of the oldest, but for
-// the one that was being copied when the ranks agreed on the new one. One that was to be removed and is there
-// still loses its state, since a slot must be free for the next write-back; its checksums tell.
+// Unpins versions that no remaining checkpoint needs: the new checkpoint's if it failed, else the oldest
+// checkpoints', except of the one that was being copied when the ranks agreed on the new one. A checkpoint
+// that should have been removed but still exists loses its state, since a slot must be free for the next
+// write-back; its checksums reveal that.
 void Checkpointer::settle_pins(bool good) {
   const auto unpin = [&](auto it) {
     o_.engine->store().unpin_versions(it->second);
@@ -190,14 +191,14 @@ void Checkpointer::settle_pins(bool good) {
   for (auto it = pins_.begin(); older > 0; --older) it = it->first == held_ ? std::next(it) : unpin(it);
 }
 
-// Files of the process's drives that no checkpoint needs go with the run. Other ranks of the process may have
-// pins where this one has none.
+// Lets the files of the process's drives be deleted with the run if no checkpoint needs them. Looks at all
+// pins of the checkpoints, since other ranks of the process may have some.
 void Checkpointer::let_go() {
   std::vector<KeptFile> needed;
   try {
     needed = kept_by(o_.plan->config.checkpoint.path);
   } catch (const Error&) {
-    return;  // it cannot be known
+    return;  // which files are needed is unknown
   }
   for (int d = 0; d < o_.io->drive_count(); ++d) {
     const std::string name = fs::path(o_.io->file(d)).filename();
@@ -260,7 +261,7 @@ void Checkpointer::commit_beside(const CheckpointManifest& state) {
   }
 }
 
-// The others' threads must not wait for this one.
+// Tells the other ranks' commit threads not to wait for this one.
 void Checkpointer::leave(const Error& why) {
   if (world_ != nullptr && o_.plan->pins()) world_->fail(why);
 }
@@ -275,7 +276,7 @@ void Checkpointer::end(const Error& why) noexcept {
   }
 }
 
-// There is a new checkpoint. Of a run that ends nothing is copied.
+// Offers the new checkpoint for copying, unless the run ends.
 void Checkpointer::offer() {
   if (o_.exporter == nullptr || ends_) return;
   const std::string path = o_.plan->config.checkpoint.path + "/" + checkpoint_name(o_.number, step_);
@@ -301,7 +302,7 @@ void Checkpointer::settle() {
   offer();
 }
 
-// Returns whether there is a new checkpoint, to all ranks the same.
+// Returns whether there is a new checkpoint; the result is the same on all ranks.
 bool Checkpointer::commit(const CheckpointManifest& state) {
   const std::string path = o_.plan->config.checkpoint.path + "/" + checkpoint_name(o_.number, step_);
   const std::string unfinished = path + kUnfinished + o_.run;
@@ -330,7 +331,7 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
         static_cast<double>(copies)};
     int rank = 0;
     held_ = 0;
-    written_ = 0;  // of all ranks, from here on
+    written_ = 0;  // from here on the sum over all ranks
     for (const std::vector<double>& of : of_all_ranks(numbers)) {
       good = good && of[0] > 0;
       if (of[1] > 0)
@@ -349,8 +350,9 @@ bool Checkpointer::commit(const CheckpointManifest& state) {
   return all_are(good || !leads()) && good;
 }
 
-// It may have got its name before its commit failed, and its state will not stay. Where the name cannot be
-// taken away either, the next commit tries again; a run that resumes meanwhile finds what was changed.
+// Removes a checkpoint whose commit failed: it may have got its final name already, and its state will be
+// overwritten. If it cannot be removed either, the next commit tries again. A run that resumes from it
+// meanwhile finds the changed state by its checksums.
 void Checkpointer::withdraw(std::string path) {
   unwanted_.clear();
   std::error_code error;
@@ -447,7 +449,7 @@ std::int64_t free_bytes_at(const std::string& path) {
 }
 
 void check_room(const std::vector<CheckpointPlace>& places, const ResultRoom& results) {
-  std::map<::dev_t, std::int64_t> others;  // what the places before take of a file system
+  std::map<::dev_t, std::int64_t> others;  // bytes that the places so far need, by file system
   if (!results.path.empty()) {
     const FileSystem at = file_system_of(results.path);
     check_results(results, at);
@@ -457,7 +459,7 @@ void check_room(const std::vector<CheckpointPlace>& places, const ResultRoom& re
     const FileSystem at = file_system_of(place.path);
     std::int64_t& taken = others[at.device];
     const std::int64_t free = at.free - taken;
-    std::int64_t there = 0;  // they will make room
+    std::int64_t there = 0;  // bytes of existing checkpoints, whose removal will make room
     for (const CheckpointEntry& entry : list_checkpoints(place.path)) {
       std::error_code error;
       for (fs::directory_iterator file(entry.path, error), end; !error && file != end;

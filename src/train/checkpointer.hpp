@@ -1,13 +1,14 @@
-// Saves the state of a run between its steps, and opens what a run goes on from. Private to src/train.
+// Saves the state of a run between its steps. Private to src/train.
 //
-// Every rank of a run has its own; all make the same calls, and agree on each outcome. A checkpoint that
-// fails is told and left, and the one before it stays: training goes on.
+// Every rank of a run has a checkpointer. All make the same calls and agree on each outcome. If a checkpoint
+// fails, the failure is logged, the checkpoint before it stays, and training continues.
 //
-// Where state is pinned, what is newer in memory is written while the next step runs already, and a thread of
-// each rank then pins, flushes and commits: what is pinned stays as it is. The next update of state waits for
-// the outcome, which frees a version. These threads agree among themselves, in a world of their own; of the
-// ranks' threads they need that these have begun the same checkpoint, and nothing else. So a failure that
-// ends the training is told to all ranks at once, and the commit goes on.
+// With pinned state, state that is newer in memory is written to the drives while the next step already runs.
+// A thread of each rank then pins the versions on the drives, which do not change from then on, flushes the
+// drives and commits the checkpoint. The next update of state waits for the outcome, which frees a version.
+// These commit threads communicate in a world of their own. They depend on the ranks' threads only in that
+// all of these must have begun the same checkpoint. So a failure that ends the training can be sent to all
+// ranks at once while the commit still completes.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -36,8 +37,7 @@ namespace zg {
 
 class Checkpointer {
  public:
-  // The plan and the engine outlive it. `from`: the checkpoint that the run goes on from, if any; `run` names
-  // the run otherwise.
+  // All objects referred to outlive the checkpointer. `run` names the run.
   struct Options {
     const RunPlan* plan = nullptr;
     StepExecutor* engine = nullptr;
@@ -45,17 +45,17 @@ class Checkpointer {
     const BitKeys* bits = nullptr;
     std::string run;
     int processes = 1;
-    bool flushes = true;         // the drives of its process, in which this or another rank pins state
-    std::int64_t number = 0;     // of the newest checkpoint so far
-    std::int64_t all_bytes = 0;  // of a checkpoint, of all ranks
+    bool flushes = true;         // this rank flushes its process's drives, on which some rank pins state
+    std::int64_t number = 0;     // number of the newest checkpoint so far
+    std::int64_t all_bytes = 0;  // bytes of a checkpoint, summed over all ranks
     io::Engine* io = nullptr;    // the drives, if state is pinned there
-    // The pins of checkpoints that the run has adopted, by their numbers.
+    // The versions pinned by checkpoints that the run has adopted, keyed by checkpoint number.
     std::map<std::int64_t, std::vector<PinnedVersion>> pins = {};
-    // The drives' rates as they were measured, for a later run that adopts their files.
+    // The measured rates of the drives, for a later run that adopts their files.
     const std::vector<DriveRates>* rates = nullptr;
-    Exporter* exporter = nullptr;  // of the rank that leads, if checkpoints are copied
+    Exporter* exporter = nullptr;  // on rank 0, if checkpoints are copied
   };
-  // `world`: null where there is one rank; with pinned state one that nothing else uses.
+  // `world`: null if there is only one rank. With pinned state, nothing else may use it.
   Checkpointer(const Options& options, CommRank* world)
       : o_(options),
         world_(world),
@@ -64,19 +64,21 @@ class Checkpointer {
         pins_(o_.pins) {}
   Checkpointer(const Checkpointer&) = delete;
 
-  // Whether checkpoint.every_seconds have passed since the training went on behind the last one, or since the
-  // start. A commit that is still under way counts as the last one, whatever becomes of it.
+  // Whether checkpoint.every_seconds have passed since training resumed after the last checkpoint, or since
+  // the start. A commit that is still under way counts as the last checkpoint, whether it succeeds or not.
   bool due() const;
-  // Only after a step with Then::kPause, and a settle(). Of `state` the members of counters and loss count.
+  // Saves a checkpoint. Only after a step with Then::kPause, and after settle(). Of `state` only the
+  // counters, the loss scale, the loss and the validation are used; the other members of the manifest are
+  // filled in.
   void save(const CheckpointManifest& state);
-  // Waits for the commit that is under way, if any, and unpins what no checkpoint needs any more. The engine
-  // calls it before it updates; who ends a run, too. Throws the error that keeps this rank from learning the
-  // outcome.
+  // Waits for the commit that is under way, if any, and unpins versions that no checkpoint needs. The engine
+  // calls it before it updates state, and the training loop before a save and at the end. Throws the error
+  // that keeps this rank from learning the outcome.
   void settle();
-  // This rank cannot go on, and the others have been told so. A checkpoint that was begun comes to its end.
-  // Where this rank has begun none, the others' threads learn that it will not.
+  // To be called if this rank cannot continue, after the other ranks were told. A checkpoint that was begun
+  // is completed. If this rank has begun none, the other ranks' commit threads learn that it will not.
   void end(const Error& why) noexcept;
-  bool pending() const { return pending_; }
+  bool pending() const { return pending_; }  // a checkpoint was begun and is not settled
   // Whether the outcome of the last commit is known: not after settle() has thrown.
   bool knows() const { return knows_; }
 
@@ -107,46 +109,47 @@ class Checkpointer {
   HostStream numbers_{"checkpoint", HostStream::Mode::kInline};
   Clock::time_point last_ = Clock::now();
   Clock::time_point began_, told_;
-  std::int64_t step_ = 0;               // of the one that is being written
-  std::string unwanted_;                // a checkpoint that has its name although its commit failed
-  std::string lost_;                    // why the drives are not trusted any more; empty: they are
-  std::set<std::string> synced_names_;  // of drives' files
-  std::int64_t written_ = 0;            // to the drives for it
+  std::int64_t step_ = 0;               // step of the checkpoint that is being written
+  std::string unwanted_;                // a checkpoint that got its final name although its commit failed
+  std::string lost_;                    // why the drives cannot be trusted; empty: they can
+  std::set<std::string> synced_names_;  // names of drives' files whose directories were synced
+  std::int64_t written_ = 0;            // bytes written to the drives for this checkpoint
   PinnedState form_;                    // this rank's segments and pieces
-  // By the checkpoint's number: its versions stay as they are until it is removed.
+  // Keyed by checkpoint number: versions that must not change until that checkpoint is removed.
   std::map<std::int64_t, std::vector<PinnedVersion>> pins_;
-  std::string done_;      // what there is to say of the commit, once it has settled
-  double stopped_ = 0;    // seconds in which the training stood still before it was begun
-  bool pending_ = false;  // it was begun, and is not settled
+  std::string done_;      // log line about the commit, written by settle()
+  double stopped_ = 0;    // seconds for which training stopped in save()
+  bool pending_ = false;  // a checkpoint was begun and is not settled
   bool knows_ = true;
-  bool lasts_ = false;  // the directory of the checkpoints
-  bool ends_ = false;   // this rank cannot go on
-  // Between save() and settle() these, done_, unwanted_, lost_, synced_names_, written_ and pins_ are the
-  // thread's.
-  bool good_ = false;      // the outcome
-  std::int64_t held_ = 0;  // the checkpoint that is being copied; 0: none is
+  bool lasts_ = false;  // the directory of the checkpoints was made durable
+  bool ends_ = false;   // this rank cannot continue
+  // Between save() and settle() only the commit thread uses the next three members, done_, unwanted_, lost_,
+  // synced_names_, written_ and pins_.
+  bool good_ = false;      // whether the commit succeeded
+  std::int64_t held_ = 0;  // number of the checkpoint that is being copied; 0: none
   std::exception_ptr failure_;
-  NamedThread thread_;  // last, so that it ends before what it uses
+  NamedThread thread_;  // last: joined before the members that it uses are destroyed
 };
 
-// Where checkpoints will lie, at most so many, of so many bytes each, and one more that is being written.
+// A directory for checkpoints: it will hold at most `most` of them, of `bytes` each, and one more that is
+// being written.
 struct CheckpointPlace {
-  std::string key, path;  // of the configuration
+  std::string key, path;  // the configuration's key, and its value
   std::int64_t most = 0, bytes = 0;
 };
-// What a run leaves in its output directory when it ends: bytes in all, of its model alone, and of the
-// largest file.
+// The space that a run's results take in its output directory when it ends: bytes in all, of its model alone,
+// and of the largest file.
 struct ResultRoom {
   std::string path;
   std::int64_t bytes = 0, weights = 0, largest_file = 0;
 };
-// Throws Error(kUsage) where there is no room for all of them at the same time, or the process may not write
-// files so large (ulimit -f).
+// Throws Error(kUsage) if there is no room for all checkpoints and results at the same time, or if the
+// process may not write files as large as the results' largest one (ulimit -f).
 void check_room(const std::vector<CheckpointPlace>& places, const ResultRoom& results = {});
-// Bytes that this user may still write to the file system of `path`, which need not be there yet.
+// Bytes that this user may still write to the file system of `path`, which need not exist yet.
 std::int64_t free_bytes_at(const std::string& path);
-// "a kill would lose ...": for the lines of a run that starts. `pinned`: bytes of state that checkpoints pin
-// in the drives' files; 0: they copy it.
+// "a kill would lose ...": text for the start of a run. `pinned`: bytes of state that checkpoints pin in the
+// drives' files; 0: they copy it.
 std::string describe_checkpoints(const CheckpointConfig& config, std::int64_t bytes, std::int64_t pinned);
 
 }  // namespace zg

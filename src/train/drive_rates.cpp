@@ -18,11 +18,11 @@ namespace zg {
 namespace {
 
 constexpr std::int64_t kPage = io::Engine::alignment();
-constexpr std::int64_t kArea = 512 * kMiB;   // measured of each file, at most
+constexpr std::int64_t kArea = 512 * kMiB;   // bytes of each file that are used, at most
 constexpr std::int64_t kMemory = 64 * kMiB;  // buffers for all drives, at most
 constexpr std::int64_t kChunk = kMiB;        // bytes of a transfer, at least
-// What is transferred on each drive, each way: kPasses over the area, but within these limits, and on a slow
-// drive for kLongEnough seconds at most.
+// Bytes transferred on each drive for each kind of load: kPasses over the area, but within these limits, and
+// on a slow drive for at most kLongEnough seconds.
 constexpr std::int64_t kLeastEnough = 128 * kMiB;
 constexpr std::int64_t kMostEnough = 2 * kGiB;
 constexpr int kPasses = 4;

@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kPage = io::Engine::alignment();
 // With several drives, each file is larger than its equal share by this factor.
 constexpr double kSpare = 1.5;
-// The part of the free space to use at most: a file needs a little more space than its bytes.
+// The largest share of the free space to use: a file needs a little more space than its bytes.
 constexpr double kUsable = 1 - 1.0 / 256;
 
 using Sizes = std::vector<std::int64_t>;
@@ -145,8 +145,8 @@ std::vector<io::DriveOptions> drives_for(std::vector<io::DriveOptions> drives,
     if (d.bytes == 0) ++open;
     if (d.bytes > 0) stated += most.back();
   }
-  // The target of each file: a stated size; otherwise its equal share and some more, or the rest that stated
-  // sizes leave.
+  // The target of each file: its stated size; without one, the larger of kSpare equal shares and its share of
+  // the bytes that stated sizes leave.
   const double part = static_cast<double>(all) / static_cast<double>(count) * (count > 1 ? kSpare : 1);
   const std::int64_t rest = open > 0 ? (std::max<std::int64_t>(0, all - stated) + open - 1) / open : 0;
   const std::int64_t each = std::min(all, round_up(std::max(static_cast<std::int64_t>(part), rest), kPage));

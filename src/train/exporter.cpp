@@ -105,7 +105,7 @@ void Exporter::say_progress() const {
   log::progress(text);
 }
 
-// Returns whether nothing is copied any more, and was not asked to end.
+// Waits until no copy is under way. Returns false if `stop` ended the wait.
 bool Exporter::wait(const std::function<bool()>& stop) {
   for (auto told = Clock::now(); copies() != 0;) {
     if (stop && stop()) return give_up(), false;

@@ -1,9 +1,9 @@
-// Copies checkpoints of a run elsewhere, behind its training (checkpoint.export). Private to src/train.
+// Copies checkpoints of a run elsewhere, while the run trains (checkpoint.export). Private to src/train.
 //
-// The run's first process has one. A thread copies one checkpoint at a time, which stays where it is until
-// the copy is done: all ranks leave its versions pinned, and nobody removes it (Checkpointer). The thread has
-// a lower priority than the threads that train, and its reads give way to theirs (Pace). A copy that fails is
-// logged as a warning, and nothing of it stays; training goes on.
+// The run's first process has an exporter. Its thread copies one checkpoint at a time. Until the copy is
+// done, all ranks leave the checkpoint's versions pinned, and it is not removed (Checkpointer). The thread
+// has a lower priority than the threads that train, and its reads give way to the run's transfers (Pace). If
+// a copy fails, a warning is logged, nothing of the copy stays, and training continues.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -20,39 +20,40 @@
 
 namespace zg {
 
-// What a copy reads from the run's drives: all that it can while no transfer of the run waits for them, else
-// one byte for io::kFairShare of theirs, as the engine shares between its priorities; and a part in a second
-// in any case.
+// Limits how fast a copy reads from the run's drives. While no transfer of the run waits for the drives,
+// there is no limit. Otherwise the copy reads one byte for io::kFairShare bytes of the run, as the engine
+// shares between its priorities, but at least one chunk in a second.
 class Pace {
  public:
   explicit Pace(const io::Engine* io) : io_(io) {}  // null: the run has no drives
-  // Whether the copy, of which so many bytes are done, is to wait before it goes on.
+  // Whether the copy, of which `done` bytes are copied, must wait before its next chunk.
   bool gives_way(std::int64_t done);
 
  private:
   const io::Engine* const io_;
-  std::int64_t done_ = 0, part_ = 0;  // bytes of the copy, and of its last part
-  std::int64_t moved_ = 0;            // by the engine, when that part was done
+  std::int64_t done_ = 0, part_ = 0;  // bytes of the copy so far, and of its last chunk
+  std::int64_t moved_ = 0;            // bytes that the engine had moved when that chunk was done
   Clock::time_point since_;
 };
 
 class Exporter {
  public:
-  // `newest`: the number of the newest checkpoint that was copied; 0: none was. What is referred to outlives
-  // this.
+  // `newest`: the number of the newest checkpoint that was copied; 0: none was. `files` and `io` outlive the
+  // exporter.
   Exporter(const CheckpointConfig::Export& exports, std::int64_t newest, Files& files, const io::Engine* io)
       : exports_(exports), copied_(newest), files_(files), io_(io) {}
   Exporter(const Exporter&) = delete;
   ~Exporter() { give_up(); }
 
-  // The number of the checkpoint that is being copied; 0: none is. Any thread; of those below one calls.
+  // The number of the checkpoint that is being copied; 0: none is. Any thread may call it; one thread calls
+  // the functions below.
   std::int64_t copies() const { return number_; }
-  // There is a new checkpoint. Begins to copy it if it is its turn and none is being copied.
+  // Reports a new checkpoint. Begins to copy it if checkpoint.export.every says so and no copy is under way.
   void offer(const CheckpointEntry& checkpoint);
-  // No other follows: waits for the copy under way, and copies this one if that was not done, with a line of
-  // progress. `stop` is asked all the time; true ends the copying.
+  // To be called after the last offer(). Waits for the copy under way, and copies `last` if that was not
+  // done, with a line of progress. Polls `stop`; if it returns true, the copying ends.
   void finish(const std::optional<CheckpointEntry>& last, const std::function<bool()>& stop);
-  // Ends the copy under way, of which nothing stays.
+  // Ends the copy under way and removes what was copied of it.
   void give_up();
 
  private:
@@ -65,7 +66,7 @@ class Exporter {
   std::atomic<std::int64_t> copied_;
   Files& files_;
   const io::Engine* const io_;
-  std::string name_;  // of the checkpoint that is being copied
+  std::string name_;  // name of the checkpoint that is being copied
   Clock::time_point began_;
   std::atomic<std::int64_t> number_ = 0, done_ = 0, bytes_ = 0;
   std::atomic<bool> stop_ = false;

@@ -1,4 +1,4 @@
-// Which of the failures of several ranks is the cause. Private to src/train.
+// Finds the failure that caused the failures of several ranks. Private to src/train.
 #pragma once
 #include <cstdio>
 #include <exception>
@@ -8,26 +8,26 @@
 
 namespace zg {
 
-// The rank that has told others of this failure; -1: it is no other rank's.
+// The rank that this error was received from; -1: the error is not another rank's.
 inline int rank_told_of(const Error& error) {
   int rank = -1;
   if (error.code() != Errc::kComm || std::sscanf(error.where().c_str(), "rank %d", &rank) != 1) return -1;
   return rank;
 }
 
-// What the ranks of this process have thrown. A rank that has heard of a failure may be faster than the one
-// that has failed, whose own error is the one that counts.
+// The exceptions that the ranks of this process have thrown. A rank that was told of a failure may throw
+// earlier than the rank that has failed, but the latter's error is the one to report.
 class Failures {
  public:
   explicit Failures(int ranks) : of_(static_cast<std::size_t>(ranks)) {}
-  // The exception that is being handled. Returns whether it is the first.
+  // Adds the exception that is being handled. Returns whether it is the first.
   bool add(int rank) {
     of_[static_cast<std::size_t>(rank)] = std::current_exception();
     if (first_ >= 0) return false;
     first_ = rank;
     return true;
   }
-  // `rank`: the number of the first one in the world.
+  // Throws the causing exception, if there are any. `rank`: the world's number of this process's first rank.
   void rethrow(int rank) const {
     if (first_ < 0) return;
     const std::exception_ptr first = of_[static_cast<std::size_t>(first_)];

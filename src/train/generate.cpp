@@ -18,12 +18,12 @@ struct Generator::State {
   std::unique_ptr<Tokenizer> tokenizer;
   std::vector<std::int32_t> end_ids;
   Inference inference;
-  std::uint64_t drawn = 0;  // tokens so far, so that the next call draws other random numbers
+  std::uint64_t drawn = 0;  // tokens drawn so far; the next call draws other random numbers
 };
 
 namespace {
 
-// One logit that is not finite makes every probability NaN, of which the last token would be drawn.
+// One logit that is not finite makes every probability NaN, and then the last token would be drawn.
 void check_logits(const std::vector<float>& logits) {
   const auto bad =
       std::find_if(logits.begin(), logits.end(), [](float logit) { return !std::isfinite(logit); });
@@ -95,7 +95,7 @@ std::vector<std::int32_t> Generator::generate(const std::vector<std::int32_t>& p
   const std::int64_t room = static_cast<std::int64_t>(prompt.size()) + options.tokens;
   for (std::int64_t i = 0; i < options.tokens; ++i) {
     std::vector<float> logits = state_->inference.logits_after(all, room);
-    // A model's table may have more rows than there are tokens, so that it has a convenient size.
+    // A model's embedding table may be padded to more rows than there are tokens.
     if (const Tokenizer* tokenizer = state_->tokenizer.get())
       logits.resize(std::min(logits.size(), static_cast<std::size_t>(tokenizer->vocab_size())));
     check_logits(logits);

@@ -9,8 +9,9 @@
 namespace zg {
 namespace {
 
-// A pass over one token and a pass over this many take about as long, since both read all weights once. So
-// new tokens are computed one by one where these passes are fewer than those that one pass over all is worth.
+// A pass over this many tokens takes about as long as a pass over one token, since both read all weights
+// once. So new tokens are computed one by one only if there are at most 1 / kOneByOne as many of them as
+// tokens in all.
 constexpr std::int64_t kOneByOne = 8;
 
 }  // namespace
@@ -41,7 +42,7 @@ View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
   BatchShape shape{1, time};
   shape.first = first;
   make_room(first + time);
-  known_.resize(static_cast<std::size_t>(first));  // what follows overwrites the keys behind
+  known_.resize(static_cast<std::size_t>(first));  // the pass overwrites the keys of later tokens
   x_.reserve(model_.checkpoint_bytes(shape));
   y_.reserve(model_.checkpoint_bytes(shape));
   saved_.reserve(model_.saved_bytes(shape));
@@ -89,7 +90,7 @@ std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, st
   const auto all = static_cast<std::int64_t>(ids.size());
   auto shared = static_cast<std::int64_t>(
       std::mismatch(ids.begin(), ids.end(), known_.begin(), known_.end()).first - ids.begin());
-  shared = std::min(shared, all - 1);  // the last token's row is what the head needs
+  shared = std::min(shared, all - 1);  // the head needs the last token's row
   const std::int64_t most = weights_.read_anew() > 0 ? 1 : std::max<std::int64_t>(1, all / kOneByOne);
   if (all - shared > most) shared = 0;
   make_room(std::min(std::max(room, all), longest()));
@@ -103,7 +104,7 @@ std::vector<float> Inference::logits_after(std::span<const std::int32_t> ids, st
   UnitCall call = head_call(rows.row_range(rows.rows - 1, 1));
   call.logits = View(logits.data(), DType::kF32, 1, c.vocab_size);
   model_.run(stream_, ModelCall::kHeadLogits, call);
-  for (float& logit : logits) {  // what is not finite stays so, for whoever looks
+  for (float& logit : logits) {  // a logit that is not finite stays so, for the caller to check
     if (std::isfinite(logit)) logit = static_cast<float>(capped_logit(c, static_cast<double>(logit)));
   }
   return logits;

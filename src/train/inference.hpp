@@ -1,7 +1,6 @@
-// Forward passes of a trained model over one sequence at a time, on this machine's processor, in fp32.
+// Forward passes of a trained model over one sequence at a time, on this machine's CPU, in fp32.
 //
-// The keys and values of a sequence are kept, so that a sequence that goes on costs a pass over its new
-// tokens.
+// Keeps the keys and values of a sequence, so that continuing it costs only a pass over the new tokens.
 //
 // Threads: one at a time.
 #pragma once
@@ -21,28 +20,29 @@ class Inference {
 
   const ModelConfig& config() const { return model_.config(); }
   std::int64_t longest() const { return config().longest_sequence(); }
-  // Logits [vocabulary] of the token that follows `ids`, which are valid. Of more than longest() the last
-  // ones count. What they have in common with the sequence of the call before is not computed
-  // again, unless one pass over all is cheaper than passes over the new tokens. `room`:
-  // tokens that the sequence is going to have, for which memory is taken at once.
+  // Logits [vocabulary] of the token that follows `ids`, which are valid. If there are more than longest()
+  // ids, only the last longest() of them are used. The beginning that they share with the last call's
+  // sequence is not computed again, unless one pass over all tokens is cheaper than passes over the new ones.
+  // `room`: the length that the sequence will reach, for which memory is allocated at once.
   std::vector<float> logits_after(std::span<const std::int32_t> ids, std::int64_t room);
-  // The sum of -log p over the targets of a piece of at most longest() tokens; a target below 0 is none.
+  // The sum of -log p over the targets of a piece of at most longest() tokens. Targets below 0 do not count.
   double loss_of(std::span<const std::int32_t> ids, std::span<const std::int32_t> targets);
-  // Tokens that passes went over so far.
+  // The number of tokens that all passes so far have computed.
   std::int64_t computed() const { return computed_; }
 
  private:
-  // The residual stream behind the blocks, [ids, width], of tokens behind the first `first` of the sequence.
+  // Computes the residual stream after the last block, [ids, width]. `ids` follow the first `first` tokens of
+  // the sequence.
   View pass(std::span<const std::int32_t> ids, std::int64_t first);
-  UnitCall head_call(const View& rows);  // of the head, on these rows of the residual stream
+  UnitCall head_call(const View& rows);  // the head's call on these rows of the residual stream
   void make_room(std::int64_t tokens);
 
   Model model_;
   UnitWeights weights_;
   HostStream stream_;
-  std::vector<std::int32_t> known_;  // tokens whose keys and values are there
+  std::vector<std::int32_t> known_;  // tokens whose keys and values are kept
   std::int64_t room_ = 0;            // tokens
-  std::vector<Buffer> past_;         // by layer: [room_, Model::past_columns()]
+  std::vector<Buffer> past_;         // keys and values of each layer: [room_, Model::past_columns()]
   Buffer x_, y_, saved_, workspace_;
   std::int64_t computed_ = 0;
 };

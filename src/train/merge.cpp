@@ -14,13 +14,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What stands beside the weights for those who use a model: tokenizer, template, what ends a text.
+// Whether a file of the model's directory is copied as it is: tokenizer, template, generation settings.
 bool is_beside(const fs::directory_entry& entry) {
   constexpr std::uintmax_t kMost = 256 << 20;
   const std::string name = entry.path().filename(), kind = entry.path().extension();
   const bool weights = kind == ".safetensors" || kind == ".bin" || kind == ".pt" || kind == ".pth" ||
                        kind == ".gguf" || kind == ".h5" || name.find(".index.json") != name.npos;
-  std::error_code error;  // of a link to nothing or to itself, which is not copied
+  std::error_code error;  // set for a link to nothing or to itself, which is not copied
   return !weights && name != "config.json" && entry.is_regular_file(error) && !error &&
          entry.file_size(error) <= kMost && !error;
 }

@@ -20,7 +20,7 @@
 namespace zg {
 namespace {
 
-// Null, and the reason in the log, where the drives have no direct link to the GPU's memory.
+// Null, with the reason in `why`, if the drives have no direct link to the GPU's memory.
 std::shared_ptr<io::DirectStorage> find_direct_storage(const RunConfig& config, Device& gpu, bool wanted,
                                                        std::string& why) {
   if (config.tiers.nvme.empty()) {
@@ -55,9 +55,9 @@ bool bind_threads(CoreAssignment& cores, Binding wanted) {
   return false;
 }
 
-// Makes this process's directories in those of the drives, which it notes in `own`, and removes what killed
-// runs have left in them. The first process of the machine does so for those of processes that this run does
-// not have, too.
+// Makes this process's directories in the drives' directories, adds them to `own`, and removes files of
+// killed runs from them. The machine's first process also cleans directories of processes that this run does
+// not have.
 void prepare_directories(const std::vector<io::DriveOptions>& asked, const Processes& processes,
                          std::vector<std::string>& own) {
   namespace fs = std::filesystem;
@@ -90,8 +90,8 @@ void prepare_directories(const std::vector<io::DriveOptions>& asked, const Proce
   }
 }
 
-// Counts files that are kept for the run's checkpoints as free: those that the run takes over, or that it
-// removes when it starts.
+// Counts the space of files kept for the run's checkpoints as free if the run takes the files over, or
+// removes them when it starts.
 void count_kept(const RunConfig& config, Kept which, std::vector<DriveSpace>& space) {
   std::map<std::uint64_t, std::int64_t> kept;
   std::set<std::string> seen;
@@ -103,8 +103,8 @@ void count_kept(const RunConfig& config, Kept which, std::vector<DriveSpace>& sp
   for (DriveSpace& one : space) one.free_bytes += kept[one.file_system];
 }
 
-// The drives with the sizes of their files. Removes the files of killed runs first, since their space counts
-// as free. No process takes space before all have looked.
+// Chooses the sizes of the drives' files. Removes the files of killed runs first, since their space counts as
+// free. No process takes space before all have read the free space.
 std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, const CoreAssignment& cores,
                                            Processes& processes, std::vector<std::string>& own,
                                            bool takes_over, const std::vector<std::string>& kept) {
@@ -137,8 +137,8 @@ std::vector<io::DriveOptions> sized_drives(const std::vector<RunPlan>& plans, co
   return drives;
 }
 
-// The cores that this process may use. Processes with the same ones, as where the launcher binds none, divide
-// them.
+// The cores that this process may use. Processes that may use the same cores (if the launcher binds none)
+// divide them.
 CoreTopology cores_of_process(Processes& processes) {
   const std::vector<int> usable = usable_cores();
   const CoreTopology all = read_core_topology(usable);
@@ -153,7 +153,7 @@ CoreTopology cores_of_process(Processes& processes) {
   return parts == 1 ? all : read_core_topology(share_of_cores(all, part, parts));
 }
 
-// The NUMA nodes for the host tier: near the GPUs, or else near the drives. Empty where no node is known.
+// The NUMA nodes for the host tier: near the GPUs, or else near the drives. Empty if no node is known.
 std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io,
                                    const std::vector<OpenGpu>& gpus) {
   std::vector<MemoryUser> drives, devices;
@@ -173,7 +173,7 @@ std::vector<NodeShare> host_shares(std::int64_t budget, const io::Engine* io,
       if (node.node == free.node) node.bytes = std::min(node.bytes, free.available);
     }
   }
-  // For each NUMA node, what all GPUs have there.
+  // For each NUMA node, the sum of all GPUs' shares.
   std::vector<NodeShare> shares;
   for (const auto& of_device : place_on_numa_nodes(topology, devices, drives, budget).device_shares) {
     for (const NodeShare& share : of_device) {
@@ -199,7 +199,7 @@ std::vector<OpenGpu> open_gpus(const RunConfig& config) {
         budget = std::min(budget, std::max<std::int64_t>(0, found.free - kGpuReserve));
     }
     if (budget == std::numeric_limits<std::int64_t>::max())
-      budget = 0;  // none is there, as the next call says
+      budget = 0;  // there is no GPU, as the error of the next call says
   }
   for (const int index : d.gpus) {
     OpenGpu gpu;
@@ -288,7 +288,7 @@ std::vector<Hardware> hardware_of(const RunConfig& config, const std::vector<Ope
                                     .numa_nodes = {},
                                     .direct = gpu.direct != nullptr,
                                     .staging = 0};
-    // Connections are made by small calls, whose operands take one unit of memory.
+    // Connections are opened by small calls, whose operands take one granule.
     if (config.ranks() > 1) of_ranks[r].gpu->staging = kGpuCommStaging + of_ranks[r].gpu->granule;
     for (const OpenGpu& one : gpus) of_ranks[r].gpu->numa_nodes.push_back(one.device->numa_node());
   }

@@ -31,9 +31,9 @@ StateFormat state_format(const OptimizerConfig& config, DType weights) {
 
 namespace {
 
-// Which patterns and groups match some parameter.
+// The patterns and groups that match some parameter.
 struct Met {
-  std::vector<std::vector<bool>> patterns;  // by group: whether the pattern matched some name
+  std::vector<std::vector<bool>> patterns;  // for each group: whether each pattern matched some name
   std::vector<bool> groups;                 // whether the group has some parameter
 
   explicit Met(const std::vector<ParamGroup>& all) : groups(all.size(), false) {
@@ -83,7 +83,7 @@ std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, co
   for (const Unit& unit : model.units()) {
     groups.emplace_back();
     for (const Param& param : unit.params) {
-      // Beside adapters nothing else is trained.
+      // A run with adapters trains nothing else.
       const bool frozen = adapted && !param.adapter;
       groups.back().push_back(frozen ? kFrozen : group_of(config.groups, param.name, met));
       trained |= groups.back().back() != kFrozen;

@@ -15,7 +15,7 @@ StateFormat state_format(const OptimizerConfig& config, DType weights);
 // nothing, for a group all of whose parameters belong to earlier groups, and where no parameter is trained.
 std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model);
 
-// The rule of the update that follows `updates` others.
+// The rule of the next update after `updates` updates.
 UpdateRule update_rule(const RunConfig& config, std::int64_t updates);
 
 // "AdamW", "SGD", ...

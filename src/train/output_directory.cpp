@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// A full disk and a file system that is read-only let a directory be opened, but nothing be made in it.
+// Creates a file to check, since on a full disk or a read-only file system a directory can still be opened.
 void check_writable(const std::string& directory) {
   std::string name = directory + "/.ziggurat-XXXXXX";
   const int fd = ::mkostemp(name.data(), O_CLOEXEC);
@@ -42,7 +42,7 @@ void add_leaves(const Json& json, const std::string& key,
     add_leaves(value, key.empty() ? name : key + "." + name, leaves);
 }
 
-// Warns where the new run replaces what a run with other settings has left.
+// Warns if the new run replaces the results of a run with other settings.
 void say_what_is_replaced(const RunConfig& config) {
   const std::string& out = config.output_dir;
   std::vector<std::string> there;
@@ -55,7 +55,7 @@ void say_what_is_replaced(const RunConfig& config) {
   try {
     keys = differing_keys(read_text_file(out + "/config.json", "a run's configuration"), config.resolved_json,
                           {"output.dir", "steps"});
-  } catch (const Error&) {  // it is not known whose they are
+  } catch (const Error&) {  // the earlier run's settings are unknown
   }
   const std::string what = fmt::format("{} of an earlier run in {}", fmt::join(there, " and "), out);
   if (keys.empty()) return log::info("{} will be replaced", what);
@@ -67,7 +67,7 @@ void say_what_is_replaced(const RunConfig& config) {
       keys[0].empty() ? "is not known" : fmt::format("differs in {}{}", fmt::join(keys, ", "), rest));
 }
 
-// Cuts the log behind the last step of the checkpoint, as a run that had not stopped would have left it.
+// Truncates the log after the checkpoint's last step, to the state that it had in an uninterrupted run.
 void go_on_with_log(const Trainer& trainer, const std::string& path) {
   const std::int64_t done = trainer.first_step();
   const RunConfig& config = trainer.plan().config;

@@ -13,7 +13,7 @@
 
 namespace zg {
 
-// As PEFT begins A: uniform between -1 and 1 / sqrt(columns); and B: zero.
+// Initial values as in PEFT: A is uniform between -1 / sqrt(columns) and 1 / sqrt(columns), B is zero.
 void Rank::begin_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const {
   std::fill(out, out + (end - begin), 0.0f);
   if (p.init == Init::kZero) return;
@@ -74,7 +74,8 @@ void Rank::initialize() {
     }
     const NamedRandom random(plan_.config.seed, p.name);
     const auto std_dev = static_cast<float>(p.init == Init::kNormal ? model.init_std : std_residual);
-    // Numbered by the whole parameter, so that the weights do not depend on how it is split.
+    // Random numbers are indexed by the element's place in the whole parameter, so that the weights do not
+    // depend on how it is split.
     parallel_for(end - begin, 16384, [&](std::int64_t from, std::int64_t to) {
       p.for_runs(begin + from, begin + to, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
         for (std::int64_t i = 0; i < n; ++i)

@@ -1,4 +1,4 @@
-// The plans of a process's ranks, which agree on what all ranks of a run do alike.
+// Makes the plans of a process's ranks, with choices that are the same on all ranks of a run.
 #pragma once
 #include <functional>
 #include <optional>
@@ -9,13 +9,13 @@
 
 namespace zg {
 
-// The plan of this process's rank number `local`, as asked, or as it chooses itself.
+// Makes the plan of this process's rank number `local`, with the choices `asked`, or with its own choices.
 using PlanOf = std::function<RunPlan(int local, const std::optional<RankChoices>& asked)>;
 
-// One plan for each of this process's `ranks`, in their order. The first rank of the first process chooses
-// for all; with `each` every rank chooses how far it gathers ahead, and whether checkpoints pin state, and
-// the least of all processes' holds, since stages of a pipeline differ in what they have room for. All
-// processes call it together.
+// One plan for each of this process's `ranks`, in order. The first rank of the first process chooses for all.
+// With `each`, every rank chooses how far it gathers ahead and whether checkpoints pin state, and the minimum
+// over all ranks is used, since pipeline stages differ in the room that they have. All processes call it
+// together.
 std::vector<RunPlan> plan_ranks(Processes& processes, int ranks, bool each, const PlanOf& plan_of);
 
 }  // namespace zg

@@ -37,9 +37,9 @@ AccessTrace record_trace(const RunPlan& plan, std::int64_t steps) {
   if (steps > kMostTraceRuns) too_long(steps);
   const auto known = programs.all();
   std::array<std::int32_t, known.size()>
-      numbers;  // in the trace: of programs that run, in the order of all()
+      numbers;  // each program's number in the trace, in the order of all(); -1: it does not run
   numbers.fill(-1);
-  std::vector<std::size_t> ran;  // indices of all()
+  std::vector<std::size_t> ran;  // indices into all()
   for (const auto& [activity, times] : plan.history(steps)) {
     for (std::int64_t i = 0; i < times; ++i) {
       sequence.begin(activity);

@@ -5,8 +5,8 @@
 
 namespace zg {
 
-// Measures the processor, or the GPU. On a GPU memory is taken for this and given back, so it must be called
-// before the run takes its memory, which may be all that there is.
+// Measures the CPU, or the GPU. Takes GPU memory meanwhile, so it must be called before the run takes its
+// memory, which may be all that there is.
 Roofs measure_roofs(const RunConfig& config);
 
 }  // namespace zg

@@ -19,7 +19,7 @@ namespace {
 
 using Pins = std::map<std::int64_t, std::vector<PinnedVersion>>;
 
-// A checkpoint itself, not a directory of them.
+// Whether the path is a checkpoint, not a directory of checkpoints.
 bool is_checkpoint(const std::string& path) {
   std::error_code error;
   return std::filesystem::exists(path + "/" + kManifestName, error) || list_checkpoints(path).empty();
@@ -30,7 +30,7 @@ std::string without_slash(std::string path) {
   return path;
 }
 
-// The run that wrote the checkpoint; empty: it is damaged.
+// The name of the run that wrote the checkpoint; empty: it is damaged.
 std::string run_of(const CheckpointEntry& entry) {
   try {
     const std::string name = entry.path + "/" + kManifestName;
@@ -51,7 +51,7 @@ std::vector<CheckpointEntry> copies_in(const CheckpointConfig& config) {
   }
 }
 
-// Says how far the reading of a checkpoint is.
+// Returns a function that shows how many bytes of a checkpoint were verified.
 std::function<void(std::int64_t)> verifying() {
   return [told = Clock::now()](std::int64_t done) mutable {
     if (seconds_between(told, Clock::now()) < 0.5) return;
@@ -113,8 +113,8 @@ RunCheckpoints::RunCheckpoints(const std::vector<RunPlan>& plans, const DataSet&
   number_ = static_cast<std::int64_t>(first[2]);
 }
 
-// Whether checkpoint.export.path has copies that this run may go on from: where its own directory tells which
-// run it is, all of them must be of that run.
+// Whether checkpoint.export.path has copies that this run may continue from. If checkpoint.path has a
+// checkpoint that names the run, all copies must be of that run.
 bool RunCheckpoints::has_copies_of_its_own() const {
   const std::vector<CheckpointEntry> copies = copies_in(config_);
   std::string own;
@@ -129,12 +129,12 @@ void check_resume(const std::string& path) {
   if (is_checkpoint(path)) (void)Checkpoint(path);
 }
 
-// The first process verifies, and tells the others which one it takes.
+// The first process verifies, and tells the others which checkpoint it takes.
 void RunCheckpoints::open(const std::string& asked) {
   std::vector<std::string> paths{without_slash(asked.empty() ? config_.path : asked)};
   if (asked.empty() && has_copies_of_its_own()) paths.push_back(without_slash(config_.exports.path));
   const bool first = processes_.number() == 0;
-  double found[] = {-1, 0};  // its number; -1: none; and which path it is in
+  double found[] = {-1, 0};  // the checkpoint's number (-1: none), and the index of its path
   processes_.together([&] {
     if (!first) return;
     if (!asked.empty() && is_checkpoint(paths[0])) {
@@ -157,7 +157,7 @@ void RunCheckpoints::open(const std::string& asked) {
   }
   processes_.together([&] {
     if (first) return;
-    // This process may see other copies than the first one, so that its own list of paths does not count.
+    // This process may see other copies than the first one does, so its own list of paths is not used.
     std::string mine = theirs[1] > 0 ? without_slash(config_.exports.path) : paths[0];
     for (const CheckpointEntry& entry : list_checkpoints(mine)) {
       if (entry.number == static_cast<std::int64_t>(theirs[0])) mine = entry.path;
@@ -243,13 +243,13 @@ void RunCheckpoints::prepare(const ResultRoom& results) {
   if (adoption_) take_over();
 }
 
-// Takes the directory of the copies, in which nobody else's are, and removes what a killed run has left
-// there.
+// Locks the directory of the copies, checks that no other run's are in it, and removes files left there by a
+// killed run.
 void RunCheckpoints::prepare_exports() {
   const std::string& path = config_.exports.path;
   lock("checkpoint.export.path", path);
   for (const CheckpointEntry& entry : copies_in(config_)) {
-    const std::string run = run_of(entry);  // a damaged one is in nobody's way, and goes when it is old
+    const std::string run = run_of(entry);  // a damaged one does no harm, and is removed when it is old
     if (run.empty() || run == run_) continue;
     throw Error(Errc::kUsage, "checkpoint.export.path " + path,
                 fmt::format("has {}, which is no copy of this run's", entry.path),
@@ -268,7 +268,7 @@ void RunCheckpoints::finish_exports(std::int64_t steps, const std::function<bool
   const std::vector<CheckpointEntry> there = list_checkpoints(config_.path);
   const bool done = !there.empty() && there.front().step == steps;
   exporter_->finish(done ? std::optional(there.front()) : std::nullopt, stop);
-  // One that was copied may be older than those that are kept, if this run has written newer ones.
+  // A checkpoint that was held back for copying may be older than the ones to keep.
   if (!there.empty() && there.front().number > began_with_)
     remove_old_checkpoints(files_, config_.path, there.front().number, config_.keep);
 }
@@ -278,7 +278,7 @@ void RunCheckpoints::prepare_drives() const {
   for (const std::string& drive : drives_) reclaim_kept(files_, drive);
 }
 
-// The drives are locked now. Another run may have had them while this one looked at the checkpoints.
+// Called once the drives are locked. Another run may have used them while this run read the checkpoints.
 void RunCheckpoints::take_over() const {
   std::vector<std::string> now;
   for (const CheckpointEntry& entry : list_checkpoints(config_.path)) now.push_back(entry.path);
@@ -300,7 +300,7 @@ void RunCheckpoints::restored() {
 
 void RunCheckpoints::ended(const io::Engine& io) {
   if (exporter_ != nullptr) exporter_->give_up();
-  // Another process may be naming a checkpoint, which is not seen yet.
+  // If a commit's outcome is unknown, another process may be about to give its checkpoint the final name.
   for (const auto& rank : ranks_) {
     if (!rank->knows()) return;
   }
@@ -328,8 +328,8 @@ void RunCheckpoints::open_world(const std::vector<RunPlan>& plans, const CommOpt
 void RunCheckpoints::end(int local, const Error& why, bool cause) noexcept {
   if (static_cast<std::size_t>(local) >= ranks_.size()) return;
   Checkpointer& rank = of(local);
-  // A drive may take long, and then nobody would know why the run stands still. All processes find that a
-  // loss is not finite.
+  // Flushing a drive may take long, so say why the run does not end yet. A loss that is not finite is found
+  // by all processes, and only the first says so.
   if (cause && rank.pending() && (processes_.number() == 0 || why.code() != Errc::kNumeric))
     log::warning("the run ends: {}; the checkpoint that was begun comes to its end first", why.what());
   rank.end(why);

@@ -16,7 +16,7 @@
 namespace zg {
 namespace {
 
-// With Ulysses each rank of a context group has an equal share of the heads that its part of a layer has.
+// With Ulysses each rank of a context group has an equal share of the heads of its tensor shard.
 void check_heads(const ParallelConfig& p, const ModelConfig& model) {
   const AttentionHeads heads = heads_of_part(model, p.tensor);
   const auto divides = [&](int shares) { return heads.queries % shares == 0 && heads.keys % shares == 0; };
@@ -78,8 +78,8 @@ void check_pipeline(const RunConfig& config, const ModelConfig& model) {
               "let the numbers add up to the model's layers, or remove the key");
 }
 
-// Elements are rounded and quantised in blocks of 256. Where a part has a head's copy behind other lines of
-// a parameter, a block must not have elements of both, or copies would differ.
+// Elements are rounded and quantised in blocks of 256. If a tensor shard has a copy of a head after other
+// lines of a parameter, no block may have elements of both, or the copies on different ranks would differ.
 void check_copies(const RunConfig& config, const ModelConfig& model) {
   const int parts = config.parallel.tensor;
   const bool few_bits =

@@ -19,17 +19,17 @@
 namespace zg {
 namespace {
 
-// Checkpoints that can be pinned at once: a tensor has at most 64 versions on NVMe.
+// The most checkpoints that can be pinned at once: a tensor has at most 64 versions on NVMe.
 constexpr std::int64_t kMostKept = 63;
 
 UpdateTiming update_timing(const RunConfig& config) {
   if (!config.optimizer.overlap) return UpdateTiming::kSeparate;
-  // The clip factor, and whether a step is skipped, are known only when all gradients are.
+  // The clip factor and whether a step is skipped are known only once all gradients are known.
   const bool verdict = config.gradient_clipping > 0 || config.dtype == DType::kF16;
   return verdict ? UpdateTiming::kDeferred : UpdateTiming::kEarly;
 }
 
-// Makes a plan, part by part; each part needs those before it.
+// Makes a plan in stages, each of which needs the results of the stages before it.
 class Planner {
  public:
   Planner(RunPlan& plan, const Hardware& hardware)
@@ -57,12 +57,12 @@ class Planner {
   const Layout& layout() const { return *plan_.layout; }
   const OpSizes& op_sizes() const { return hardware_.gpu ? *hardware_.gpu->sizes : host_ops(); }
 
-  // What the device's budget holds besides tensors.
+  // Bytes of the device budget that do not hold tensors.
   std::int64_t beside_tensors() const {
     return layout().workspace_charge() + (hardware_.gpu ? hardware_.gpu->staging : 0);
   }
 
-  // The largest device tier. The host device shares the machine's memory with the host tier.
+  // The largest device budget. The host device shares the machine's memory with the host tier.
   std::int64_t device_limit() const {
     if (hardware_.gpu) return hardware_.gpu->memory;
     return config_.tiers.device.value_or(hardware_.memory.left() / 2 / ranks_);
@@ -122,8 +122,8 @@ class Planner {
     }
   }
 
-  // Makes the layout of a run whose checkpoints pin the state that lies on its drives, if that is asked for
-  // and can be done.
+  // Makes the layout for checkpoints that pin the state on the drives, if that is asked for and possible.
+  // Returns whether it did.
   bool pins_state(LayoutOptions o) {
     using State = CheckpointConfig::State;
     const CheckpointConfig& asked = config_.checkpoint;
@@ -147,12 +147,12 @@ class Planner {
       throw Error(Errc::kUsage, "checkpoint.state", "is \"pin\", but " + why,
                   "say \"copy\", which writes all state into the checkpoint, or \"auto\"");
     }
-    // Nobody would expect it where there is no file to pin anything in.
+    // Without a file to pin state in, nobody expects pinning, so there is nothing to explain.
     if (o.drives == 0 || config_.aio.backend == io::Backend::kRam) why.clear();
     return false;
   }
 
-  // `layout`: as it would be.
+  // Why state cannot be pinned with the candidate `layout`; empty: it can.
   std::string why_not_pinned(const Layout& layout) const {
     if (config_.tiers.nvme.empty()) return "tiers.nvme names no drive";
     if (config_.aio.backend == io::Backend::kRam) return "aio.backend is ram, which has no files";
@@ -173,8 +173,9 @@ class Planner {
     return {};
   }
 
-  // Whether there is room for two versions of the optimizer's state, so that a write never overwrites the
-  // only one: in the stated sizes of the files or, where none is stated, in this part of the free space.
+  // Whether the drives have room for `bytes`, for example two versions of the optimizer state, so that a
+  // write never overwrites the only one. The room is the files' stated sizes or, if none is stated, 1 /
+  // `part` of the free space.
   bool drives_have_room(std::int64_t bytes, std::int64_t part = 2) const {
     std::vector<DriveSpace> space;
     for (const Hardware::Drive& drive : hardware_.drives)
@@ -187,7 +188,7 @@ class Planner {
     }
   }
 
-  // The bytes of each budget that are left free for moves under way. Computed from sizes only, not from
+  // The bytes of each budget that are left free for moves in flight. Computed from sizes only, not from
   // rates, so that a plan made on another machine predicts the same traffic.
   Budgets read_ahead(const Budgets& budgets, const StepPrograms& programs) const {
     if (const std::optional<double> share = config_.tiers.read_ahead) {
@@ -196,8 +197,8 @@ class Planner {
       };
       return {of(budgets.device), of(budgets.host), budgets.direct};
     }
-    // A queue that is deeper than the least makes drives faster without more room, and each byte of room
-    // costs two bytes moved in every step.
+    // The smallest queue depth decides, for each byte left free costs two bytes moved in every step. A deeper
+    // queue makes drives faster without more room.
     const AioConfig& aio = config_.aio;
     const std::int64_t depth =
         aio.queue_depth > 0 ? aio.queue_depth : io::queue_depth_within(0, drives(), aio.block_size);
@@ -206,17 +207,17 @@ class Planner {
   }
 
   std::int64_t drives() const { return static_cast<std::int64_t>(config_.tiers.nvme.size()); }
-  // Blocks in flight on a drive, where each rank has `host` bytes of host memory.
+  // Blocks in flight on a drive if each rank has `host` bytes of host memory.
   int queue_depth(std::int64_t host) const {
     const AioConfig& aio = config_.aio;
     if (aio.queue_depth > 0) return aio.queue_depth;
     return io::queue_depth_within(host * config_.device.ranks, drives(), aio.block_size);
   }
 
-  // The number of units that are updated on the device, where their state then is: all, if the user wants the
-  // state on the device or if everything fits it. Otherwise the first units, which the next forward waits
-  // for: a configured share of the parameters, or as many as there is room for besides the weights, gradients
-  // and activations, which are used more often per byte.
+  // The number of units that are updated on the device, which then holds their state. All units, if the user
+  // wants the state on the device or if everything fits there. Otherwise the first units, since the next
+  // forward waits for them: a configured share of the parameters, or as many units as fit besides the
+  // weights, gradients and activations, which are used more often per byte.
   std::int32_t device_updates() const {
     const OffloadTarget wanted = config_.offload_optimizer;
     const std::int32_t units = layout().head_unit() + 1;
@@ -243,7 +244,7 @@ class Planner {
     return n;
   }
 
-  // The number of first units that together have at most this share of the optimizer's state.
+  // The largest number of leading units that together have at most this share of the optimizer state.
   std::int32_t units_within(double share) const {
     const std::int32_t units = layout().head_unit() + 1;
     std::int64_t all = 0, sum = 0;
@@ -255,17 +256,17 @@ class Planner {
     return n;
   }
 
-  // Budgets with which all tensors fit.
+  // Budgets into which all tensors fit.
   Budgets everything() const {
     return {layout().table.total_charge(Tier::kDevice), layout().table.total_charge(Tier::kHost)};
   }
 
-  // A tier without a configured budget gets what the run can use, as far as the machine has it.
+  // A tier without a configured budget gets as much as the run can use and the machine has.
   void find_budgets() {
     const Budgets all = everything();
     const std::int64_t device = all.device + beside_tensors(), available = hardware_.memory.left() / ranks_;
     const TierConfig& tiers = config_.tiers;
-    const std::int64_t host = tiers.host.value_or(0);  // of all ranks here
+    const std::int64_t host = tiers.host.value_or(0);  // for all ranks of this machine
     Budgets& budgets = plan_.budgets;
     if (hardware_.gpu) {
       budgets.device = tiers.device.value_or(std::min(device, device_limit()));
@@ -274,16 +275,16 @@ class Planner {
     } else {
       budgets.device = tiers.device.value_or(std::min(device, available / 2));
       budgets.host = host_.value_or(std::min(all.host, available / 3));
-      // Both together, before either is taken, since each alone may fit.
+      // Check both together before either is allocated, since each alone may fit.
       check_memory(hardware_.memory, {.name = "tiers.device and tiers.host",
                                       .bytes = ranks_ * tiers.device.value_or(0) + host});
     }
     check_stated_sizes(tiers.nvme, ranks_ * layout().table.nvme_bytes());
   }
 
-  // Gathers come one unit ahead of their use, beside the compute before it, unless there is no room for one
-  // more gathered weight, or making it costs more than a hundredth of the step's traffic. Tiles are gathered
-  // just before their use.
+  // Weights are gathered one unit ahead of their use, while the unit before computes, unless there is no room
+  // for one more gathered weight, or that room costs more than a hundredth of the step's traffic. Tiles are
+  // gathered just before their use.
   void choose_programs(const std::optional<RankChoices>& asked) {
     const std::int32_t ahead = asked ? asked->gather_ahead : 0;
     if (!fit(ahead) && !fit_with_more_on_the_device(ahead) &&
@@ -294,13 +295,14 @@ class Planner {
     if (!fit(1) || total(plan_.dry_run.per_step) > most + most / 100) fit(0);
   }
 
-  // device_updates() counts all weights, gradients and activations of a step as if they were on the device at
-  // once. They are not: where the host lacks room, and there is no drive, the state of more units fits the
-  // device. Ranks would have to agree on their number.
+  // device_updates() assumes that all weights, gradients and activations of a step are on the device at once.
+  // They are not, so the device has room for the state of more units, which is used if the host lacks room
+  // and there is no drive. Only for one rank, since several would have to agree on the number of units.
   bool fit_with_more_on_the_device(std::int32_t gather_ahead) {
     if (config_.offload_optimizer != OffloadTarget::kAuto || drives() > 0 || config_.ranks() > 1)
       return false;
-    // The fewest that do: `few` do not fit the host, and `many` do, or do not fit the device.
+    // Bisects for the smallest number of units with which the run fits. With `few` it does not fit the host;
+    // with `many` it fits, or does not fit the device.
     const std::int32_t all = layout().head_unit() + 1;
     std::int32_t few = layout().options.device_updates, many = all + 1;
     std::optional<std::int32_t> fewest;
@@ -315,15 +317,15 @@ class Planner {
       const std::int32_t units = few + (many - few) / 2;
       if (!fits(units)) (plan_.dry_run.obstacle->tier == Tier::kHost ? few : many) = units;
     }
-    // Of all units the state may leave the device again, so that these need less than some.
+    // If all units are updated on the device, state may leave it again, so this can need less than a part.
     if (!fewest && few < all) (void)fits(all);
     device_units_ = fewest;
     make_layout();
     return fit(gather_ahead);
   }
 
-  // Tiles move, so that weights which stay on the device gain nothing; and of small units they would spare
-  // little.
+  // Tiles save memory because they are moved one by one, so weights that stay on the device gain nothing from
+  // them, and small units gain little.
   bool may_become_tiles() const {
     constexpr std::int64_t kLeast = 1 << 16;  // elements
     return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
@@ -344,7 +346,7 @@ class Planner {
     check_stated_sizes(config_.tiers.nvme, ranks_ * layout().table.nvme_bytes());
   }
 
-  // "each layer of 6.8 MiB", and the table where that is larger.
+  // "each layer of 6.8 MiB is"; also names the embedding table if that is larger.
   std::string tiled_units() const {
     const auto bytes = [&](const Unit& unit) {
       return unit.count * static_cast<std::int64_t>(size_of(plan_.model->dtype()));
@@ -358,8 +360,8 @@ class Planner {
 
   static constexpr std::int64_t kNoReadAhead = 32;
 
-  // Makes the programs, and decides the store's part of the budgets. Returns whether they suffice. `part`:
-  // read-ahead first gets such a part of the room that it would have.
+  // Makes the programs, and decides the store's share of the budgets. Returns whether the budgets suffice.
+  // `part`: read-ahead gets 1 / `part` of its room at first, and less if the run does not fit.
   bool fit(std::int32_t gather_ahead, std::int64_t part = 1) {
     plan_.choices.gather_ahead = gather_ahead;
     plan_.programs = std::make_unique<StepPrograms>(layout(), update_timing(config_), gather_ahead);
@@ -368,7 +370,7 @@ class Planner {
     const Budgets all = everything();
     const Budgets ahead = read_ahead(inside, *plan_.programs);
     plan_.queue_depth = queue_depth(inside.host);
-    // Less room for read-ahead where the budgets are too small.
+    // Leave less room for read-ahead as long as the budgets are too small.
     for (; part <= kNoReadAhead; part *= 2) {
       // A tier that holds everything needs no room for moves.
       const auto rest = [&](std::int64_t bytes, std::int64_t everything, std::int64_t free) {
@@ -386,15 +388,15 @@ class Planner {
     return t.nvme_read() + t.nvme_write() + t[kToDevice] + t[kToHost] + t[kDirectRead] + t[kDirectWrite];
   }
 
-  // The smallest budgets for the present layout, with all that the device's budget holds; after fit().
+  // The smallest budgets for the present layout, including beside_tensors(); call after fit().
   std::optional<Budgets> smallest() const {
     auto least = smallest_budgets(layout(), *plan_.programs, plan_.resident.device, plan_.resident.direct);
     if (least) least->device += beside_tensors();
     return least;
   }
 
-  // `least`, or what the other stages of a pipeline need where that is more, with layers in these blocks.
-  // None: some stage fits no budgets.
+  // The larger of `least` and the smallest budgets of the other pipeline stages, with layers tiled as
+  // `blocks` says. Empty if some stage fits no budgets.
   std::optional<Budgets> smallest_of_all_stages(std::optional<Budgets> least, BlockTiling blocks) const {
     const int stages = config_.parallel.pipeline, ranks = config_.ranks() / stages;
     for (int stage = 0; stage < stages && least; ++stage) {
@@ -416,7 +418,8 @@ class Planner {
     return least;
   }
 
-  // After fit(). Where the run may have whole layers, tiles are named only if they need less.
+  // Call after fit(). If the run may have whole layers, the error mentions tiles only if they need less
+  // memory.
   [[noreturn]] void throw_no_room() {
     log::progress("the run does not fit; looking for the smallest budgets with which it does");
     std::optional<Budgets> least = smallest();
@@ -442,7 +445,7 @@ class Planner {
           "allow more to be demoted (zero_optimization.offload_param and offload_optimizer), or name a drive "
           "in tiers.nvme");
     }
-    // The ranks of a machine have equal parts of tiers.host.
+    // The ranks of a machine have equal shares of tiers.host.
     const std::int64_t device = least->device, host = ranks_ * least->host;
     throw Error(
         Errc::kMemory, fmt::format("tiers.{}", obstacle.tier == Tier::kDevice ? "device" : "host"),
@@ -455,8 +458,8 @@ class Planner {
                     format_bytes(host), ranks_ > 1 ? fmt::format(" for {} ranks", ranks_) : "", tiles));
   }
 
-  // A GPU has a thread that learns what the GPU has done, and that thread gets a core. The host device has
-  // none.
+  // Each GPU has a thread that waits for its completions, and that thread gets a core. The host device has no
+  // such thread.
   void assign_threads() {
     const ThreadsConfig& threads = config_.threads;
     CoreWishes wishes{.compute = threads.compute, .reserved = threads.reserved, .bind = threads.bind};
@@ -468,12 +471,12 @@ class Planner {
   RunPlan& plan_;
   const RunConfig& config_;
   const Hardware& hardware_;
-  const std::int64_t ranks_;  // of this machine
+  const std::int64_t ranks_;  // on this machine
   std::optional<std::int32_t>
-      device_units_;                  // units that are updated on the device; none: device_updates() says
-  std::optional<std::int64_t> host_;  // this rank's part of tiers.host
+      device_units_;                  // units that are updated on the device; none: device_updates() decides
+  std::optional<std::int64_t> host_;  // this rank's share of tiers.host
   bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
-  bool must_be_in_tiles_ = false;           // as all ranks have chosen, or the configuration says
+  bool must_be_in_tiles_ = false;           // as all ranks have chosen, or as configured
 };
 
 }  // namespace
@@ -493,17 +496,17 @@ std::int64_t RunPlan::tile_bytes() const {
   return most * static_cast<std::int64_t>(size_of(model->dtype()));
 }
 
-// Less what is not computed for frozen units and those below all that is trained, and with the products of
-// adapters, and those that tiles make again.
+// The model's FLOPs, minus the products that frozen units do not need, plus the products of adapters and the
+// products that tiles repeat.
 double RunPlan::flops_per_step() const {
   const std::int64_t tokens =
       config.data_ranks() * config.micro_batch * config.accumulation_steps * config.data.seq_len;
-  double products = 0;  // multiply-adds of a token that differ
+  double products = 0;  // the difference, in multiply-adds per token
   const bool tied = model_config.tied;
   for (std::int32_t u = 0; u <= layout->head_unit(); ++u) {
     const bool block = u > 0 && u < layout->head_unit(), below = block && u < layout->first_trained();
-    // Passes that a frozen block is spared: the gradient of its matrices, and below what is trained all but
-    // one.
+    // The passes that a frozen block saves: its weight gradients; below the first trained unit all but the
+    // forward pass.
     const int again = config.recompute ? 1 : 0, spared = !layout->is_frozen(u) ? 0 : below ? 2 + again : 1;
     if (!block && u != (tied ? 0 : layout->head_unit())) continue;
     // The logits of an output matrix in tiles are computed twice.

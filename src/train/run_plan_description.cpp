@@ -1,4 +1,4 @@
-// What a plan says of itself to people.
+// A plan's description for users.
 #include <algorithm>
 #include <string>
 
@@ -9,7 +9,7 @@
 namespace zg {
 namespace {
 
-// Where layers and tables are in tiles.
+// Describes the tiles of layers and tables, if there are any.
 std::string describe_tiles(const RunPlan& plan) {
   if (plan.tile_bytes() == 0) return "";
   const auto tiles = [](const Unit& unit) {
@@ -59,7 +59,7 @@ std::string describe_update(const RunPlan& plan) {
                      frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
 }
 
-// Of a run that trains adapters.
+// Describes the adapters, if the run trains them.
 std::string describe_adapters(const RunPlan& plan) {
   const Lora& lora = plan.model_config.lora;
   if (!lora.on()) return "";

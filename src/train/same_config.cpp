@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kBytes = 6;  // of a text, in one number: a double holds 53 bits
+constexpr std::size_t kBytes = 6;  // bytes of text sent in one double, which holds 53 bits exactly
 
 // "/tiers/nvme/0/path" is the key "tiers.nvme.0.path".
 std::string key_of(std::string pointer) {
@@ -26,7 +26,7 @@ std::string value_of(const Json& flat, const std::string& pointer) {
   return it == flat.end() ? "not set" : it->dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Process 0's text, for all.
+// Sends process 0's text to all processes.
 std::string text_of_first(Processes& processes, const std::string& mine) {
   const double size = static_cast<double>(mine.size());
   std::string text(static_cast<std::size_t>(processes.all_gather(std::span(&size, 1)).front().front()), ' ');
@@ -69,7 +69,7 @@ void expect_same_config(Processes& processes, const std::string& resolved_json) 
   if (std::all_of(all.begin(), all.end(), [&](const auto& theirs) { return theirs == all.front(); })) return;
   const std::string first = text_of_first(processes, resolved_json);
   const ConfigDifference found = first_difference(first, resolved_json);
-  if (found.key.empty()) return;  // another process's differs
+  if (found.key.empty()) return;  // only another process's configuration differs
   throw Error(
       Errc::kUsage, found.key,
       fmt::format("is {} for process {}, {} for process 0", found.second, processes.number(), found.first),

@@ -6,15 +6,15 @@
 
 namespace zg {
 
-// The first key whose value differs, and what each of two configurations, as text of JSON, says of it; a key
-// that one of them lacks is "not set".
+// The first key whose value differs between two configurations in JSON, and its two values; "not set" for a
+// configuration that lacks the key.
 struct ConfigDifference {
   std::string key, first, second;
 };
 ConfigDifference first_difference(const std::string& first, const std::string& second);
 
-// Throws Error(kUsage) with that key in the processes whose resolved configuration differs from the one of
-// process 0. All processes call it.
+// Throws Error(kUsage) with that key in each process whose resolved configuration differs from process 0's.
+// All processes call it.
 void expect_same_config(Processes& processes, const std::string& resolved_json);
 
 }  // namespace zg

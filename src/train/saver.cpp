@@ -12,8 +12,8 @@
 
 namespace zg {
 
-// Weights, tokenizer and what the model began with of generation_config.json appear together, or not at all.
-// Adapters stand beside a model that has the others.
+// Weights, tokenizer and the original model's generation_config.json and the like appear together or not at
+// all. Adapters are saved without the other files, which their base model has.
 void Trainer::save_model(const std::string& directory) {
   const auto save = [&](const std::string& to) {
     if (!comm_.empty()) {
@@ -34,7 +34,7 @@ void Trainer::save_model(const std::string& directory) {
     save(fresh);
     if (plan().config.lora.on()) return;
     if (data_->tokenizer() != nullptr) data_->tokenizer()->save(fresh);
-    // They say which tokens end a text, and how the turns of a conversation are written.
+    // These files say which tokens end a text, and how the turns of a conversation are written.
     for (const char* name : {"generation_config.json", "tokenizer_config.json", "chat_template.jinja"}) {
       const std::string from = plan().config.model_from + "/" + name;
       if (!plan().config.model_from.empty() && std::filesystem::exists(from))
@@ -45,7 +45,7 @@ void Trainer::save_model(const std::string& directory) {
 
 namespace {
 
-// Directories that the run was told of, where its model may go if its own directory has no room.
+// Directories that the configuration names, to which the model may go if its own directory has no room.
 std::vector<std::string> other_places(const RunConfig& config) {
   std::vector<std::string> places;
   if (config.checkpoint.asked()) places.push_back(config.checkpoint.path);
@@ -56,7 +56,7 @@ std::vector<std::string> other_places(const RunConfig& config) {
   places.emplace_back(".");
   std::vector<std::string> names;
   for (const std::string& place : places) {
-    // A name that is not there yet: nothing of the user's is replaced.
+    // A new name, so that no file of the user is replaced.
     names.push_back(place + "/ziggurat-" + std::filesystem::path(config.model_dir()).filename().string() +
                     "-" + random_digits());
   }
@@ -65,8 +65,8 @@ std::vector<std::string> other_places(const RunConfig& config) {
 
 }  // namespace
 
-// Ranks that have begun to send cannot begin anew, so that room is asked for first. What is known to be too
-// little is not tried, since a part of a model is of no use.
+// Ranks that have begun to send cannot start again, so the free space is checked first. A directory that is
+// known to have too little is not tried, since an incomplete model is useless.
 std::string Trainer::save_model() {
   const RunConfig& config = plan().config;
   const std::string wanted = config.model_dir();

@@ -1,4 +1,4 @@
-// Saves the trained model, or its adapters: what all ranks together hold, as one directory.
+// Saves the trained model, or its adapters, gathered from all ranks, as one directory.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -14,8 +14,9 @@
 
 namespace zg {
 
-// The first rank of all writes the model. The ranks that together hold everything once send it what they hold
-// of each tile that it asks for; everybody follows its requests, so that all learn when it is done, or fails.
+// Rank 0 writes the model. It requests tile after tile. The ranks that together hold every element once send
+// it the elements that they hold of each requested tile. All ranks follow its requests, so that all learn
+// when it is done or has failed.
 class Trainer::Saver {
  public:
   Saver(Trainer& trainer, int local)
@@ -43,7 +44,7 @@ class Trainer::Saver {
          });
     ask({kDone, 0, 0, 0});
   }
-  // The model, or of a run with adapters these alone.
+  // Writes the model or, if the run trains adapters, only these.
   static void save(const std::string& directory, const RunPlan& plan, const ReadParam& read) {
     if (!plan.model_config.lora.on()) return save_hf(directory, *plan.model, DType::kF32, read);
     save_adapters(directory, *plan.model, plan.config.model_from, read);
@@ -63,7 +64,8 @@ class Trainer::Saver {
   static constexpr std::int64_t kDone = -1;
   // Unit, parameter, elements [begin, end) of the whole parameter.
   using Request = std::array<std::int64_t, 4>;
-  // What a rank holds of these: runs of elements, each with its place behind `begin`, and their values.
+  // The requested elements that a rank holds: runs of elements, whose `first` counts from the request's
+  // begin, and their values.
   struct Run {
     std::int64_t first, count;
   };
@@ -96,7 +98,8 @@ class Trainer::Saver {
     return plan_.model->units()[static_cast<std::size_t>(request_[0])]
         .params[static_cast<std::size_t>(request_[1])];
   }
-  // What this rank holds of the requested elements, and no other part counts.
+  // Reads the requested elements that this rank holds. Of elements that several tensor-parallel ranks have
+  // copies of, only one rank's are counted.
   Held read() {
     const auto unit = static_cast<std::int32_t>(request_[0]);
     const std::int64_t begin = request_[2], end = request_[3];
@@ -106,7 +109,7 @@ class Trainer::Saver {
       read(unit, shard, begin, end, held);
     return held;
   }
-  // As far as these elements of the unit have it.
+  // Appends the requested elements that lie in this shard of the unit.
   void read(std::int32_t unit, const Layout::Elements& shard, std::int64_t begin, std::int64_t end,
             Held& held) {
     const Param& p = param();
@@ -114,7 +117,7 @@ class Trainer::Saver {
     std::vector<float> lines;
     for (const Band& band : p.bands) {
       if (!band.counted) continue;
-      // The lines that have some of them, as far as they are in the shard.
+      // The lines that contain requested elements and lie in the shard.
       const std::int64_t from = std::clamp(begin / whole_line - band.whole_line, std::int64_t{0}, band.lines),
                          to = std::clamp((end - 1) / whole_line + 1 - band.whole_line, from, band.lines);
       const std::int64_t first = std::max((band.line + from) * p.line(), shard.first - p.offset),

@@ -152,7 +152,7 @@ void StepLog::write_rest_to(const std::string& directory) {
   since_ = 0;
 }
 
-// Truncates a line that was written in part, so that programs which read the file find whole lines.
+// Cuts off a line that was written only partly, so that readers of the file find complete lines.
 int StepLog::write_waiting() {
   const auto bytes = static_cast<std::int64_t>(waiting_.size());
   std::int64_t done = 0;
@@ -177,7 +177,7 @@ int StepLog::write_waiting() {
 }
 
 void StepLog::on_checkpoint(std::int64_t) {
-  // Where it fails, a loss of power may cost lines of the log, and a resumed run says so.
+  // If this fails, a loss of power may lose lines of the log, and a resumed run says so.
   (void)::fdatasync(fd_);
 }
 

@@ -43,8 +43,8 @@ void each(CommTraffics& comm, const auto& f) {
   for (CommTraffic& t : comm.all) f(t.sent), f(t.received), f(t.calls);
 }
 
-// Numbers of this rank become numbers of all ranks: each count their sum, each time (a double) their mean.
-// all(f) calls f(number) for each of them, in the same order on every rank. Counts are exact below 2^53.
+// Replaces this rank's values by all ranks': a count by the sum over the ranks, a time (a double) by the
+// mean. all(f) calls f(number) for each value, in the same order on every rank. Counts are exact below 2^53.
 void merge(StepExecutor& engine, const auto& all) {
   std::vector<double> mine;
   all([&](auto& number) { mine.push_back(static_cast<double>(number)); });
@@ -60,7 +60,7 @@ void merge(StepExecutor& engine, const auto& all) {
   });
 }
 
-// This rank's part of the sequences.
+// Cuts the batch to this rank's sequence shard.
 void cut(const RunPlan& plan, Batch& batch) {
   const BatchShape shape = plan.layout->options.micro_batch;
   if (shape.sequence_shard.degree == 1) return;
@@ -85,11 +85,11 @@ Straggler fastest_of(const std::vector<double>& own) {
   return {static_cast<int>(it - own.begin()), *it};
 }
 
-// The steps of a run, on a rank's thread. All ranks' loops go through the same steps; the loop of the first
-// rank of all reports, of all of them.
+// The steps of a run, on a rank's thread. The loops of all ranks take the same steps. Rank 0's loop reports
+// for all ranks.
 class Trainer::Loop {
  public:
-  // `rank`: of this process.
+  // `rank`: the rank's number in this process.
   Loop(Trainer& trainer, int rank, const std::vector<TrainObserver*>& observers)
       : t_(trainer),
         rank_(rank),
@@ -149,8 +149,8 @@ class Trainer::Loop {
   }
 
  private:
-  // All ranks stop where the first rank of any process is asked to, and save when the first of all finds that
-  // it is time.
+  // All ranks stop if the first rank of any process is asked to stop, and save a checkpoint when one is due
+  // on rank 0.
   AfterStep what_follows(std::int64_t step) {
     const bool asked = rank_ == 0 && t_.options_.stop && t_.options_.stop();
     const bool due = plan_.rank == 0 && t_.checkpoints_->of(rank_).due();
@@ -164,14 +164,14 @@ class Trainer::Loop {
     after.save = after.save || save;
     return after;
   }
-  // What all ranks of this process have together counts once.
+  // Values that the ranks of this process share. Only its first rank notes them, so they count once.
   void note_process() {
     summary_.peak_host = t_.node_->host().peak();
     summary_.peak_resident = peak_resident_bytes();
     io::Engine* const io = t_.node_->io();
     for (int d = 0; io != nullptr && d < io->drive_count(); ++d) summary_.nvme_files += io->drive_bytes(d);
   }
-  // Makes the record one of all ranks.
+  // Makes this rank's record the record of all ranks.
   void merge_ranks(StepRecord& record) {
     StepResult& s = record.result;
     StepExecutor& engine = t_.rank(rank_).engine();
@@ -207,8 +207,8 @@ class Trainer::Loop {
     record.flops = plan_.flops_per_step();
     const auto bound = [&] { return bound_of(t_.roofs_, record.flops, s.traffic, s.first_written); };
     record.bound = bound();
-    // The rates of drives simulated in memory are known, not measured. A step that is faster than their bound
-    // is a bug, which raising the roofs would hide.
+    // The rates of drives simulated in memory are known, not measured. If a step is faster than their bound,
+    // that is a bug, which raised roofs would hide.
     Bound measured = record.bound;
     if (plan_.config.aio.backend == io::Backend::kRam) measured.nvme = 0;
     if (raise_to(t_.roofs_, measured, s.seconds)) record.bound = bound(), summary_.raised = true;
@@ -244,8 +244,8 @@ class Trainer::Loop {
   const StepState& state_;
   const std::vector<TrainObserver*> observers_;
   RunSummary summary_;
-  std::optional<Validation> validation_;  // the last one, of the runs before, too
-  double highest_rate_ = 0;               // of the steps of this process
+  std::optional<Validation> validation_;  // the last evaluation, if need be of the run that was resumed
+  double highest_rate_ = 0;               // highest learning rate of this process's steps
   std::int64_t tokens_ = 0;               // in a step
   bool told_of_no_target_ = false;
   std::vector<double> step_seconds_;
@@ -292,8 +292,8 @@ Trainer::~Trainer() {
   if (has_drives()) checkpoints_->ended(*node_->io());
 }
 
-// The first process tokenises a text before the others look for it, so that those that share its directory
-// find the tokens.
+// The first process tokenises a text before the others look for its tokens, so that the processes that share
+// its directory find them.
 void Trainer::read_data(const RunConfig& config, ModelConfig& model) {
   for (const bool first : {true, false}) {
     processes_.together([&] {
@@ -352,7 +352,7 @@ void Trainer::add_up() {
   totals_ = t;
 }
 
-// Of several ranks, each has lanes of its own in the timeline.
+// Several ranks have lanes of their own in the timeline.
 Trace* Trainer::trace_of(int r) {
   return traces_.empty() ? options_.trace : traces_[static_cast<std::size_t>(r)].get();
 }
@@ -370,7 +370,7 @@ void Trainer::open_node() {
   processes_.together([&] { checkpoints_->prepare(results()); });
 }
 
-// A record of the log has some 1.4 KB.
+// A log record takes about 1.4 KB.
 ResultRoom Trainer::results() const {
   constexpr std::int64_t kRecord = 1500, kShard = std::int64_t{5} << 30, kRest = 1 << 20;
   const bool adapters = plan().config.lora.on();
@@ -400,7 +400,7 @@ std::vector<double> Trainer::measure() {
   return shares;
 }
 
-// The drives are measured in the very files of the NVMe tier.
+// The drives are measured by transfers to and from the NVMe tier's own files.
 std::vector<double> Trainer::measure_here() {
   const RunConfig& config = plan().config;
   roofs_ = measure_roofs(config);
@@ -415,12 +415,12 @@ std::vector<double> Trainer::measure_here() {
   io::Engine& io = *node_->io();
   const LinkBytes planned = totals_.per_step;
   const auto moved = static_cast<double>(planned.nvme_read() + planned.nvme_write());
-  // A step that only reads, or only writes, has no mixture.
+  // A step that moves nothing, only reads, or only writes has no mixture of both: one is assumed.
   roofs_.nvme_mixed_reads =
       moved > 0 ? std::clamp(static_cast<double>(planned.nvme_read()) / moved, 0.05, 0.95) : 0.5;
   std::vector<double> shares;
-  // Beside the budgets a process has no room for more than the run itself will have in flight. Files with
-  // state in them are not written to: what an earlier run has measured counts.
+  // The measurement's buffers take at most the host budget, since a process has no memory beyond its budgets.
+  // Adopted files hold state and must not be overwritten: the rates are those that an earlier run measured.
   const std::vector<DriveRates> rates =
       checkpoints_->adoption() != nullptr
           ? checkpoints_->adoption()->rates
@@ -483,8 +483,8 @@ void Trainer::start(const std::vector<double>& drive_shares) {
 void Trainer::on_ranks(const std::function<void(int)>& work) {
   std::mutex mutex;
   Failures failures(local_ranks());
-  // The others must not wait for a rank that fails: they hear of it before anything else is waited for. They
-  // fail, too, and their errors are dropped.
+  // The other ranks must not wait for a rank that has failed, so they are told first of all. They then fail,
+  // too, and their errors are dropped.
   const auto fail = [&](int r, const Error& error) {
     bool first = false;
     {

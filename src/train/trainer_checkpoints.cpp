@@ -1,4 +1,4 @@
-// The part of a trainer that plans a run and finds what it goes on from, since each depends on the other.
+// Trainer's functions that plan a run and open the checkpoint to continue from, which depend on each other.
 #include <algorithm>
 #include <functional>
 
@@ -8,8 +8,8 @@
 
 namespace zg {
 
-// First as if the run took over what the checkpoint pins on the drives. Where it then cannot, and that takes
-// room, the run is planned again beside it.
+// First plans as if the run took over the state that the checkpoint pins on the drives. If it cannot, and the
+// drives have less free space because of that, plans again with the space that is left.
 void Trainer::make_plans(const RunConfig& config, const ModelConfig& model) {
   std::vector<Hardware> hardware = hardware_of(config, gpus_, processes_, options_.resume.has_value());
   const auto plan_of = [&](int local, const std::optional<RankChoices>& choices) {

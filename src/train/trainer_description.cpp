@@ -1,4 +1,4 @@
-// What a run says of itself before its first step.
+// A run's description, before its first step.
 #include "train/run_checkpoints.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/trainer.hpp"
@@ -6,7 +6,7 @@
 namespace zg {
 namespace {
 
-// Of a run that is spread along several axes: how the ranks are counted.
+// Describes how the ranks are numbered, if the run is parallel along several axes.
 std::string grid_text(const RankPlace& place) {
   const ParallelDegrees& p = place.parts;
   const std::int64_t axes = (p.tensor > 1) + (p.context > 1) + (place.data_ranks() > 1) + (p.stages > 1);

@@ -34,7 +34,7 @@ void UnitWeights::choose_residents(std::int64_t memory) {
   const std::size_t blocks = units.size() - 2;
   std::int64_t all = 0;
   for (const Unit& unit : units) all += bytes_of(unit);
-  // Leaves a part of the free memory to the keys and values of long texts, and to the files' pages.
+  // Leaves a quarter of the free memory to the keys and values of long texts, and to the page cache.
   const std::int64_t left = read_memory_limits().left();
   const std::int64_t room = memory > 0 ? memory : left == MemoryLimits::kNone ? all : left / 4 * 3;
   resident_blocks_ = blocks;
@@ -79,13 +79,13 @@ View UnitWeights::use(std::size_t unit) {
     coming_ = next, coming_slot_ = slot;
   };
   if (used_ == unit) return view(slots_[1 - coming_slot_]);
-  if (coming_ != unit) {  // the first one, or not in order
+  if (coming_ != unit) {  // the first block that is read, or a unit out of order
     coming_ = used_ = 0;
     if (reading_.valid()) reading_.get();
     begin(unit, 0);
   }
   const int slot = coming_slot_;
-  coming_ = used_ = 0;  // where reading fails, nothing is there
+  coming_ = used_ = 0;  // no block is valid if reading fails
   reading_.get();
   used_ = unit;
   begin(behind(unit), 1 - slot);

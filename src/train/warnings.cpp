@@ -9,7 +9,7 @@
 namespace zg {
 
 void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes) {
-  if (roofs.nvme_first_write == 0) return;  // there are no drives, or simulated ones
+  if (roofs.nvme_first_write == 0) return;  // no drives, or simulated ones
   const double more = nvme_seconds(roofs, 0, nvme_bytes, nvme_bytes) - nvme_seconds(roofs, 0, nvme_bytes, 0);
   if (roofs.nvme_first_write > 0.9 * roofs.nvme_write || more < 0.1) return;
   log::info(

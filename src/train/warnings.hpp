@@ -1,5 +1,4 @@
-// Warnings of a run about settings and steps that are allowed and seldom meant. They go to the log; any
-// thread.
+// Logs warnings about settings and steps that are allowed but rarely intended. Any thread.
 #pragma once
 #include <cstdint>
 
@@ -13,18 +12,17 @@ namespace zg {
 // everything once before the first step would take just as long, so the run does not.
 void tell_first_writes(const Roofs& roofs, std::int64_t nvme_bytes);
 
-// Warns where the model's directory was trained with dropout, which the run does not take over.
+// Warns if the model in the directory was trained with dropout, which the run does not adopt.
 void tell_dropout(const RunConfig& config);
 
 // Warns of steps that were skipped in a row. Call it after each step of a run in fp16.
 void tell_overflows(const LossScaler& scaler);
 
-// Warns where all gradients are 0. Call it after the first step of a process; `scale` is the loss scale,
-// or 1.
+// Warns if all gradients are 0. Call it after the first step of a process; `scale` is the loss scale, or 1.
 void tell_zero_gradients(std::int64_t step, double gradient_norm, double scale);
 
-// Warns where no step has changed a weight, which is no error: more steps, with --resume, may find a loss
-// scale that fits. Call it after the last step. `updates` and `skipped` count the steps of the whole run,
+// Warns if no step has changed a weight. That is no error: more steps, with --resume, may find a loss scale
+// that works. Call it after the last step. `updates` and `skipped` count the steps of the whole run,
 // `highest_rate` is the highest learning rate of this process's steps.
 void tell_that_nothing_was_learned(std::int64_t updates, std::int64_t skipped, double highest_rate);
 

@@ -1,4 +1,4 @@
-// Registers the parts of a run with the watchdog. The parts outlive the registration.
+// Describes the parts of a run to the watchdog. The parts outlive the registration.
 #pragma once
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace zg {
 WatchedPart part_of(const io::Engine& io);
 WatchedPart part_of(const TensorStore& store);
 WatchedPart part_of(const StepExecutor& engine);
-// What each rank of this process does, or for which others it waits.
+// Reports what each rank of this process does, or for which ranks it waits.
 WatchedPart part_of(std::vector<const StepExecutor*> ranks);
 
 }  // namespace zg

@@ -6,9 +6,9 @@
 namespace zg {
 
 // A buffer of 2 MiB or more begins at a multiple of 2 MiB and asks the kernel for huge pages (madvise).
-// Direct I/O hands a drive one segment for each stretch of physical memory, so that 8 MiB in pages of 4 KiB
-// are 2,048 of them; and generation, which reads all weights for each token, is slower by a fifth with small
-// pages.
+// Direct I/O gives a drive one segment for each contiguous range of physical memory, so 8 MiB in pages of 4
+// KiB are 2,048 segments; and generation, which reads all weights for each token, is slower by a fifth with
+// small pages.
 class Buffer {
  public:
   Buffer() = default;

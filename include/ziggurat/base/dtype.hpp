@@ -58,14 +58,14 @@ inline bf16 round_master(float master) {
   weight.bits = nan ? std::uint16_t{0x7fc0} : static_cast<std::uint16_t>((u + 0x8000u) >> 16);
   return weight;
 }
-// The low half of a master, which is kept beside the weight, and the master again from both. Any NaN comes
-// back as the same quiet NaN.
+// low_of_master(): the low half of a master, which is stored in addition to the weight. join_master():
+// restores the master from weight and low half. Any NaN comes back as the same quiet NaN.
 inline std::uint16_t low_of_master(float master) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(master);
   return (u & 0x7fffffffu) > 0x7f800000u ? std::uint16_t{0} : static_cast<std::uint16_t>(u);
 }
 inline float join_master(bf16 weight, std::uint16_t low) {
-  const std::uint32_t high = weight.bits - static_cast<std::uint32_t>(low >> 15);  // 1: it was rounded up
+  const std::uint32_t high = weight.bits - static_cast<std::uint32_t>(low >> 15);  // 1: was rounded up
   return std::bit_cast<float>((high << 16) | low);
 }
 

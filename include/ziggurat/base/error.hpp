@@ -1,9 +1,8 @@
 // How each kind of failure is reported.
 //
 //   a bug                          ZG_ASSERT: always on, prints both operands, aborts
-//   bad input, an unfit machine    throws zg::Error, at set-up or between steps: place, what, hint
-//   a failed transfer              a value in the ticket (io/engine.hpp), which whoever waits for it must
-//   read
+//   bad input, an unfit machine    throws zg::Error, at set-up or between steps: place, cause, hint
+//   a failed transfer              sets a value in the ticket (io/engine.hpp), which the waiter must check
 #pragma once
 #include <fmt/core.h>
 
@@ -13,7 +12,7 @@
 namespace zg {
 
 enum class Errc {
-  kUsage,        // a flag, a configuration key or a file of the user's is wrong
+  kUsage,        // a flag, a configuration key or a user's file is wrong
   kIo,           // the operating system refused or failed an I/O operation
   kMemory,       // a budget, or the machine's memory, is too small
   kDevice,       // a device failed
@@ -22,7 +21,8 @@ enum class Errc {
   kInterrupted,  // the user asked to stop
 };
 
-// One error: where it is (file, key, drive), what was found and what was expected, and a hint how to mend it.
+// An error: its place (file, key, drive), the cause (what was found and what was expected), and a hint how to
+// mend it.
 class Error : public std::runtime_error {
  public:
   Error(Errc code, std::string where, std::string what, std::string hint = {});

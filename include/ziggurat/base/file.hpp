@@ -1,6 +1,5 @@
-// Files of the user and of the run: how they are opened, read whole, made, and put in place. All code that
-// reads or makes a small file, or one that must appear whole, goes through here. Any thread may call these
-// functions.
+// Opening, reading and atomically writing files. All code that reads or makes a small file, or one that must
+// appear whole, goes through here. Any thread may call these functions.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,8 +8,8 @@
 namespace zg {
 
 // A regular file that is open for reading. Opening never blocks: a pipe, a device or a directory is refused.
-// Bytes are read with pread(), so that a drive's error or a file that shrinks is an Error; memory that is
-// mapped would end the process with SIGBUS.
+// Bytes are read with pread(), so that a drive's error or a file that shrinks is an Error; with mapped memory
+// either would end the process by SIGBUS.
 class InputFile {
  public:
   // `what` names the file's purpose in errors: "the configuration". Throws Error(kUsage) with path, cause and
@@ -21,13 +20,13 @@ class InputFile {
   InputFile& operator=(InputFile&&) = delete;
 
   const std::string& path() const { return path_; }
-  std::int64_t bytes() const { return bytes_; }        // when it was opened
-  std::int64_t mtime_ns() const { return mtime_ns_; }  // when it was opened, since 1970
+  std::int64_t bytes() const { return bytes_; }        // its size when it was opened
+  std::int64_t mtime_ns() const { return mtime_ns_; }  // its mtime when it was opened, since 1970
   int fd() const { return fd_; }
   // Reads bytes [offset, offset + bytes). Throws Error(kIo) for a drive's error, and for a file that has
   // become shorter.
   void read(void* out, std::int64_t bytes, std::int64_t offset) const;
-  // The same, but a file that ends earlier is no error. Returns the bytes read.
+  // The same, but a file that ends earlier is no error. Returns the number of bytes read.
   std::int64_t read_some(void* out, std::int64_t bytes, std::int64_t offset) const;
 
  private:
@@ -41,8 +40,8 @@ class LineReader {
  public:
   // `longest`: the most bytes that a line may have. `file` outlives this.
   explicit LineReader(const InputFile& file, std::int64_t longest = std::int64_t{1} << 30);
-  // False: there is no more. Throws Error(kIo) for an error while the file is read, and Error(kUsage) for a
-  // longer line.
+  // False: there are no more lines. Throws Error(kIo) for an error while the file is read, and Error(kUsage)
+  // for a line longer than `longest`.
   bool next(std::string& line);
   std::int64_t number() const { return number_; }  // of the last line, from 1
 
@@ -55,19 +54,20 @@ class LineReader {
   bool ended_ = false;
 };
 
-// What a file that is read whole may have at most, unless its reader asks for less or more.
+// The default limit on the size, in bytes, of a file that is read whole.
 inline constexpr std::int64_t kLargestTextFile = std::int64_t{256} << 20;
 
-// Reads a whole regular file. Throws Error(kUsage) for one that cannot be opened, is no regular file, or has
-// more than `largest` bytes, and Error(kIo) for an error while it is read: never returns a part of the file.
+// Reads a whole regular file. Throws Error(kUsage) if it cannot be opened, is no regular file, or has more
+// than `largest` bytes, and Error(kIo) for an error while it is read: never returns only a part of the file.
 std::string read_text_file(const std::string& path, const std::string& what,
                            std::int64_t largest = kLargestTextFile);
 
-// A file that appears whole or not at all: written under a temporary name beside its own, NAME.part-<16
-// random digits>, which commit() renames. The temporary file is created anew, so that no link of that name is
-// followed. It is locked while it is written, which tells it from the leftover of a killed process: an
-// OutputFile of the same name removes that after ten minutes. The destructor removes a file that was not
-// committed. For one thread. All functions but the destructor throw Error(kIo) with path and cause.
+// A file that appears whole or not at all. It is written under a temporary name in the same directory,
+// NAME.part-<16 random digits>, and commit() renames it. The temporary file must not exist before, so that no
+// link of that name is followed. It is locked while it is written, which distinguishes it from the leftover
+// of a killed process; an OutputFile of the same name removes leftovers older than ten minutes. The
+// destructor removes a file that was not committed. For one thread. All functions but the destructor throw
+// Error(kIo) with path and cause.
 class OutputFile {
  public:
   // `bytes` is the final size. It is reserved at once where the file system can do that, so that a full disk
@@ -79,10 +79,10 @@ class OutputFile {
 
   const std::string& path() const { return path_; }
   void write_at(std::int64_t offset, const void* data, std::int64_t bytes);
-  // Brings everything written to the drive and closes the file: for those who write many before they commit
-  // any.
+  // Flushes the file to the drive and closes it: for callers that write many files before they commit any.
   void sync();
-  // Brings the file to the drive, unless sync() has, and puts it in place: durably after sync_directory().
+  // Flushes the file to the drive, unless sync() has done so, and renames it to its final name. The rename is
+  // durable after sync_directory().
   void commit();
 
  private:
@@ -91,12 +91,12 @@ class OutputFile {
   int fd_ = -1;
 };
 
-// Replaces the file at `path`: it always holds either the old or the new content, after a loss of power too.
-// Throws Error(kIo).
+// Replaces the file at `path`. The file always holds either the old or the new content, even after a loss of
+// power. Throws Error(kIo).
 void write_file_atomically(const std::string& path, const std::string& content);
 
-// Makes what was created, renamed or removed in the directory durable. Throws Error(kIo). A file system whose
-// directories cannot be synced is none.
+// Makes creations, renames and removals in the directory durable. Throws Error(kIo), but not for a file
+// system whose directories cannot be synced.
 void sync_directory(const std::string& path);
 
 // Tries to lock the open file or directory with flock(), against others who lock it so; waits for nobody. The
@@ -105,9 +105,9 @@ void sync_directory(const std::string& path);
 enum class FileLock { kExclusive, kShared };
 int try_lock(int fd, FileLock kind = FileLock::kExclusive);
 
-// 16 digits, 0-9 and a-f, that nobody can foresee: for temporary names.
+// 16 unpredictable digits, 0-9 and a-f, for temporary names.
 std::string random_digits();
-// Whether `name` is `base` + ".part-" + 16 such digits: a temporary name, which nobody else gives.
+// Whether `name` is a temporary name as made here: `base` + ".part-" + 16 such digits.
 bool is_temporary_name(std::string_view name, std::string_view base);
 std::string temporary_name(const std::string& path);
 

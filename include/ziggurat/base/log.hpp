@@ -12,16 +12,15 @@ enum class Level { kDebug, kInfo, kWarning, kError };
 void set_level(Level level);
 bool enabled(Level level);
 void write(Level level, const std::string& text);
-// Writes whatever the level is set to: for text that the user asked for, and for alarms.
+// Writes at any log level: for text that the user asked for, and for alarms.
 void write_always(Level level, const std::string& text);
 
-// Shows a progress line: redrawn in place where stderr is a terminal, else printed at most every few seconds.
+// Shows a progress line: redrawn in place if stderr is a terminal, else printed at most every few seconds.
 // An empty line removes it.
 void progress(const std::string& line);
-// Shows an updated progress line between two calls of progress(). On a terminal it does the same. Elsewhere
-// the line is printed only after twice the usual silence, and does not count against the next line of
-// progress(): no line of progress() is lost for it, and where those come often enough, lines of refresh() are
-// not printed.
+// Shows an updated progress line between two calls of progress(). On a terminal it does the same as
+// progress(). Elsewhere the line is printed only after twice the usual silence, and never delays the next
+// line of progress(). So if progress() is called often enough, lines of refresh() are not printed.
 void refresh(const std::string& line);
 
 template <class... Args>

@@ -1,5 +1,5 @@
-// How a tokenizer's files are found and read. They come from model directories, where a pointer of Git LFS
-// may stand in place of a file, and a name may lead nowhere. Any thread.
+// Finds and reads a tokenizer's files. They come from model directories, where a Git LFS pointer may stand in
+// place of a file, and a link may be broken. Any thread.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -13,8 +13,8 @@ namespace zg {
 
 inline constexpr std::int64_t kLargestTokenizerFile = std::int64_t{128} << 20;
 
-// Whether something has this name. Throws Error(kUsage) where that cannot be told: a loop of links, a
-// directory that may not be entered.
+// Whether the path exists. Throws Error(kUsage) if that cannot be determined: a loop of links, a directory
+// that may not be entered.
 inline bool file_exists(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
@@ -25,14 +25,14 @@ inline bool file_exists(const std::string& path) {
   return true;
 }
 
-// Throws Error(kUsage) for what Git leaves in place of a large file that was not fetched.
+// Throws Error(kUsage) for a Git LFS pointer, which stands in place of a large file that was not fetched.
 inline void refuse_lfs_pointer(const std::string& text, const std::string& path) {
   if (!text.starts_with("version https://git-lfs.github.com/spec/")) return;
   throw Error(Errc::kUsage, path, "is a pointer of Git LFS in place of the file",
               "fetch the file itself: git lfs pull, in the model's directory");
 }
 
-// Reads one whole. Throws Error(kUsage) and Error(kIo), as read_text_file() does.
+// Reads a whole file. Throws Error(kUsage) and Error(kIo), like read_text_file().
 inline std::string read_tokenizer_file(const std::string& path, const std::string& what) {
   std::string text = read_text_file(path, what, kLargestTokenizerFile);
   refuse_lfs_pointer(text, path);

@@ -1,5 +1,5 @@
 // Philox4x32-10, a counter-based random generator (Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3", SC 2011). The same (key, counter) gives the same numbers on every device and in any order.
+// 1, 2, 3", SC 2011). The same (key, counter) gives the same random bits on every device and in any order.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -22,7 +22,7 @@ inline Philox4 philox4x32_10(Philox4 counter, std::array<std::uint32_t, 2> key) 
   return counter;
 }
 
-// FNV-1a, 64 bit: the key of a parameter's name.
+// FNV-1a, 64 bit: hashes a parameter's name to its random key.
 constexpr std::uint64_t fnv1a64(std::string_view text) {
   std::uint64_t h = 0xcbf29ce484222325ull;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;

@@ -5,8 +5,8 @@
 
 namespace zg {
 
-// The text with control characters (but newlines and tabs) and bytes that are no UTF-8 written as "\x1b": a
-// terminal obeys none of it. Error and the log do this with all that they are given.
+// The text with control characters (except newlines and tabs) and bytes that are not UTF-8 escaped, as in
+// "\x1b", so that a terminal obeys none of them. Error and the log apply this to all their texts.
 std::string printable(std::string_view text);
 
 }  // namespace zg

@@ -1,4 +1,4 @@
-// A piece of work to be run later: a move-only std::function<void()> that keeps small captures in itself.
+// Work to be run later: a move-only std::function<void()> that stores small captures inline.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -69,7 +69,7 @@ class Task {
     actions_ = std::exchange(other.actions_, nullptr);
     if (actions_ != nullptr) actions_->move(storage_, other.storage_);
   }
-  // The task is empty before its callable is destroyed, whose destructor may use the task.
+  // Empties the task before its callable is destroyed, since the callable's destructor may use the task.
   void drop() noexcept {
     if (const Actions* actions = std::exchange(actions_, nullptr)) actions->end(storage_);
   }

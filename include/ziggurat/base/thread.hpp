@@ -9,19 +9,18 @@ namespace zg {
 // Names the calling thread for ps and debuggers. At most 15 characters are kept.
 void name_this_thread(const std::string& name);
 
-// The calling thread, and those that it starts, get less of the processors and drives than others do, where
-// the system knows such a difference: a nice value of 10, and the last of the priorities that never wait for
-// ever.
+// Lowers the priority of the calling thread, and of threads that it starts, for processors and drives, if the
+// system supports that: a nice value of 10, and the lowest I/O priority that cannot starve.
 void lower_priority_of_this_thread();
 
-// Finds out whether the system gives this process so many more threads at once. Throws as NamedThread does
-// where it does not: for libraries that end the process where they cannot start one.
+// Tests whether the system allows this process `count` more threads at once; throws like NamedThread if not.
+// For use before libraries that end the process if they cannot start a thread.
 void try_threads(const std::string& name, int count);
 
 class NamedThread {
  public:
   NamedThread() = default;
-  // Throws Error(kMemory), with the limits on threads, where the system starts no more.
+  // Throws Error(kMemory), with the limits on threads, if the system refuses another thread.
   NamedThread(std::string name, std::function<void()> body);
   NamedThread(NamedThread&&) = default;
   NamedThread& operator=(NamedThread&& other) {

@@ -1,6 +1,5 @@
-// A timeline of one run, written as Chrome trace JSON (open it in Perfetto): one lane per thread,
-// stream and link. Lanes may be in groups, one for each rank. Off by default: a span then costs one relaxed
-// load.
+// A timeline of one run, written as Chrome trace JSON (open it in Perfetto): one lane per thread, stream and
+// link. Lanes may be in groups, one for each rank. Off by default: a span then costs one relaxed load.
 //
 // Any thread may add spans. The program owns the one Trace and passes it by reference.
 #pragma once
@@ -19,10 +18,11 @@ using Clock = std::chrono::steady_clock;
 class Trace {
  public:
   Trace() : origin_(Clock::now()) {}
-  // A group of lanes of `whole`, which outlives it: what is added here is in that timeline, under this name.
+  // A group of lanes of `whole`, which must outlive it. Spans added here appear in the timeline of `whole`,
+  // in a group of this name.
   Trace(Trace& whole, std::string group) : whole_(&whole), group_(std::move(group)) {}
   bool on() const { return whole_->on_.load(std::memory_order_relaxed); }
-  // From now on spans are kept, at most kCapacity of them; those beyond are only counted.
+  // Starts keeping spans, at most kCapacity; further spans are only counted.
   void start();
   // The number of the lane (a row of the timeline) of that name in this group; a new lane for a new name.
   int lane(const std::string& name);
@@ -44,7 +44,7 @@ class Trace {
     std::string group, name;
     bool operator==(const Lane&) const = default;
   };
-  // A group uses these members of the whole trace, and none of its own but its name.
+  // A group uses the members of *whole_, and none of its own but the name.
   Trace* const whole_ = this;
   const std::string group_;
   std::atomic<bool> on_{false};

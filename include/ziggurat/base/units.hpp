@@ -1,4 +1,4 @@
-// Sizes and times as people write and read them.
+// Sizes and times in human-readable form.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -9,8 +9,8 @@ namespace zg {
 
 inline constexpr std::int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 
-// The bytes of "48MiB", "1.5 GB" or "4096"; nothing if the text is no size. KiB, MiB, ... are powers of 1024,
-// KB, MB, ... of 1000.
+// The number of bytes in "48MiB", "1.5 GB" or "4096"; nothing if the text is no size. KiB, MiB, ... are
+// powers of 1024; KB, MB, ... are powers of 1000.
 std::optional<std::int64_t> parse_bytes(std::string_view text);
 // "48.0 MiB"
 std::string format_bytes(std::int64_t bytes);

@@ -1,7 +1,7 @@
-// A view: memory that others own, seen as a row-major matrix whose rows are `ld` elements apart.
+// A view of memory that it does not own, as a row-major matrix whose rows are `ld` elements apart.
 //
-// A tensor with more dimensions is flattened by its user ([B, T, C] is B*T rows of C); a vector is one row. A
-// view is cheap to copy. Its memory must outlive it.
+// Users flatten a tensor with more dimensions ([B, T, C] is B*T rows of C); a vector is one row. A view is
+// cheap to copy. Its memory must outlive it.
 #pragma once
 #include <cstdint>
 

@@ -1,24 +1,24 @@
-// Reports when a run has stalled, and dumps the state of all its parts then, or when a signal asks for it.
+// Reports when a run has stalled, and dumps the state of all its parts then, or when a signal arrives.
 //
-// A part registers callbacks for its state (what is queued, moving, held), its progress (a counter of what it
-// has done) and whether somebody waits for it. A stall: somebody waits for a part, and no part has made
-// progress for `stall_seconds`. It is reported with the state of all parts, again after twice that time, and
-// so on, and its end is reported too.
+// A part is a component such as the store or a stream. It registers callbacks for its state (work that is
+// queued, moving or held), its progress (a counter of finished work) and whether somebody waits for it. A run
+// has stalled when somebody waits for a part, and no part has made progress for `stall_seconds`. A stall is
+// reported with the state of all parts, again after twice that time, and so on. Its end is reported too.
 //
-// Threads: the watchdog has one that looks for stalls and writes dumps, and one for each part, which sleeps
-// until it is asked. A part's callbacks run on that part's thread alone. A callback that blocks, because a
-// stuck thread holds a lock that it needs, therefore keeps no other part from answering: all parts are asked
-// at once and have `answer_seconds` together. A part that has not answered by then is reported as silent,
-// counts as waited for (whoever holds its lock keeps others out), and is not asked again before it has
-// answered. So a round of questions takes at most `answer_seconds`, however many parts are stuck, and no
-// threads pile up. Timed locks would achieve that only if every lock that a callback can meet were timed. The
-// watchdog holds no lock of its own while a callback runs, so a callback may take any lock except one that is
-// held while a registration ends.
+// Threads: the watchdog has one thread that looks for stalls and writes dumps, and one for each part, which
+// sleeps until it is asked. A part's callbacks run only on that part's thread. So a callback that blocks,
+// because a stuck thread holds a lock that it needs, keeps no other part from answering: all parts are asked
+// at once, and all must answer within the same `answer_seconds`. A part that has not answered by then is
+// reported as silent, counts as waited for (whoever holds its lock keeps others out), and is not asked again
+// before it has answered. So a round of questions takes at most `answer_seconds`, however many parts are
+// stuck, and no threads pile up. Timed locks would achieve that only if every lock that a callback may take
+// were timed. The watchdog holds no lock of its own while a callback runs, so a callback may take any lock
+// except one that is held while a registration ends.
 //
-// Signals: a handler is given nothing but the signal's number, so it must find what it writes to through a
-// static object: an atomic descriptor (an eventfd; write() is async-signal-safe), and an atomic count of the
-// handlers that may be using it, so that it is not closed under them. There is no other global state; the
-// dump is made by the watchdog's thread.
+// Signals: a handler receives only the signal's number, so it finds the eventfd that it writes to (write() is
+// async-signal-safe) through static objects: the atomic descriptor, and an atomic count of the handlers that
+// may be using it, so that it is not closed while they do. There is no other global state; the watchdog's
+// thread makes the dump.
 #pragma once
 #include <signal.h>
 
@@ -37,10 +37,10 @@
 namespace zg {
 
 // The callbacks may be called at any time until the registration ends, may take locks of that part, and
-// should be short. The text of an exception is shown as the part's state.
+// should be short. If one throws, the exception's text is shown as the part's state.
 struct WatchedPart {
   std::string name;                              // one word
-  std::function<std::string()> state;            // lines of text: what is queued, moving, held
+  std::function<std::string()> state;            // lines of text: work that is queued, moving or held
   std::function<std::uint64_t()> progress = {};  // grows whenever something is done; null: never
   std::function<bool()> waiting = {};            // whether somebody waits for this part; null: never
 };
@@ -49,18 +49,18 @@ class Watchdog {
  public:
   enum class Message { kStall, kGoesOn, kDump };
   struct Options {
-    double stall_seconds = 10;  // 0: stalls are not looked for
+    double stall_seconds = 10;  // 0: do not look for stalls
     double answer_seconds = 1;
-    std::string file = {};  // dumps are appended to it, each with its date; empty: to no file
-    // A clock for tests. With it stalls are looked for by check() alone.
+    std::string file = {};  // dumps are appended to it, each with its date; empty: no file
+    // A clock for tests. With it, only check() looks for stalls.
     std::function<Clock::time_point()> now = {};
-    // Receives all reports; null: they go to the log, whatever its level. Called on the watchdog's thread, or
-    // by check().
+    // Receives all reports; null: they go to the log at any log level. Called on the watchdog's thread, or by
+    // check().
     std::function<void(Message, const std::string&)> tell = {};
   };
 
-  // The part is watched as long as its registration lives. Once the destructor or end() has returned, none of
-  // the part's callbacks runs or will run. Must not be ended by a callback. Move-only.
+  // A part is watched as long as its registration lives. Once the destructor or end() has returned, none of
+  // the part's callbacks runs or will run. A callback must not end the registration. Move-only.
   class Registration {
    public:
     Registration() = default;
@@ -77,21 +77,22 @@ class Watchdog {
 
   explicit Watchdog(Options options);
   Watchdog() : Watchdog(Options()) {}
-  ~Watchdog();  // all registrations have ended
+  ~Watchdog();  // all registrations must have ended
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
   [[nodiscard]] Registration watch(WatchedPart part);
 
-  // The state of all parts, in the order of their registration. Any thread may call it, but no callback.
+  // The state of all parts, in the order of their registration. May be called from any thread, but not from a
+  // callback.
   std::string dump();
-  // From now on `signal` makes the watchdog write a dump to the log and the file. May be called once, on one
-  // watchdog of the process. The destructor restores the signal's old handler; where that is the default, it
-  // ignores the signal instead, so that one which comes late does not end the process.
+  // Makes the watchdog write a dump to the log and the file at each `signal`. May be called once, on one
+  // watchdog of the process. The destructor restores the signal's old handler; if that is the default
+  // handler, it ignores the signal instead, so that a late signal does not end the process.
   void dump_on_signal(int signal);
   void set_file(const std::string& path);
 
-  // Looks once for a stall. Only with Options::now, from one thread.
+  // Looks once for a stall. Only for use with Options::now, from one thread.
   void check();
 
  private:
@@ -115,11 +116,11 @@ class Watchdog {
 
   // Used only by the thread that looks for stalls.
   Clock::time_point looked_at_;
-  double still_seconds_ = 0;  // since a part made progress, or nobody waited
-  double tell_at_ = 0;        // the value of still_seconds_ at which a stall is reported
-  bool told_ = false;         // a stall was reported that is not over
+  double still_seconds_ = 0;  // time since a part made progress, or nobody waited
+  double tell_at_ = 0;        // the value of still_seconds_ at which to report a stall next
+  bool told_ = false;         // a stall was reported and is not over
 
-  int descriptor_ = -1;  // eventfd that wakes the thread for a dump, or to end
+  int descriptor_ = -1;  // eventfd that wakes the thread, for a dump or to end it
   int signal_ = 0;
   struct sigaction before_ {};
   std::atomic<bool> ending_{false};

@@ -1,4 +1,4 @@
-// Copies of checkpoints elsewhere, and the values that a checkpoint holds.
+// Copies of checkpoints in other directories, and access to a checkpoint's values.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,17 +11,17 @@
 
 namespace zg {
 
-// Reads a box of a master, or of moment number `moment`, converted to fp32 from the checkpoint's format.
+// Reads a box of a master weight, or of moment number `moment`, converted to fp32 from the checkpoint's
+// format.
 void read_values(const Checkpoint& checkpoint, const std::string& tensor, int moment,
                  const CheckpointBox& box, float* out);
 
-// The shapes of a checkpoint's tensors, whole, as its model has them: vectors [n], matrices [out, in].
+// The shapes of a checkpoint's tensors, not split among ranks: vectors [n], matrices [out, in].
 class TensorShapes {
  public:
   using Shape = std::vector<std::int64_t>;
   explicit TensorShapes(const Checkpoint& checkpoint);
-  // The shape of a parameter, or of one of its moments. Throws Error(kUsage) where the model has no such
-  // tensor.
+  // The shape of a parameter, or of one of its moments. Throws Error(kUsage) if the model has no such tensor.
   const Shape& of(const std::string& tensor) const;
 
  private:
@@ -29,8 +29,8 @@ class TensorShapes {
   std::map<std::string, Shape> shapes_;  // by parameter
 };
 
-// The most that a copy of pinned state puts into a file, about what Hugging Face's models have: every file
-// system and network takes it, and one that was damaged on the way is soon sent again.
+// The most bytes of a file in a copy of pinned state, about as in Hugging Face's models. Every file system
+// and network takes files of this size, and a file that was damaged in transit is soon sent again.
 inline constexpr std::int64_t kCopyFileBytes = std::int64_t{4} << 30;
 std::string export_checkpoint(Files& files, const Checkpoint& checkpoint, const std::string& directory,
                               const std::function<void(std::int64_t)>& progress,

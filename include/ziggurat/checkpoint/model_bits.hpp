@@ -1,4 +1,4 @@
-// The model of a checkpoint, as keys of its manifest.
+// A checkpoint's model, described by keys of its manifest.
 #pragma once
 #include <string>
 #include <utility>
@@ -8,11 +8,11 @@
 
 namespace zg {
 
-// Keys of a run's configuration, resolved, and the like, on which its bits depend.
+// Resolved keys of a run's configuration, and similar keys, on which the run's bits depend.
 using BitKeys = std::vector<std::pair<std::string, std::string>>;
 
-// Keys that a checkpoint may lack, and the value that the absence of kBlockKey means: GPT-2, or a Llama
-// without options. compare_bits() and model_of() know the others'.
+// Keys that a checkpoint may lack. Without kBlockKey its value is kPlainBlock: GPT-2, or a Llama without
+// options. compare_bits() and model_of() know the default values of the others.
 inline constexpr const char* kBlockKey = "model.block";
 inline constexpr const char* kPlainBlock = "plain";
 inline constexpr const char* kEmbeddingDropoutKey = "model.dropout.embedding";

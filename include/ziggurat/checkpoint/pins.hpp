@@ -1,16 +1,17 @@
-// What a checkpoint says of state that it pins in the drives' files: where each segment lies, with the
-// checksums of its pieces, and which elements of which tensors are in it. One file a rank, JSON, in the
-// checkpoint's directory.
+// A checkpoint's record of the state that it pins in the drives' files: where each segment lies, with the
+// checksums of its pieces, and which elements of which tensors are in it. It is a JSON file for each rank, in
+// the checkpoint's directory.
 //
 //   DRIVE/ziggurat-<16 hex digits>.kept       the drive's file, which outlives its run
 //   DRIVE/ziggurat-<16 hex digits>.kept-for   the directory of the checkpoints that it is kept for
-//   CHECKPOINTS/ziggurat-<16 digits>.kept     empty: this is that directory, and not another at its path
+//   CHECKPOINTS/ziggurat-<16 digits>.kept     empty; marks that directory, if another takes its path
 //
-// Several processes of a machine have a file on a drive each, in directories of their own in the drive's
-// (drive_directory()); those of all of them are meant by a drive's directory here.
+// Each process of a machine has its own file on a drive. With several processes, each file lies in the
+// process's own directory inside the drive's (drive_directory()). Functions here that take a drive's
+// directory include the directories of all processes in it.
 //
-// A kept file may be removed when no checkpoint of that directory names it. Functions may be called from any
-// thread; errors are Error(kUsage) for what is damaged, with the place, and Error(kIo).
+// A kept file may be removed when no checkpoint of that directory names it. Any thread may call the
+// functions. They throw Error(kUsage), which names the place, for damaged files, and Error(kIo).
 #pragma once
 #include <cstdint>
 #include <map>
@@ -27,10 +28,10 @@ namespace zg {
 
 inline constexpr const char* kKeptEnd = ".kept";
 
-// The directories of a machine's other processes, in a drive's directory: this, and a number from 1.
+// The name of another process's directory in a drive's directory is this and a number from 1.
 inline constexpr const char* kProcessDirectory = "ziggurat-process-";
 
-// The file of a drive, in the order of StoredPiece::drive.
+// A drive's file. Lists of them are indexed by StoredPiece::drive.
 struct KeptFile {
   std::string directory, name;
   std::string path() const { return directory + "/" + name; }
@@ -43,15 +44,15 @@ struct PinnedSegment {
   io::StoredSlot stored = {};
 };
 
-// Elements of a logical tensor, in a segment, one after the other.
+// Elements of a logical tensor that lie one after the other in a segment.
 struct PinnedPiece {
   std::string tensor, dtype;
-  std::int64_t segment = 0, offset = 0;  // index; bytes
+  std::int64_t segment = 0, offset = 0;  // the segment's index; bytes from its begin
   CheckpointBox box;
-  // For split masters, whose lower halves these bytes are: segment and offset of the upper halves, which are
-  // weights.
+  // Split masters only, whose lower halves are the bytes at `offset`: segment and offset of the upper halves,
+  // which are the weights.
   std::int64_t high_segment = -1, high_offset = 0;
-  // For codes: where their scales begin in the segment, and the place of the first element in its block.
+  // Codes only: where their scales begin in the segment, and the first element's place in its block.
   std::int64_t scales = -1, phase = 0;
   // Bytes of an element at `offset`.
   std::int64_t width() const;
@@ -60,47 +61,47 @@ struct PinnedPiece {
 
 struct PinnedState {
   std::vector<KeptFile> files;
-  std::vector<DriveRates> rates;  // of the drives, in that order; empty: not known
+  std::vector<DriveRates> rates;  // rates of the drives, in the order of `files`; empty: not known
   std::vector<PinnedSegment> segments;
   std::vector<PinnedPiece> pieces;
-  int rank = -1;  // whose it is, as the name of a checkpoint's file says; -1: it was read from none
+  int rank = -1;  // the rank in the name of the file that was read; -1: not read from a checkpoint's file
 
   std::string text() const;
   std::int64_t bytes() const;  // of all segments
-  // Whether this run's segments are just these, wherever they lie.
+  // Whether both have the same segments and pieces, wherever these lie on the drives.
   bool has_form_of(const PinnedState& other) const;
 };
-std::string pins_name(int rank);  // of the rank's file
+std::string pins_name(int rank);  // the name of the rank's file
 PinnedState parse_pinned(const std::string& text, const std::string& where);
-// Reads such a file, which must be the one that the manifest knows.
+// Reads a pins file, whose size and hash must be the manifest's.
 PinnedState read_pinned(const std::string& path, const CheckpointFile& wanted);
 
 // The segments and pieces of this rank, as pinned_segments() lists them; nothing is stored yet.
 PinnedState pinned_form(const Layout& layout);
 
-// The pins of all ranks of a checkpoint; for who looks what it keeps. Throws Error(kUsage) where one of its
-// files is not as it was written: then nobody knows what it keeps.
+// The pins of all ranks of a checkpoint, to find out which drives' files it needs. Throws Error(kUsage) if
+// one of its files was changed, since then that is unknown.
 std::vector<PinnedState> pins_in(const std::string& checkpoint);
-// The files of drives that checkpoints in this directory pin.
+// The drives' files in which checkpoints of this directory pin state.
 std::vector<KeptFile> kept_by(const std::string& directory_of_checkpoints);
 
-// Keeps the file of a drive, for the checkpoints of a directory: writes down for whom, which lasts when it
-// returns, and renames it, which lasts when the drive's directory was synced. Returns the new name. Throws
-// Error(kIo).
+// Keeps a drive's file for the checkpoints of a directory. Records that directory, durably by the time the
+// function returns, and renames the file, which is durable once the drive's directory is synced. Returns the
+// new name. Throws Error(kIo).
 std::string keep_file(Files& files, const std::string& path, const std::string& directory_of_checkpoints);
-// Removes a kept file if nobody has it open as a tier, and no checkpoint of its directory names it. Returns
-// why it could not be removed although it should be; empty: nothing failed.
+// Removes a kept file if no run has it open as its tier, and no checkpoint of its directory names it. Returns
+// why a file that should be removed could not be; empty: nothing failed.
 std::string release_kept(Files& files, const KeptFile& file);
-// The same for all kept files in a drive's directory, as a run that starts there does. Says what it has
-// removed, and of which files it cannot know whether they are needed.
+// Calls release_kept() for all kept files in a drive's directory, when a run starts there. Logs which files
+// were removed, and for which it is unknown whether they are needed.
 void reclaim_kept(Files& files, const std::string& directory);
-// Gives the file systems back what no checkpoint of the directory pins in these files, which the caller alone
-// uses. Does nothing where that cannot be known.
+// Frees the space in these files that no checkpoint of the directory pins. Only the caller may use the files.
+// Does nothing if it is unknown which space is pinned.
 void free_unpinned(const std::vector<KeptFile>& files, const std::string& directory_of_checkpoints);
 // Whether the file is kept for the checkpoints of this directory.
 bool is_kept_for(const KeptFile& file, const std::string& directory_of_checkpoints);
-// What the kept files in a drive's directory take there for the checkpoints of a directory: all of them, or
-// only those that none of its checkpoints names, which the next run removes.
+// The bytes that files kept for the checkpoints of a directory take in a drive's directory: of all these
+// files, or only of the files that no checkpoint names, which the next run removes.
 enum class Kept { kAll, kUnneeded };
 std::int64_t kept_bytes(const std::string& directory, const std::string& directory_of_checkpoints,
                         Kept which);

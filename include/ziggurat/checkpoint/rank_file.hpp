@@ -1,5 +1,4 @@
-// The part of a checkpoint that one rank writes: which elements of which tensors it holds, and the file of
-// them.
+// The file of a checkpoint that one rank writes, and the elements of each tensor that the rank holds.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,25 +13,26 @@
 
 namespace zg {
 
-// What is kept of a parameter: the master weight, or one of the others.
+// A tensor that a checkpoint keeps for a parameter: its master weight, a moment, or the scales of a moment's
+// codes.
 struct CheckpointPart {
   enum class Kind { kMaster, kMoment, kScale };
-  std::string name;  // of the tensor
+  std::string name;  // name of the tensor
   std::string dtype;
   Kind kind = Kind::kMaster;
-  int which = 0;          // the moment
-  bool in_codes = false;  // codes of eight bits, which are kept in whole blocks
-  // Its entries begin at this one, and end before that one, for elements that begin or end there.
+  int which = 0;          // number of the moment
+  bool in_codes = false;  // 8-bit codes, which are kept in whole blocks
+  // For the parameter's elements [first, last): the tensor's first entry, and the entry after its last one.
   std::int64_t begin(std::int64_t first) const;
   std::int64_t end(std::int64_t last) const;
   View of(const StateTile& tile) const;
 };
 std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, const Param& param);
-// All tensors of a checkpoint of this model, with those that other ranks have.
+// All tensors of a checkpoint of this model, including those that other ranks hold.
 std::vector<CheckpointTensor> tensors_of(const Layout& layout);
 
 // Calls f(band, at, box) for each box of the whole parameter that held elements [begin, end) fill, in
-// ascending order: its elements are held from element `at` on, line after line.
+// ascending order. The box's elements are held elements `at`, `at` + 1, ..., line after line.
 template <class F>
 void for_boxes(const Param& param, std::int64_t begin, std::int64_t end, const F& f) {
   const std::int64_t length = param.line(), whole = param.vector ? 1 : param.whole_cols;
@@ -55,16 +55,16 @@ void for_boxes(const Param& param, std::int64_t begin, std::int64_t end, const F
   }
 }
 
-// What this rank holds of a parameter: elements [first, first + count) of its part of it. Several such
-// ranges, in ascending order, where it has a shard of each tile.
+// A range of elements that this rank holds of a parameter: elements [first, first + count) of its tensor
+// shard. There are several ranges, in ascending order, if the rank has a ZeRO shard of each tile.
 struct HeldRange {
   std::int64_t first = 0, count = 0;
 };
 std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Param& param);
-// Whether the ranks have shards of the unit's tiles, so that each has several pieces of a matrix.
+// Whether the unit's tiles are sharded one by one, so that each rank has several pieces of a matrix.
 bool has_shards_of_tiles(const Layout& layout, std::int32_t unit);
 
-// A rank's file: a safetensors file of the pieces that the rank holds, and no other rank writes.
+// A rank's file: a safetensors file of the pieces that this rank holds and no other rank writes.
 class RankFile {
  public:
   // Lays the file out.
@@ -73,22 +73,22 @@ class RankFile {
   std::int64_t bytes() const { return data_begin_ + data_bytes_; }
 
   void create(Files& files, const std::string& directory);
-  // The tiles of a unit come in ascending order of each parameter's elements.
+  // A unit's tiles must come in ascending order of each parameter's elements.
   void write(const StateTile& tile);
-  double written() const;  // share of the data
+  double written() const;  // the share of the data that was written
   // Writes the header, and brings the file to the drive.
   CheckpointFile finish();
 
  private:
   struct Piece {
     CheckpointPart part;
-    std::string name;        // of the entry
-    std::int64_t first = 0;  // in its note, and what follows there behind the hash
-    std::string note;
+    std::string name;        // name of the file's entry
+    std::int64_t first = 0;  // the first number of the entry's note (kNoteForm)
+    std::string note;        // the rest of that note, after the hash
     std::vector<std::int64_t> shape;
-    std::int64_t begin = 0, count = 0;   // entries of the part, as held
-    std::int64_t offset = 0, bytes = 0;  // in the data
-    std::int64_t written = 0;            // bytes
+    std::int64_t begin = 0, count = 0;   // held entries of `part`
+    std::int64_t offset = 0, bytes = 0;  // place in the file's data
+    std::int64_t written = 0;            // bytes written so far
     io::Hash hash;
     std::int64_t width() const { return bytes / count; }
   };
@@ -101,17 +101,17 @@ class RankFile {
 
   std::string name_;
   std::vector<Piece> pieces_;
-  std::vector<std::vector<Slot>> params_;  // by unit and parameter
-  std::vector<const Param*> first_param_;  // of each unit
+  std::vector<std::vector<Slot>> params_;  // indexed by unit and parameter
+  std::vector<const Param*> first_param_;  // the first parameter of each unit
   std::int64_t data_begin_ = 0, data_bytes_ = 0, written_ = 0;
   std::unique_ptr<NewFile> file_;
 };
 
-// Whether this rank writes a file: of ranks that hold the same one does.
+// Whether this rank writes a file: of the ranks that hold the same elements, only one does.
 inline bool writes_file(const Layout& layout) {
   return layout.options.sharding.replica() == 0;
 }
-// CheckpointManifest::format of the files of such a run: 2 where a file may have several boxes of a tensor.
+// CheckpointManifest::format for this layout: 2 if a file may have several boxes of a tensor.
 std::int64_t format_of(const Layout& layout);
 
 }  // namespace zg

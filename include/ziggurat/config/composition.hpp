@@ -1,5 +1,5 @@
-// What of a run can be combined with what. One table says it: load_config() and make_run_plan() refuse by it
-// what cannot be, and `ziggurat train --help-parallel` prints it. Pure functions, for any thread.
+// Which features of a run can be combined. One table lists the exclusions: load_config() and make_run_plan()
+// refuse runs by it, and `ziggurat train --help-parallel` prints it. Pure functions, for any thread.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -10,19 +10,19 @@
 
 namespace zg {
 
-// A few texts of a table.
+// Up to three texts in a table.
 struct Texts {
-  std::array<const char*, 3> all = {};  // null: there are no more
+  std::array<const char*, 3> all = {};  // ends at the first null
   const char* const* begin() const { return all.data(); }
   const char* const* end() const { return std::find(begin(), begin() + all.size(), nullptr); }
 };
 
-// One of the choices that a run consists of. Choices on different axes can be combined freely, except where
-// an Exclusion says otherwise.
+// An axis: a feature for which a run makes one of several choices. Choices on different axes can be combined
+// freely, except where an Exclusion says otherwise.
 struct Axis {
   struct Choice {
     const char* name;
-    Texts settings;  // overrides "a.b=c" that choose it, as an example
+    Texts settings;  // example overrides "a.b=c" that make this choice
     const char* meaning;
     bool (*holds)(const RunConfig& run);
   };
@@ -37,14 +37,14 @@ struct Exclusion {
     const char* axis;
     Texts choices;
   };
-  Side first, second;  // every choice of `first` with every choice of `second`
+  Side first, second;  // every choice of `first` excludes every choice of `second`
   const char* reason;
-  const char* instead;  // the nearest run that can be
-  Texts keys;           // of the configuration; an error names the first of them that is given
-  // Takes back the choices of `first`, which then only have no effect. Null: the run is refused.
+  const char* instead;  // the nearest run that is supported
+  Texts keys;           // configuration keys; an error names the first of them that is given
+  // Resets the choices of `first`, which then simply have no effect. Null: the run is refused.
   void (*drop)(RunConfig& run) = nullptr;
-  // For choices that exclude each other only with some numbers: says with which numbers they do in this run.
-  // Empty: they do not.
+  // For choices that exclude each other only for some values: describes the conflicting values of this run.
+  // Empty: no conflict.
   std::string (*numbers)(const RunConfig& run) = nullptr;
 };
 const std::vector<Exclusion>& exclusions();

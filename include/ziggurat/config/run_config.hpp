@@ -1,6 +1,6 @@
-// The configuration of a run: one JSON file (comments allowed), or several of which later ones win, plus
-// overrides "a.b=c". DeepSpeed's sections and keys mean what they mean in DeepSpeed. All types here are plain
-// values; load_config() may be called from any thread.
+// The configuration of a run: one JSON file (comments allowed), or several, where later files override
+// earlier ones, plus overrides "a.b=c". DeepSpeed's sections and keys have the same meaning as in DeepSpeed.
+// All types here are plain values; load_config() may be called from any thread.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -25,15 +25,15 @@
 
 namespace zg {
 
-// Parameters whose update differs from that of the others. The first group that matches a name applies.
+// Parameters that are updated by a rule of their own. The first group that matches a name applies.
 struct ParamGroup {
-  std::vector<std::string> patterns;  // of names as in the weight files; * and ? match as in a shell
+  std::vector<std::string> patterns;  // match parameter names of the weight files; * and ? as in a shell
   GroupRule rule;
-  bool frozen = false;  // never updated, and without state
+  bool frozen = false;  // never updated; no optimizer state
 };
 
-// How the optimizer's state is kept ("state"). In brackets: bytes of Adam's state per parameter, beside the
-// weight.
+// How the optimizer's state is kept ("state"). In brackets: bytes of Adam's state per parameter, not counting
+// the weight.
 //   kFull   "fp32"   master, m and v in fp32 (12)
 //   kSplit  "split"  the bf16 weight is the master's high half; the same results, to the bit (10)
 //   kBf16   "bf16"   m and v in bf16, rounded stochastically (6 with bf16 weights, which are split; else 8)
@@ -50,95 +50,96 @@ struct OptimizerConfig {
   bool nesterov = false;
   bool decay_all = false;  // "decay": "matrices", or "all", which decays norms and biases too
   StatePrecision state = StatePrecision::kFull;
-  bool overlap = true;  // updates run beside forward or backward; false: in a phase of their own afterwards
+  bool overlap = true;  // updates run concurrently with forward or backward; false: in a phase after them
   std::vector<ParamGroup> groups;
 };
 
 struct AioConfig {
   io::Backend backend = io::Backend::kAuto;
-  bool require = false;  // the file names a back end, so there is no fall-back
+  bool require = false;  // the file names a back end: if it is missing, fail instead of falling back
   std::int64_t block_size = 1 << 20;
-  int queue_depth = 0;  // 0: io::queue_depth_within()
+  int queue_depth = 0;  // 0: io::queue_depth_within() chooses
   int queues = 1;       // rings, each with an I/O thread, per drive
   int threads = 4;      // "intra_op_parallelism" ("thread_count"): threads per queue of kThreads
   bool sqpoll = false, iopoll = false;  // options of io_uring
-  bool verify = true;                   // compares checksums of what is read back from NVMe
+  bool verify = true;                   // check the checksums of data read back from NVMe
 };
 
 struct TierConfig {
-  std::optional<std::int64_t> device, host;  // budgets in bytes; none: no limit but the machine's
-  // Empty: there is no NVMe tier. A drive with 0 bytes, as from DeepSpeed's nvme_path, which states no size,
-  // gives as much as the run needs; the caller computes that.
+  std::optional<std::int64_t> device, host;  // budgets in bytes; none: limited only by the machine
+  // Empty: no NVMe tier. A drive of 0 bytes gives as much space as the run needs, which the caller computes;
+  // DeepSpeed's nvme_path yields one, since it states no size.
   std::vector<io::DriveOptions> nvme;
   io::RamModel ram;  // for aio.backend "ram" (tests, benchmarks)
-  // Operations of the program that are decided ahead. How much is fetched early is bounded by the budgets.
+  // How many operations ahead the store decides its moves. The budgets bound how much is fetched early.
   int prefetch_depth = kPrefetchDepth;
-  // Share of each budget that stays free for segments on their way in or out, so that a fetch need not wait
-  // for the write-back that makes room for it. The rest of the budget is for what stays. None:
-  // read_ahead_of() finds it.
+  // Share of each budget that is left free for segments in transit, so that a fetch need not wait for the
+  // write-back that makes room for it. Resident segments get the rest of the budget. None: read_ahead_of()
+  // computes the share.
   std::optional<double> read_ahead;
-  // Whether layers and tables are in tiles (Model): where whole ones do not fit, always, or never.
+  // Whether layers and embedding tables are split into tiles (Model). kAuto: if whole ones do not fit; kOn:
+  // always; kOff: never.
   enum class Tiles { kAuto, kOn, kOff };
   Tiles tiles = Tiles::kAuto;
 };
 
 struct ThreadsConfig {
-  std::optional<int> compute;   // compute threads in all; none: one for each core that is not reserved
-  std::optional<int> reserved;  // reserved cores of each NUMA node; none: assign_cores() decides
+  std::optional<int> compute;   // total compute threads; none: one for each core that is not reserved
+  std::optional<int> reserved;  // reserved cores per NUMA node; none: assign_cores() decides
   Binding bind = Binding::kAuto;
 };
 
 struct DeviceConfig {
   enum class Kind { kHost, kCuda };
   Kind kind = Kind::kHost;
-  int ranks = 1;                // of each process, each with a device of its own
-  std::vector<int> gpus = {0};  // kCuda: those of the ranks, as CUDA counts them
+  int ranks = 1;                // ranks per process, each with a device of its own
+  std::vector<int> gpus = {0};  // kCuda: one GPU per rank, by CUDA's index
   // See CudaOptions.
   bool deterministic = true, tf32 = false, pin = true, graphs = false;
   AttentionKernel attention = AttentionKernel::kAuto;
   // Whether drives read and write the GPU's memory directly (GPUDirect Storage).
-  //   kAuto  where that is there and spares host memory
-  //   kOn    always; an error where it is not there
+  //   kAuto  if it is available and saves host memory
+  //   kOn    always; an error if it is not available
   //   kOff   never
   enum class Direct { kAuto, kOn, kOff };
   Direct direct = Direct::kAuto;
 };
 
 struct ParallelConfig {
-  double timeout_seconds = 600;              // that a collective waits for the other ranks; above 0
-  std::int64_t quantized_gradient_bits = 4;  // of RunConfig::quantize_gradients, 4 or 8
-  // Degrees of the parallelism that spreads the model (ParallelDegrees); their product divides the ranks.
+  double timeout_seconds = 600;              // how long a collective waits for the other ranks; above 0
+  std::int64_t quantized_gradient_bits = 4;  // 4 or 8, for RunConfig::quantize_gradients
+  // Degrees of model parallelism (ParallelDegrees); their product divides the number of ranks.
   int tensor = 1, context = 1, pipeline = 1;
-  bool sequence = false;  // TensorShard::sequence, with tensor above 1
+  bool sequence = false;  // TensorShard::sequence; needs tensor above 1
   ContextMethod context_method = ContextMethod::kRing;
-  // How the stages of a pipeline work (PipelineOptions); without effect with one.
+  // How pipeline stages are scheduled (PipelineOptions); no effect with a single stage.
   PipelineSchedule pipeline_schedule = PipelineSchedule::kBreadthFirst;
   int chunks = 1, pipeline_group = 0;
-  // LayoutOptions::stage_layers, one number for each chunk of a stage.
+  // LayoutOptions::stage_layers: one entry for each chunk of a stage.
   std::vector<std::int32_t> stage_layers;
 };
 
-// Adapters that are trained in place of the model (Lora).
+// LoRA adapters, trained instead of the model's weights (Lora).
 struct LoraConfig {
-  std::int64_t rank = 0;             // 0: none, unless `from` names some
-  std::optional<double> alpha = {};  // none: the rank
+  std::int64_t rank = 0;             // 0: no adapters, unless `from` names some
+  std::optional<double> alpha = {};  // none: equal to the rank
   double dropout = 0;
   bool rslora = false;
-  std::vector<std::string> targets = {"all-linear"};  // names of modules, patterns as in a shell
+  std::vector<std::string> targets = {"all-linear"};  // module names; patterns as in a shell
   std::string from = {};                              // directory of adapters to start from
   bool on() const { return rank > 0 || !from.empty(); }
 };
 
 struct RunConfig {
-  std::string model_from;            // Hugging Face directory to start from; empty: a new `model`
-  std::optional<ModelConfig> model;  // a model that the file describes; vocab_size 0: as the tokenizer's
-  DropoutRates dropout;              // of either
+  std::string model_from;            // Hugging Face directory to start from; empty: initialise `model`
+  std::optional<ModelConfig> model;  // the model that the file describes; vocab_size 0: the tokenizer's size
+  DropoutRates dropout;              // for a model from either source
   LoraConfig lora;
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;
-  std::int64_t eval_every = 0, eval_batches = 20;  // eval_every 0: at the end of the run alone
-  // Sequences; train_batch_size is their product, times data_ranks().
+  std::int64_t eval_every = 0, eval_batches = 20;  // eval_every 0: only at the end of the run
+  // micro_batch counts sequences. train_batch_size = micro_batch * accumulation_steps * data_ranks().
   std::int64_t micro_batch = 1, accumulation_steps = 1;
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
@@ -150,40 +151,41 @@ struct RunConfig {
   LossScaleConfig loss_scale;  // used with kF16
   bool recompute = true;       // activation_checkpointing.recompute
   Accumulation accumulation = Accumulation::kLayerMajor;
-  // For tensors that no offload section places: kAuto when the files have "tiers", else kDevice as in
+  // Where tensors go that no offload section places: kAuto when the files have "tiers", else kDevice as in
   // DeepSpeed.
   OffloadTarget offload_param = OffloadTarget::kAuto, offload_optimizer = OffloadTarget::kAuto;
   OffloadTarget offload_activation = OffloadTarget::kAuto;
-  std::int64_t zero_stage = 0;  // what several ranks shard
-  int shard_group = 0;          // ranks that hold everything once together; 0: all
-  // Whether ranks exchange weights in 8 bits, and gradients in ParallelConfig's.
+  std::int64_t zero_stage = 0;  // ZeRO stage: which tensors are sharded over ranks
+  int shard_group = 0;          // ranks of a ZeRO shard group, which holds one full copy; 0: all ranks
+  // Whether ranks exchange weights in 8 bits, and gradients in ParallelConfig::quantized_gradient_bits.
   bool quantize_weights = false, quantize_gradients = false;
-  // "ratio" of offload_optimizer: the share of the parameters that is updated on the host, when the state may
-  // leave the device. As many whole units as fit into the remaining share are updated on the device.
+  // offload_optimizer's "ratio": the share of parameters that are updated on the host, if the optimizer state
+  // may leave the device. As many whole units as fit into the remaining share are updated on the device.
   double host_update_share = 1;
   DeviceConfig device;
-  int processes = 1;  // that a launcher has started; see Machine
+  int processes = 1;  // started by the launcher; see Machine
   ParallelConfig parallel;
   AioConfig aio;
   TierConfig tiers;
   ThreadsConfig threads;
   CheckpointConfig checkpoint;
-  std::string output_dir;          // by default "runs/" and the name of the first file
+  std::string output_dir;          // default: "runs/" plus the name of the first file
   std::int64_t sample_tokens = 0;  // tokens of text generated at the end; 0: none
   std::string sample_prompt;
 
-  // "file: key: has no effect: reason", and the value that was taken for each "auto".
+  // Lines "file: key: has no effect: reason", and lines with the value chosen for each "auto".
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
 
-  // Directory that what was trained is saved to.
+  // Directory that the trained model or adapter is saved to.
   std::string model_dir() const { return output_dir + (lora.on() ? "/adapter" : "/model"); }
-  int ranks() const { return processes * device.ranks; }  // of all processes
-  // Ranks that compute with the same weights, and those among them that have sequences of their own. At least
-  // 1, though the degrees may not divide the ranks, for which the run is refused.
+  int ranks() const { return processes * device.ranks; }  // in all processes
+  // sharding_ranks(): ranks that compute with the same weights. data_ranks(): data-parallel ranks, which read
+  // different sequences. Both are at least 1, even if the degrees do not divide the ranks; such a run is
+  // refused elsewhere.
   int sharding_ranks() const { return std::max(1, ranks() / (parallel.tensor * parallel.pipeline)); }
   int data_ranks() const { return sharding_ranks() / parallel.context; }
-  // What rank `rank` of all holds; one rank alone holds everything.
+  // Which shards rank `rank` of the world holds; a single rank holds everything.
   RankPlace place_of(int rank) const {
     const int tensor = parallel.tensor, same = sharding_ranks();
     const int shards = zero_stage == 0 || same == 1 ? 1 : shard_group > 0 ? shard_group : same;
@@ -195,21 +197,21 @@ struct RunConfig {
 
 struct ConfigSource {
   std::vector<std::string> files;
-  std::vector<std::string> overrides;  // "a.b=c"; c is JSON where it parses, else text
+  std::vector<std::string> overrides;  // "a.b=c"; c is JSON if it parses as such, else text
 };
 
-// Answers what a configuration leaves to the machine by "auto". An empty function stands for no.
+// Facts about the machine that resolve "auto" values of the configuration. An empty function means "no".
 struct Machine {
-  std::function<bool()> has_gpu;                   // for "devices": a GPU that this build can use
-  std::function<int()> gpu_count;                  // for "cuda:all": how many of them; empty stands for none
+  std::function<bool()> has_gpu;                   // for "devices": whether this build can use a GPU
+  std::function<int()> gpu_count;                  // for "cuda:all": number of such GPUs; empty: 0
   std::function<bool()> has_bf16;                  // for "bf16.enabled": the processor has bf16 instructions
   std::function<std::string()> bf16_instructions;  // the name of these instructions, for the notice
-  int processes = 1;                               // of the run, each with as many ranks as `devices` names
+  int processes = 1;                               // of the run; each has a rank per device in `devices`
 };
 
-// Merges, checks and interprets the files and overrides. Throws Error(kUsage) naming file and key: what was
-// found, what was expected, how to mend it. Reads nothing but the files of the configuration: whether the
-// data and the directories that it names exist is checked by those who open them.
+// Merges, checks and interprets the files and overrides. Throws Error(kUsage) that names file and key, the
+// value found, the value expected, and how to mend it. Reads only the configuration files: whether the data
+// and directories named in them exist is checked by the code that opens them.
 RunConfig load_config(const ConfigSource& source, const Machine& machine);
 
 }  // namespace zg

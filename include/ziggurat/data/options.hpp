@@ -11,8 +11,8 @@ namespace zg {
 struct TokenizerConfig {
   enum class Kind { kBytes, kChars, kGpt2, kFile };
   Kind kind = Kind::kBytes;
-  // kGpt2: holds encoder.json and vocab.bpe. kFile: tokenizer.json, a model file of SentencePiece, or a
-  // directory that holds one.
+  // kGpt2: a directory with encoder.json and vocab.bpe. kFile: a tokenizer.json, a SentencePiece model file,
+  // or a directory that holds one of them.
   std::string directory;
 };
 
@@ -24,29 +24,29 @@ struct DataSource {
 };
 
 // How documents become sequences.
-//   kNone       they stand one behind the other, and a sequence is a window of them
+//   kNone       documents are concatenated, and a sequence is a window of the result
 //   kDocuments  a sequence has several whole documents, each with positions and attention of its own
 enum class Packing : std::uint8_t { kNone, kDocuments };
 
-// In which order training draws sequences.
-//   kRandom  each from all there are, with replacement
-//   kEpochs  all of them once, in an order that is drawn anew for each time
+// The order in which training draws sequences.
+//   kRandom  each at random from all sequences, with replacement
+//   kEpochs  every sequence once in each epoch, in a new random order each time
 enum class Order : std::uint8_t { kRandom, kEpochs };
 
 struct DataConfig {
   std::string train;  // text file, documents (JSON), or token file .bin; or as DataSource's paths
   std::string
-      validation;  // tokens beside tokens, else a text or documents; empty: the end of each training file
-  // The token behind each document that has "text", by its name; empty: none.
+      validation;  // a token file if `train` is one, else a text or documents; empty: validation_share
+  // Name of the token that is appended to each document that has "text"; empty: none.
   std::string document_end;
-  double validation_share = 0.1;  // share of each file that is cut off then; 0: none
+  double validation_share = 0.1;  // without `validation`: share cut off each file's end; 0: none
   TokenizerConfig tokenizer;
-  DType token_dtype = DType::kU16;  // of .bin files that do not say it: kU16, or kI32 for uint32
+  DType token_dtype = DType::kU16;  // type of .bin files that do not state it: kU16, or kI32 for uint32
   std::int64_t seq_len = 256;       // tokens of a sequence
   std::vector<DataSource> blend;    // several sources, in place of `train`
   Packing packing = Packing::kNone;
   Order order = Order::kRandom;
-  std::int64_t step_sequences = 0;  // of a step's whole batch; with kEpochs alone
+  std::int64_t step_sequences = 0;  // sequences in a step's global batch; kEpochs only
 };
 
 }  // namespace zg

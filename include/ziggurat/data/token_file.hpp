@@ -8,10 +8,10 @@
 
 namespace zg {
 
-// A file of uint16 or uint32 tokens, of which each read takes what it needs: the process's memory does not
-// grow with the file, and a drive's error is an Error. The file holds raw tokens (as nanoGPT's and
-// Megatron's .bin), or begins with llm.c's header, which is recognised and skipped: 256 int32, the first
-// three of them {20240520, 1, tokens} before uint16 and {20240801, 7, tokens} before uint32.
+// A file of uint16 or uint32 tokens. It is read on demand rather than mapped, so memory does not grow with
+// the file, and a drive's error is thrown as an Error. The file holds raw tokens (as nanoGPT's and Megatron's
+// .bin), or begins with llm.c's header, which is recognised and skipped: 256 int32, of which the first three
+// are {20240520, 1, tokens} for uint16 and {20240801, 7, tokens} for uint32.
 class TokenFile {
  public:
   // `dtype` is kU16, or kI32 for uint32. Throws Error(kUsage) for a file that is missing or empty, whose size

@@ -1,4 +1,4 @@
-// From text to tokens and back. Immutable after construction: any thread may call any const function.
+// Converts text to tokens and back. Immutable after construction: any thread may call any const function.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,13 +18,13 @@ class Tokenizer {
   // Throws Error(kUsage) for text that is no UTF-8 and for characters that are not in the vocabulary. The
   // tokenizer "bytes" takes any text.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  // The inverse of encode(). Throws Error(kUsage) for an id that is not in the vocabulary, which a model
-  // whose vocabulary is padded may generate.
+  // The inverse of encode(). Throws Error(kUsage) for an id that is not in the vocabulary; a model with a
+  // padded vocabulary may generate one.
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
-  // What the tokenizer's template puts before and after a document, e.g. BOS.
+  // The tokens that the tokenizer's template puts before and after a document, e.g. BOS.
   virtual std::vector<std::int32_t> begin_ids() const { return {}; }
   virtual std::vector<std::int32_t> end_ids() const { return {}; }
-  // The number of a token by its name, e.g. "<|endoftext|>"; -1: there is none.
+  // The id of the token with this name, e.g. "<|endoftext|>"; -1: none.
   virtual std::int32_t id_of_token(const std::string& name) const = 0;
   // Writes tokenizer.ziggurat.json, and the vocabulary's files if there are any, into a directory, from which
   // load_tokenizer() makes the same tokenizer. Throws Error(kIo).
@@ -32,8 +32,8 @@ class Tokenizer {
 };
 // The vocabulary of kChars is the sorted set of code points of `training_text` (UTF-8). Throws Error(kUsage).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text);
-// The tokenizer that save() wrote into a directory, or else the tokenizer.json or tokenizer.model of a
-// Hugging Face directory; null if it holds none. Throws Error(kUsage) for one that is damaged.
+// Loads the tokenizer that save() wrote into a directory, or else the tokenizer.json or tokenizer.model of a
+// Hugging Face directory; null if there is none. Throws Error(kUsage) for a damaged one.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory);
 
 }  // namespace zg

@@ -1,5 +1,5 @@
-// The operands of the ops that take many (ziggurat/device/ops.hpp), one value for each call. Types T and A
-// and the letters of shapes are the ones explained there. Nothing is owned.
+// Operands of the ops that take many of them (ziggurat/device/ops.hpp): one struct per op. ops.hpp explains
+// the types T and A and the letters in shapes. The structs own no memory.
 #pragma once
 #include <cstdint>
 
@@ -20,7 +20,7 @@ struct LayerNormArgs {
 struct LayerNormBackwardArgs {
   View dy = {}, x = {};   // T [N,C]
   View w = {};            // T [1,C]
-  View stats = {};        // of layernorm()
+  View stats = {};        // as layernorm() wrote them
   View dx = {};           // T [N,C], added to
   View dw = {}, db = {};  // A [1,C], added to
   View scratch = {};      // A [row_groups(), 2*C]
@@ -38,7 +38,7 @@ struct RmsNormArgs {
 struct RmsNormBackwardArgs {
   View dy = {}, x = {};  // T [N,C]
   View w = {};           // T [1,C]
-  View stats = {};       // of rmsnorm()
+  View stats = {};       // as rmsnorm() wrote them
   View dx = {};          // T [N,C], added to
   View dw = {};          // A [1,C], added to
   View scratch = {};     // A [row_groups(), at least C]
@@ -58,7 +58,7 @@ struct HeadRmsNormArgs {
 struct HeadRmsNormBackwardArgs {
   View dy = {}, x = {};  // T [N, at least heads*head_size]
   View w = {};           // T [1,head_size]
-  View stats = {};       // of head_rmsnorm()
+  View stats = {};       // as head_rmsnorm() wrote them
   std::int64_t heads = 0, head_size = 0;
   View dx = {};       // like x, overwritten; may be dy
   View dw = {};       // A [1,head_size], added to: sums over rows and heads, in a fixed order
@@ -72,8 +72,8 @@ struct RopeArgs {
   std::int64_t heads = 0, head_size = 0;
   RopeTable table = {};
   bool inverse = false;  // rotates back, for the backward pass
-  // i32 [1,N], or null: a row's position is its place in its document, which begins at this row of its
-  // sequence.
+  // i32 [1,N], or null. For each row: the row of its sequence at which its document begins. Positions then
+  // count from the start of the document instead of the sequence.
   View first_keys = {};
 };
 
@@ -83,15 +83,15 @@ struct AttentionArgs {
   View o = {};        // T [B*T, heads*head_size], written
   View lse = {};      // A [B*heads, T], without gaps, written: the log-sum-exp of each row of scores
   View scratch = {};  // u8 [1, at least attention_scratch_bytes()]; null if that is 0
-  // i32 [1, B*T], or null: for each row the first row of its sequence that it attends to, 0 to T-1, where its
-  // document begins. It is never behind the row itself, and never decreases in a sequence. Tiles that are
-  // wholly hidden by the window or by documents are not computed, here and in the backward.
+  // i32 [1, B*T], or null. For each row: the first row of its sequence that it attends to (0 to T-1), where
+  // its document begins. It is at most the row itself, and never decreases within a sequence. Tiles that are
+  // wholly masked by the window or by documents are skipped, here and in the backward pass.
   View first_keys = {};
-  View sinks = {};  // T [1,heads], with rule.sinks, else null: lse then covers the scores and the sink
+  View sinks = {};  // T [1,heads] with rule.sinks, else null. With sinks, lse includes the sink's logit
 };
 
 struct AttentionBackwardArgs {
-  View qkv = {}, o = {}, lse = {};  // of attention()
+  View qkv = {}, o = {}, lse = {};  // as in attention()
   View d_o = {};                    // T like o
   AttentionShape shape = {};
   View dqkv = {};        // T like qkv, overwritten
@@ -103,7 +103,7 @@ struct AttentionSinksBackwardArgs {
   View o = {};                // T [batch*time, heads*head_size]
   View lse = {};              // A [batch*heads, time]
   View d_o = {};              // like o
-  AttentionShape shape = {};  // its sizes alone count
+  AttentionShape shape = {};  // only its sizes are used
   View sinks = {};            // T [1,heads]
   View d_sinks = {};          // A [1,heads], added to
 };
@@ -112,16 +112,16 @@ struct AttentionBlockArgs {
   View q = {};   // T [query_rows(), heads*head_size]
   View kv = {};  // T [key_rows(), 2*kv_heads*head_size] = k | v
   AttentionBlock block = {};
-  // The result for all keys so far, overwritten, or merged by the log-sum-exp:
+  // The result over all keys seen so far. The block overwrites it, or is merged into it by the log-sum-exp:
   View o = {};           // A like q
   View lse = {};         // A [batch*heads, queries]
   View first_keys = {};  // i32 [1, query_rows()], or null: the position where the query's document begins
-  View sinks = {};       // as in attention(), where the block does not merge
+  View sinks = {};       // as in attention(), if the block does not merge
 };
 
 struct AttentionBlockBackwardArgs {
   View q = {}, kv = {};   // as in attention_block()
-  View o = {}, lse = {};  // the result for all keys; o is T, like q
+  View o = {}, lse = {};  // the result over all keys; o is T, like q
   View d_o = {};          // T like q
   AttentionBlock block = {};
   View dq = {};          // A like q, added to
@@ -136,7 +136,7 @@ struct EmbeddingArgs {
   View wpe = {};  // T [P,C] with all positions below P, or null
   RowPositions positions = {};
   View out = {};         // T [N,C], written
-  VocabShard part = {};  // the rows of a larger table that wte holds
+  VocabShard part = {};  // which rows of a larger table wte holds
   View first_keys = {};  // as in rope()
 };
 
@@ -146,24 +146,24 @@ struct EmbeddingBackwardArgs {
   RowPositions positions = {};
   View dwte = {};        // A [V,C], added to
   View dwpe = {};        // A [P,C], added to, or null
-  VocabShard part = {};  // other tokens' rows are not added to dwte
+  VocabShard part = {};  // which rows dwte holds; gradients of other tokens are not added
   View first_keys = {};  // as in rope()
 };
 
 struct CrossEntropyArgs {
   View logits = {};    // A [N,V]
-  View targets = {};   // i32 [1,N]; a negative one ignores its row
+  View targets = {};   // i32 [1,N]; a row with a negative target is ignored
   View loss_sum = {};  // f64 [1,1], added to
-  // T [N,V], or null: the loss alone. It may share the logits' memory if their rows start at the same
+  // T [N,V], or null: compute the loss only. It may share the logits' memory if their rows start at the same
   // addresses.
   View dlogits = {};
   View scratch = {};   // f64 [1, Ops::kSumPartials]
   double scale = 1;    // positive; keeps small gradients from vanishing in f16, and does not change the loss
-  double softcap = 0;  // logits count as softcap * tanh(logit / softcap); 0: as they are
+  double softcap = 0;  // each logit becomes softcap * tanh(logit / softcap); 0: logits unchanged
 };
 
 struct SoftmaxPartArgs {
-  View logits = {};   // A [N,V]: of the tokens first, first + 1, ...
+  View logits = {};   // A [N,V]: this vocabulary shard's logits, for tokens first, first + 1, ...
   View targets = {};  // i32 [1,N]
   std::int64_t first = 0;
   View numbers = {};   // A [3,N], written
@@ -171,9 +171,9 @@ struct SoftmaxPartArgs {
 };
 
 struct CrossEntropyPartArgs {
-  CrossEntropyArgs local = {};  // logits and dlogits of this part; they may not share memory
-  std::int64_t first = 0;       // the token of the first logit
-  View numbers = {};            // A [3 * parts, N], without gaps: softmax_part()'s of each part
+  CrossEntropyArgs local = {};  // logits and dlogits of this vocabulary shard; they may not share memory
+  std::int64_t first = 0;       // token of the shard's first logit
+  View numbers = {};            // A [3 * shards, N], without gaps: what softmax_part() wrote for each shard
 };
 
 }  // namespace zg

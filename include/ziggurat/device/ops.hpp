@@ -1,13 +1,13 @@
-// The op set: what a device can compute. Each op is enqueued on a stream and works on views of that device's
+// The ops that a device can compute. Each op is enqueued on a stream and works on views of that device's
 // memory (for the host device: any memory). No op allocates device memory; scratch is an argument.
 //
-// Operands of type T are f32, bf16, f16 or f64, all T operands of a call alike; arithmetic is in fp32 (in
-// fp64 for f64). Operands of type A (sums, statistics) are f32, or f64 if T is f64. Shapes: N rows (tokens),
-// C width, I width of the MLP, V vocabulary, P positions. Views may have ld > cols. Outputs must not overlap
-// inputs unless the op allows it. Results do not depend on the number of threads.
+// Type T is f32, bf16, f16 or f64, the same for all T operands of a call; arithmetic is in fp32 (in fp64 for
+// f64). Type A (accumulators, statistics) is f32, or f64 if T is f64. Shapes: N rows (tokens), C width, I
+// width of the MLP, V vocabulary, P positions. Views may have ld > cols. Outputs must not overlap inputs
+// unless the op allows it. Results do not depend on the number of threads.
 //
-// Operands of a wrong type or shape are a bug of the caller and end the process. Failures of the device are
-// thrown by the stream's synchronize().
+// An operand of a wrong type or shape is a bug of the caller and ends the process. The stream's synchronize()
+// throws failures of the device.
 #pragma once
 #include <cstdint>
 
@@ -20,29 +20,29 @@
 
 namespace zg {
 
-// A product's operands and its epilogue: what happens to C before it is stored. A device fuses the epilogue
-// into the product if it can; else each part is a pass of its own, and C is rounded in between. An epilogue
-// excludes `accumulate` and needs a C of type T.
+// Options of a matrix product and its epilogue (what is done to C before it is stored). A device fuses the
+// epilogue into the product if it can; else each step of the epilogue is a separate pass, and C is rounded in
+// between. An epilogue excludes `accumulate` and needs a C of type T.
 struct GemmOptions {
   Trans a = Trans::kNo, b = Trans::kNo;
   bool accumulate = false;  // C += instead of C =
   View bias = {};           // T [1, n], added to every row
-  // T [m, n], at most one of the three, and none may be C itself:
+  // Each T [m, n]. At most one of the three is given, and none may be C itself:
   View addend = {};         // added after the bias
-  View gelu_input = {};     // an output: gets the product with its bias, and C = gelu() of it
+  View gelu_input = {};     // an output: receives product plus bias; C = gelu(gelu_input)
   View gelu_backward = {};  // C is multiplied by gelu'(gelu_backward); excludes a bias
-  // A [1, m]: gets the sums of op(A)'s rows, or is added to if C is. Where C is the gradient of a linear
-  // layer's weight, that is the gradient of its bias. Needs a = kYes and a C of type A, excludes an epilogue.
+  // A [1, m]: receives the row sums of op(A); added to if `accumulate`. Where C is the gradient of a linear
+  // layer's weight, this is the gradient of its bias. Needs a = kYes and a C of type A, excludes an epilogue.
   View bias_gradient = {};
   View scratch = {};  // A [row_groups(), at least m], with a bias_gradient
 };
 
-// Sizes of what ops take besides their operands. They are known without the device, so that a run can be
-// planned for a device that this machine does not have.
+// Sizes of the scratch that ops need, and of the logits' chunks. They are known without the device, so that a
+// run can be planned for a device that this machine does not have.
 class OpSizes {
  public:
   virtual ~OpSizes() = default;
-  // Sums over rows are made in this many fixed groups of rows, which are then added in order.
+  // Rows are divided into this many fixed groups. Sums over rows are made per group and then added in order.
   virtual std::int64_t row_groups() const = 0;
   // Scratch bytes of attention() or of attention_backward(), whichever needs more.
   virtual std::int64_t attention_scratch_bytes(DType dtype, const AttentionShape& shape) const = 0;
@@ -50,11 +50,11 @@ class OpSizes {
   virtual std::int64_t attention_block_scratch_bytes(DType /*dtype*/, const AttentionBlock& /*block*/) const {
     return 0;
   }
-  // The most bytes that logits and their gradient should take in one call: enough rows for a product at full
-  // speed.
+  // The most bytes that a chunk of logits and their gradient should take: enough rows for the head's matrix
+  // product to run at full speed.
   virtual std::int64_t logits_bytes() const = 0;
-  // Whether products need large sizes, in multiples of 16 bytes, to run at full speed. The head then pads the
-  // vocabulary, and makes its chunks of logits equally large.
+  // Whether matrix products run at full speed only at large sizes in multiples of 16 bytes. The head then
+  // pads the vocabulary, and makes its chunks of logits equally large.
   virtual bool pads_logits() const { return false; }
 };
 
@@ -69,8 +69,8 @@ class Ops : public OpSizes {
   // y = x * rstd * w, or, with NormWeight::kPlusOne, x * rstd * (1 + w).
   virtual void rmsnorm(Stream& s, const RmsNormArgs& args) = 0;
   virtual void rmsnorm_backward(Stream& s, const RmsNormBackwardArgs& args) = 0;
-  // rmsnorm() of each of the first `heads` heads of a row by itself. One head of all columns is a norm over
-  // the heads together.
+  // Applies rmsnorm() separately to each of the first `heads` heads of a row. With heads = 1 and head_size =
+  // all columns, it normalizes over all heads together.
   virtual void head_rmsnorm(Stream& s, const HeadRmsNormArgs& args) = 0;
   virtual void head_rmsnorm_backward(Stream& s, const HeadRmsNormBackwardArgs& args) = 0;
   // The tanh approximation of GELU, as in GPT-2. x, y T [N,I]; y may be x.
@@ -85,21 +85,21 @@ class Ops : public OpSizes {
                                Gate activation = Gate::kSilu) = 0;
 
   // Rotary embedding in place on the first `heads` heads of each row of x. Pairs are (i, i + pairs), the
-  // half-split convention of Hugging Face. The inverse rotates back: with y = a R x, of amplitude a and
-  // rotation R, dx = a R^T dy. The amplitude is the same both ways, and the two undo each other only where it
+  // half-split convention of Hugging Face. The forward op is y = a R x with amplitude a and rotation R; the
+  // inverse, for the backward pass, is dx = a R^T dy. Both multiply by a, so one undoes the other only if a
   // is 1.
   virtual void rope(Stream& s, const RopeArgs& args) = 0;
 
   // Causal attention by shape.rule. Query head h uses key/value head h / (heads / kv_heads). The T x T scores
   // of a head are never stored.
   virtual void attention(Stream& s, const AttentionArgs& args) = 0;
-  // The sinks take part by way of lse; their gradient is an op of its own.
+  // Sinks enter only through lse; attention_sinks_backward() computes their gradient.
   virtual void attention_backward(Stream& s, const AttentionBackwardArgs& args) = 0;
-  // Adds the gradient of the sinks: by row -exp(sink - lse) times the dot product of o and d_o over the head.
-  // Sums have a fixed order.
+  // Adds the gradient of the sinks. Each row adds -exp(sink - lse) times the dot product of o and d_o over
+  // the head. Rows are summed in a fixed order.
   virtual void attention_sinks_backward(Stream& s, const AttentionSinksBackwardArgs& args) = 0;
 
-  // Attention to some of the keys (AttentionBlock). Rows between the sequences' rows are left alone.
+  // Attention to some of the keys (AttentionBlock). Rows between those of the sequences are left unchanged.
   virtual void attention_block(Stream& s, const AttentionBlockArgs& args) = 0;
   // Adds to dq and dkv what the block contributes to the gradients of an attention to all keys.
   virtual void attention_block_backward(Stream& s, const AttentionBlockBackwardArgs& args) = 0;
@@ -108,49 +108,50 @@ class Ops : public OpSizes {
   virtual void add(Stream& s, View a, View b, View out) = 0;
   // y = factor * x, rounded once; the factor is of type A. x, y T [N,C]; y may be x.
   virtual void scale(Stream& s, View x, double factor, View y) = 0;
-  // y = x / (1 - rate) where `dropout` keeps the element, else 0, even for a NaN. The backward pass is the
+  // y = x / (1 - rate) if `dropout` keeps the element; else 0, even if x is NaN. The backward pass is the
   // same op on the gradient. x, y T [N,C], rows of sequences; y may be x.
   virtual void dropout(Stream& s, View x, const Dropout& dropout, View y) = 0;
   // db (A [1,C]) += column sums of dy (T [N,C]). scratch: A [row_groups(), at least C].
   virtual void bias_backward(Stream& s, View dy, View db, View scratch) = 0;
 
   // out[n] = wte[ids[n]], plus wpe[position of row n] unless wpe is null. An id outside of [0, V) ends the
-  // process; on a GPU the device fails. With a `part`, wte has V rows of a larger table, ids count in the
-  // larger one, and other tokens' rows count as zeros or, with VocabShard::only, `out` keeps its rows there.
+  // process; on a GPU the device fails. With `part`, wte holds V rows of a larger table, and ids index the
+  // larger table. Rows of tokens outside the shard count as zeros; with VocabShard::only, `out` is left
+  // unchanged for them.
   virtual void embedding(Stream& s, const EmbeddingArgs& args) = 0;
-  // dwte += rows of dout by id; dwpe += rows by position. Rows are added in a fixed order, unless the device
-  // was asked for speed before determinism.
+  // Adds each row of dout to dwte at the row's id, and to dwpe at its position. Rows are added in a fixed
+  // order, unless the device was made non-deterministic for speed.
   virtual void embedding_backward(Stream& s, const EmbeddingBackwardArgs& args) = 0;
 
   // loss_sum += sum over rows of -log softmax(logits)[target]. dlogits = scale * (softmax - onehot), 0 in
-  // ignored rows; with a softcap they are the gradients of the logits as given.
+  // ignored rows. With a softcap, dlogits is the gradient with respect to the uncapped logits.
   virtual void cross_entropy(Stream& s, const CrossEntropyArgs& args) = 0;
   static constexpr std::int64_t kSumPartials = 1024;
 
-  // Cross entropy where each of several parts has the logits of some tokens. Every part's row of numbers,
-  // from which all can be merged exactly, is the largest logit, the sum of exp(logit - largest), and the
-  // target's logit, or 0 if another part has it.
+  // First step of a cross entropy whose logits are sharded by vocabulary. For each row it writes three
+  // scalars, from which the shards can be merged exactly: the shard's largest logit, the sum of
+  // exp(logit - largest), and the target's logit, or 0 if another shard holds the target.
   virtual void softmax_part(Stream& s, const SoftmaxPartArgs& args) = 0;
-  // cross_entropy() over all parts; dlogits is the gradient of this part's logits. The loss covers all parts,
-  // and each part adds it.
+  // Second step: cross_entropy() over all shards. dlogits is the gradient of this shard's logits. Every shard
+  // adds the loss over the whole vocabulary.
   virtual void cross_entropy_part(Stream& s, const CrossEntropyPartArgs& args) = 0;
 
   virtual void zero(Stream& s, View x) = 0;
   // out = in, rounded to nearest even; any two storage types, of the same shape.
   virtual void cast(Stream& s, View in, View out) = 0;
-  // Values as integers of 8 or 4 bits with a scale for each block, and back (ziggurat/kernels/quantize.hpp).
-  // values T [1, n], without gaps; codes u8 [1, quantized_bytes(n, bits)], at a multiple of 4 bytes. `add`:
-  // values += instead of values =.
+  // Convert values to integers of 8 or 4 bits with a scale per block, and back
+  // (ziggurat/kernels/quantize.hpp). values: T [1, n], without gaps; codes: u8 [1, quantized_bytes(n, bits)],
+  // aligned to 4 bytes. `add`: values += instead of values =.
   virtual void quantize(Stream& s, View values, int bits, View codes) = 0;
   virtual void dequantize(Stream& s, View codes, int bits, bool add, View values) = 0;
-  // Writes an accumulated gradient in its final type: out = accumulator, rounded. (accumulator, out) are
-  // (f32, bf16), (f32, f16), (f32, f32) or (f64, f64), both without gaps. norm_sq (f64 [1,1]) += the sum of
-  // squares of the rounded values, in fp64 and in a fixed order; it is not finite if one of them is a NaN or
-  // an infinity. scratch: f64 [1, kSumPartials].
+  // Writes an accumulated gradient in its final type: out = accumulator, rounded. The types of (accumulator,
+  // out) are (f32, bf16), (f32, f16), (f32, f32) or (f64, f64); both are without gaps. norm_sq (f64 [1,1]) +=
+  // the sum of squares of the rounded values, in fp64 and in a fixed order; it is not finite if a value is
+  // NaN or infinite. scratch: f64 [1, kSumPartials].
   virtual void finish_gradient(Stream& s, View accumulator, View out, View norm_sq, View scratch) = 0;
 
-  // One fused optimizer step over n = weight.count() elements, all operands [1, n]. Reads grad (f32, bf16,
-  // f16 or f64), updates the state, and writes the weight, which is the rounded master.
+  // One fused optimizer step over n = weight.count() elements; all operands are [1, n]. Reads grad (f32,
+  // bf16, f16 or f64), updates the state, and writes the weight, which is the rounded master weight.
   // kernels/host/update.hpp has the formulae.
   virtual void update(Stream& s, View grad, View weight, const OptimizerState& state,
                       const StateFormat& format, const UpdateParams& params) = 0;

@@ -3,8 +3,8 @@
 
 namespace zg {
 
-// kAuto: cuDNN's attention where the library is installed and supports the shape, else our own. With
-// deterministic results kAuto is our own.
+// kAuto: cuDNN's attention if the library is installed and supports the shape, else our own. With
+// deterministic results kAuto chooses our own.
 enum class AttentionKernel { kAuto, kOwn, kCudnn };
 
 }  // namespace zg

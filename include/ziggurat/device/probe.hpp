@@ -1,4 +1,4 @@
-// What hardware this machine has, as text for people.
+// The machine's hardware, as text for people.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 namespace zg {
 
 struct MachineProbe {
-  std::string cpu, isa, bf16;  // model; instruction sets; what runs bf16 products, or "none: ..."
+  std::string cpu, isa, bf16;  // model; instruction sets; bf16 instructions for products, or "none: ..."
   int cores = 0, numa_nodes = 0;
   std::int64_t memory = 0;          // bytes
   std::vector<std::string> nodes;   // "node 0: cores 0-1, 23.5 GiB"
@@ -15,7 +15,7 @@ struct MachineProbe {
   std::string gpu_reason;           // if no GPU can be used: why
   std::vector<std::string> drives;  // "nvme0n1: 3.5 TiB, Samsung ..., NUMA node 0"
 };
-// Does not throw for hardware or files that are missing: their fields stay empty.
+// Does not throw if hardware or files are missing: their fields stay empty.
 MachineProbe probe_machine();
 
 }  // namespace zg

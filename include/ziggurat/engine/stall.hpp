@@ -9,20 +9,20 @@ namespace zg {
 enum class StallCause : std::uint8_t {
   kReads,       // reads from the drives, under way or queued
   kWriteBacks,  // writes to the drives, under way or queued, that free the memory needed next
-  kMemory,      // memory needed next that leases or moves other than writes to the drives still take
+  kMemory,      // memory needed next that leases, or moves other than writes to the drives, still occupy
   kCopies,      // copies between host and device, under way or queued
   kOptimizer,   // an update whose result, or whose memory, the next operation needs
-  kGathers,     // weights that are gathered from the ranks' shards
-  kRanks,       // sums of gradients over the ranks, and numbers that they exchange
-  kStages,      // what another stage of the pipeline passes on
-  kParts,       // what parts of layers or of sequences exchange, where no work goes on beside it
-  kOther,       // hand-over between threads, work of the host between operations
+  kGathers,     // gathers of weights from the ranks' shards
+  kRanks,       // sums of gradients over the ranks, and exchanges of scalars
+  kStages,      // tensors that another stage of the pipeline passes on
+  kParts,       // exchanges of tensor-parallel or context-parallel ranks that no work overlaps
+  kOther,       // handover between threads; work of the host between operations
 };
 inline constexpr int kStallCauses = 10;
 const char* name_of(StallCause cause);  // "reads", "write-backs", ...
 
 struct StallTimes {
-  std::array<double, kStallCauses> seconds{};  // by StallCause
+  std::array<double, kStallCauses> seconds{};  // indexed by StallCause
 
   double operator[](StallCause cause) const { return seconds[static_cast<std::size_t>(cause)]; }
   double total() const { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }

@@ -1,6 +1,6 @@
-// Operands of kernels, the same for every device: strided matrices, and a struct for each kernel that takes
-// many operands. Shapes are those of ziggurat/device/ops.hpp; "extent" is the size of the main operand.
-// Nothing is owned.
+// Operands of kernels, the same for every device: strided matrices, and a struct for each kernel with many
+// operands. ziggurat/device/ops.hpp defines their shapes; "extent" is the size of the main operand. Nothing
+// is owned.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -96,7 +96,7 @@ struct RmsNormBackward {
   NormWeight weight = NormWeight::kPlain;
 };
 
-// RMSNorm of each head by itself: heads lie side by side in the first columns of a row.
+// RMSNorm of each head by itself. The heads lie side by side in the first columns of a row.
 template <class T>
 struct HeadRmsNorm {
   std::int64_t heads = 0, head_size = 0;
@@ -120,14 +120,15 @@ struct HeadRmsNormBackward {
   NormWeight weight = NormWeight::kPlain;
 };
 
-// A row's position in its sequence, or with first_keys in its document.
+// A row's position in its sequence or, with first_keys, in its document.
 constexpr std::int64_t position_of(const RowPositions& rows, const std::int32_t* first_keys,
                                    std::int64_t row) {
   return rows.of(row) - (first_keys == nullptr ? 0 : first_keys[row]);
 }
 
-// wte [vocabulary, cols], wpe [positions, cols] or null. Ids outside of a part have rows of zeros, and no
-// gradient. first_keys: of each row the first row of its document, from which its position counts; or null.
+// wte [vocabulary, cols], wpe [positions, cols] or null. Ids outside of the vocabulary shard get rows of
+// zeros, and no gradient. first_keys: for each row the position at which its document begins, from which its
+// own position counts; or null.
 template <class T>
 struct Embedding {
   const std::int32_t* ids = nullptr;
@@ -150,7 +151,7 @@ struct EmbeddingBackward {
   VocabShard part = {};
 };
 
-// Heads lie side by side in the first columns of a row; `rows` of them.
+// The heads lie side by side in the first columns of a row.
 template <class T>
 struct Rotation {
   Strided<T> x;  // changed in place
@@ -158,17 +159,17 @@ struct Rotation {
   std::int64_t heads = 0, head_size = 0;
   RopeTable table = {};
   bool inverse = false;
-  const std::int32_t* first_keys = nullptr;  // [rows], or null
+  const std::int32_t* first_keys = nullptr;  // one for each row of x, or null
 };
 
-// Rows of qkv have the queries of all heads, then the keys, then the values; rows of o the heads side by
+// A row of qkv has the queries of all heads, then the keys, then the values; a row of o has the heads side by
 // side.
 template <class T>
 struct CausalAttention {
   Strided<const T> qkv;
   Strided<T> o;
   Acc<T>* lse = nullptr;                     // [batch * heads, time], without gaps
-  void* scratch = nullptr;                   // Ops::attention_scratch_bytes(); its contents do not matter
+  void* scratch = nullptr;                   // Ops::attention_scratch_bytes(); any contents
   const std::int32_t* first_keys = nullptr;  // [batch * time], or null
   const T* sinks = nullptr;                  // [heads], or null
 };
@@ -179,12 +180,12 @@ struct CausalAttentionBackward {
   const Acc<T>* lse = nullptr;
   Strided<const T> d_o;
   Strided<T> dqkv;                           // overwritten
-  void* scratch = nullptr;                   // as of CausalAttention
+  void* scratch = nullptr;                   // as in CausalAttention
   const std::int32_t* first_keys = nullptr;  // the same as in CausalAttention
 };
 
-// Attention to an AttentionBlock's keys. Rows of q and o have the heads side by side, rows of kv the keys of
-// all heads and then the values; row b * heads + h of lse belongs to head h in sequence b.
+// Attention to an AttentionBlock's keys. A row of q or o has the heads side by side; a row of kv has the keys
+// of all heads, then the values. Row b * heads + h of lse belongs to head h in sequence b.
 template <class T>
 struct BlockAttention {
   Strided<const T> q, kv;
@@ -198,16 +199,16 @@ struct BlockAttentionBackward {
   Strided<const T> q, kv, o, d_o;
   Strided<const Acc<T>> lse;
   Strided<Acc<T>> dq, dkv;                   // +=
-  void* scratch = nullptr;                   // Ops::attention_block_scratch_bytes(); contents do not matter
+  void* scratch = nullptr;                   // Ops::attention_block_scratch_bytes(); any contents
   const std::int32_t* first_keys = nullptr;  // the same as in BlockAttention
 };
 
-// Operands of the gradient of the heads' sinks: o and d_o have `time` rows of each sequence.
+// Operands for the gradient of the heads' sinks. o and d_o have `time` rows for each sequence.
 template <class T>
 struct AttentionSinksBackward {
   std::int64_t batch = 0, time = 0, heads = 0, head_size = 0;
   Strided<const T> o, d_o;
-  Strided<const Acc<T>> lse;  // as of BlockAttention
+  Strided<const Acc<T>> lse;  // as in BlockAttention
   const T* sinks = nullptr;   // [heads]
   Acc<T>* d_sinks = nullptr;  // +=
 };
@@ -220,10 +221,11 @@ struct CrossEntropy {
   Strided<T> dlogits;  // null: loss only; may share the logits' memory if rows start at the same addresses
   double* scratch = nullptr;  // Ops::kSumPartials doubles
   double scale = 1;           // factor of dlogits, not of the loss; positive
-  double softcap = 0;         // logits count as softcap * tanh(logit / softcap); 0: as they are
+  double softcap = 0;         // logits become softcap * tanh(logit / softcap); 0: no cap
 };
 
-// Operands of softmax_part(): logits [rows, cols] are those of tokens first, first + 1, ...
+// Operands of softmax_part(), which handles one shard of the vocabulary: logits [rows, cols] of the tokens
+// first, first + 1, ...
 template <class T>
 struct SoftmaxPart {
   Strided<const Acc<T>> logits;
@@ -231,9 +233,10 @@ struct SoftmaxPart {
   std::int64_t first = 0;
   Acc<T>* numbers =
       nullptr;         // [3, rows]: largest logit, sum of exp(logit - largest), the target's logit or 0
-  double softcap = 0;  // as CrossEntropy's
+  double softcap = 0;  // as in CrossEntropy
 };
-// The numbers of all parts, one after the other, and this part's logits.
+// Operands of cross_entropy_part(): the SoftmaxPart::numbers of all vocabulary shards, one after the other,
+// and the logits of this shard.
 template <class T>
 struct CrossEntropyPart {
   CrossEntropy<T> local;  // dlogits may not share the logits' memory
@@ -242,7 +245,7 @@ struct CrossEntropyPart {
   std::int64_t parts = 1;
 };
 
-// Arrays of an optimizer update (kernels/host/update.hpp), n elements each, of any alignment. They must not
+// Arrays of an optimizer update (kernels/host/update.hpp): n elements each, of any alignment, without
 // overlap.
 struct UpdateArrays {
   const void* grad = nullptr;
@@ -251,7 +254,7 @@ struct UpdateArrays {
   DType weight_type = DType::kF32;       // f32, bf16 or f16 (kSplit: bf16); f64 if the state is f64
   void* master = nullptr;                // kFull: f32 (or f64); kSplit: uint16, the low halves
   void* moment[2] = {nullptr, nullptr};  // kFull: f32 (or f64); kBf16: bf16; kInt8: 1-byte codes
-  float* scale[2] = {nullptr, nullptr};  // kInt8: one for each started block of kQuantBlock elements
+  float* scale[2] = {nullptr, nullptr};  // kInt8: one per block of kQuantBlock elements, full or partial
 };
 
 }  // namespace zg::kernels

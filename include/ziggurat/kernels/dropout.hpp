@@ -12,13 +12,14 @@ namespace zg::kernels {
 inline std::uint64_t dropout_threshold(const Dropout& dropout) {
   return static_cast<std::uint64_t>(std::ceil(dropout.rate * 0x1p32));
 }
-// The factor of elements that are kept, 1 / (1 - rate), in the type A of arithmetic.
+// The factor of kept elements, 1 / (1 - rate), in the type A of the arithmetic.
 template <class A>
 A dropout_scale(const Dropout& dropout) {
   return static_cast<A>(1 / (1 - dropout.rate));
 }
 
-// What row `r` of the view has of Philox's counter; the first word of it is the block of columns.
+// The words of Philox's counter that belong to row `r` of the view. They follow the counter's first word, the
+// index of the block of four columns.
 struct DropoutRow {
   std::uint32_t position, sequence, step;
   constexpr DropoutRow(const Dropout& dropout, std::int64_t r)

@@ -4,8 +4,8 @@
 
 namespace zg {
 
-// Each part of n elements is a view [1, n] without gaps (layout in optim/state.hpp). A part that the
-// StateFormat does not have is a null view. Types in parentheses are those of a model in f64.
+// Views [1, n] without gaps for n elements (layout in optim/state.hpp). A view is null if the StateFormat has
+// no such state. Types in parentheses are for a model in f64.
 struct OptimizerState {
   View master;     // kFull: f32 (f64); kSplit: u16, the low halves of the fp32 masters
   View moment[2];  // kFull: f32 (f64); kBf16: bf16; kInt8: u8 codes

@@ -1,13 +1,13 @@
-// Blocks of values as integers with a scale: how they cross between ranks where that is asked for.
+// The quantised form of values that are sent between ranks: blocks of integers with a scale each.
 //
-// A block has kQuantBlock values, the last one of an array perhaps fewer. It begins with its scale, an fp32
-// number: the largest magnitude in the block, divided by the largest code, 127 with 8 bits or 7 with 4. Then
-// come the codes, signed integers: value / scale, rounded to nearest even. With 4 bits a byte has two of
-// them, the first in the low half. What comes back is code * scale, so it is wrong by at most half a scale: a
-// 254th, or a 14th, of the largest magnitude. Of a block with an infinity or a NaN the scale is NaN, so all
-// values that come back are. All devices make the same bits.
+// A block has kQuantBlock values; the last block of an array may have fewer. It begins with its scale, an
+// fp32 number: the largest magnitude in the block, divided by the largest code, 127 with 8 bits or 7 with 4.
+// The codes follow, signed integers: value / scale, rounded to nearest even. With 4 bits a byte has two
+// codes, the first in the low half. The decoded value is code * scale, so its error is at most half a scale:
+// 1/254 (8 bits) or 1/14 (4 bits) of the largest magnitude. A block with an infinity or a NaN has a NaN as
+// its scale, so all its decoded values are NaN. All devices produce the same bits.
 //
-// The format and its use are those of ZeRO++ (Wang et al., 2023).
+// The format and its use follow ZeRO++ (Wang et al., 2023).
 #pragma once
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Parameters that the kernels and the op set share.
+// Parameter types that the kernels and the op set share.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace zg {
 
 enum class Trans : bool { kNo, kYes };
 
-// Where rows stand in their sequences, of which each has `time` neighbouring rows: row r at r % time. With
-// context parallelism these rows are two stretches of a longer sequence, of which the first begins `early`
-// rows later, and the second, with the later half of the rows, `late`.
+// The positions of rows in their sequences. Each sequence has `time` consecutive rows here: row r is row t =
+// r % time of its sequence, at position t. With context parallelism these rows are two ranges of a longer
+// sequence: the first half of them is at positions t + early, the second half at t + late.
 struct RowPositions {
   constexpr RowPositions(std::int64_t rows = 1, std::int64_t first = 0, std::int64_t second = 0)  // NOLINT
       : time(rows), early(first), late(second) {}
@@ -19,26 +19,26 @@ struct RowPositions {
   constexpr std::int64_t of(std::int64_t row) const { return at(row % time); }
   // The position of row t of the first sequence.
   constexpr std::int64_t at(std::int64_t t) const { return t + (2 * t < time ? early : late); }
-  // How many of a sequence's rows stand before a position.
+  // The number of a sequence's rows whose position is below `position`.
   constexpr std::int64_t rows_before(std::int64_t position) const {
     const std::int64_t half = (time + 1) / 2, in_early = position - early, in_late = position - late;
     if (in_early < half) return in_early < 0 ? 0 : in_early;
     return in_late < half ? half : in_late < time ? in_late : time;
   }
-  // One more than the last position of that many rows.
+  // One more than the last position among the first `rows` rows.
   constexpr std::int64_t end(std::int64_t rows) const {
     return rows == 0 ? 0 : of((rows < time ? rows : time) - 1) + 1;
   }
   bool operator==(const RowPositions&) const = default;
 };
 
-// Which keys a query sees, and how scores are made. The defaults are plain causal attention.
+// Which keys a query sees, and how scores are computed. The defaults are plain causal attention.
 struct AttentionRule {
   std::int64_t window = 0;  // query i sees key j only where i - window < j (the token itself counts); 0: all
-  double scale = 0;         // of the products of queries and keys; 0: 1/sqrt(head_size)
-  double softcap = 0;       // scores become softcap * tanh(score / softcap) before the mask; 0: they stay
-  // Each head has a learned score, its sink, that every query has beside those of its keys, and that has no
-  // value: it takes part in the sum of exponentials alone.
+  double scale = 0;         // factor of the products of queries and keys; 0: 1/sqrt(head_size)
+  double softcap = 0;       // scores become softcap * tanh(score / softcap) before the mask; 0: no cap
+  // Each head has a learned score, its sink, which joins the scores of every query of the head. It has no
+  // value vector: it only adds its exponential to the softmax's denominator.
   bool sinks = false;
   bool operator==(const AttentionRule&) const = default;
 };
@@ -47,30 +47,31 @@ struct AttentionRule {
 struct AttentionShape {
   std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_size = 0;
   AttentionRule rule = {};
-  bool documents = false;  // its scratch memory does for calls with the first keys of documents, too
+  bool documents = false;  // the scratch memory must suffice for calls with documents (first_keys)
   bool operator==(const AttentionShape&) const = default;
 };
 
-// Attention of some rows of sequences to others: of each of `batch` sequences, `queries` rows to `keys` rows.
-// The first query (key) of a sequence is `query_step` (`key_step`) rows after that of the sequence before.
+// Attention between blocks of rows: in each of `batch` sequences, `queries` rows attend to `keys` rows. The
+// first query (key) of a sequence is `query_step` (`key_step`) rows after the first query (key) of the
+// previous sequence.
 struct AttentionBlock {
   std::int64_t batch = 0, queries = 0, keys = 0, query_step = 0, key_step = 0;
-  std::int64_t heads = 0, kv_heads = 0, head_size = 0;  // as of AttentionShape
-  bool causal = false;  // query i attends to keys up to i, of as many; else every query to all keys
-  bool merge = false;   // the result is merged with that of other keys; else it is the first
+  std::int64_t heads = 0, kv_heads = 0, head_size = 0;  // as in AttentionShape
+  bool causal = false;  // query i attends to keys 0 to i (queries == keys); else each query to all keys
+  bool merge = false;   // merge the result into the one for other keys; else overwrite
   AttentionRule rule = {};
-  // Where the block's queries and keys stand in their sequences: with a window, or documents, alone. Queries
-  // that see none of the keys are left as they are.
+  // The positions of the block's queries and keys in their sequences; used only with a window or documents.
+  // The results of queries that see none of the keys are left unchanged.
   RowPositions query_positions = {}, key_positions = {};
-  // From the first row of the first sequence to the last one of the last.
+  // The number of rows from the first row of the first sequence to the last row of the last one.
   std::int64_t query_rows() const { return batch == 0 ? 0 : (batch - 1) * query_step + queries; }
   std::int64_t key_rows() const { return batch == 0 ? 0 : (batch - 1) * key_step + keys; }
 };
 
 inline constexpr std::int64_t kMaxRopePairs = 256;
 
-// Rotary embedding of heads: pair i of a head's first 2 * pairs columns, (i, i + pairs), turns by
-// position * frequency[i], and is multiplied by the amplitude. Further columns stay as they are.
+// Rotary embedding of heads: pair i of a head's first 2 * pairs columns, (i, i + pairs), is rotated by the
+// angle position * frequency[i] and multiplied by the amplitude. Further columns stay unchanged.
 struct RopeTable {
   std::int64_t pairs = 0;
   double amplitude = 1;
@@ -82,8 +83,8 @@ struct RopeTable {
 enum class OptimizerKind : std::uint8_t { kAdam, kSgd, kLion };
 
 // How the fp32 master weight is kept.
-//   kFull   as a whole fp32 number, beside the weight, which is its rounded copy
-//   kSplit  the bf16 weight is the rounded high half, and the low 16 bits are kept beside it: the master is
+//   kFull   as a whole fp32 number; the weight is a separate, rounded copy
+//   kSplit  the bf16 weight is the rounded high half, and the low 16 bits are a separate array: the master is
 //           exact, and no bit is kept twice
 enum class MasterFormat : std::uint8_t { kFull, kSplit };
 
@@ -96,7 +97,7 @@ enum class MomentFormat : std::uint8_t { kFull, kBf16, kInt8 };
 // Elements of a quantisation block. Blocks are counted from the first element of the parameter.
 inline constexpr std::int64_t kQuantBlock = 256;
 
-// What an optimizer keeps for each element of a parameter.
+// The state that an optimizer keeps for each element of a parameter.
 struct StateFormat {
   OptimizerKind kind = OptimizerKind::kAdam;
   MasterFormat master = MasterFormat::kFull;
@@ -116,8 +117,9 @@ constexpr DType stored_moment_type(const StateFormat& format) {
                                                  : format.full;
 }
 
-// Rows of a table that is split: those here are rows first, first + 1, ... of `whole` rows. whole 0: the
-// table is not split. only: the output rows of tokens that are not here stay as they are.
+// The rows of a split vocabulary table that are held here: rows first, first + 1, ... of `whole` rows in all.
+// whole 0: the table is not split. only: output rows of tokens that are not held here stay unchanged, instead
+// of becoming zero.
 struct VocabShard {
   std::int64_t first = 0, whole = 0;
   bool only = false;
@@ -128,23 +130,23 @@ struct RandomKey {
   std::uint32_t key[2] = {0, 0};
 };
 
-// Which elements dropout drops, of rows of sequences. Let r be word c mod 4 of the Philox block with the
-// counter (c / 4, the row's position in its sequence, the number of the sequence, step), c being the column
-// of the whole row: the element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the
-// mask is a pure function of where an element stands in the batch: whoever has the row drops the same of it,
-// in the forward pass, the backward pass and a recomputed one.
+// Which elements dropout drops. Let c be an element's column in the whole row, and r word c mod 4 of the
+// Philox block with the counter (c / 4, the row's position in its sequence, the number of the sequence,
+// step). The element is kept if r is at least rate * 2^32, and is then divided by 1 - rate. So the mask is a
+// pure function of an element's place in the batch: every rank that holds the row drops the same elements, in
+// the forward pass, the backward pass and a recomputation.
 struct Dropout {
   double rate = 0;  // [0, 1)
   RandomKey key = {};
   std::int64_t step = 0;            // below 2^32
-  RowPositions positions = {};      // of rows that are numbered from the first one of a sequence
-  std::int64_t first_row = 0;       // of these rows, the number of the view's first one
-  std::int64_t first_sequence = 0;  // number of the sequence that row 0 is in; all are below 2^32
-  std::int64_t first_column = 0;    // of these columns, the number of the view's first one
+  RowPositions positions = {};      // of rows that are counted from the first row of a sequence
+  std::int64_t first_row = 0;       // number, in that count, of the view's first row
+  std::int64_t first_sequence = 0;  // number of the sequence of row 0; all numbers are below 2^32
+  std::int64_t first_column = 0;    // column of the whole row at which the view begins
 };
 
-// What an RMSNorm multiplies a normalised row by: its weight w, or 1 + w (Gemma, whose weights begin at 0).
-// The sum is made in the type of arithmetic.
+// The factor of an RMSNorm's normalised row: its weight w, or 1 + w (Gemma, whose weights begin at 0). 1 + w
+// is computed in the type of the arithmetic.
 enum class NormWeight : std::uint8_t { kPlain, kPlusOne };
 
 // The activation of a gated MLP's gate: silu, or the tanh approximation of GELU (Gemma).
@@ -154,18 +156,18 @@ struct UpdateParams {
   double lr = 0;
   double beta1 = 0.9, beta2 = 0.999;   // Adam, Lion
   double eps = 1e-8;                   // Adam
-  double weight_decay = 0;             // decoupled (AdamW, Lion), or added to the gradient (Adam, SGD)
+  double weight_decay = 0;             // decoupled (AdamW, Lion), or an L2 term of the gradient (Adam, SGD)
   bool decoupled = true;               // Adam
   bool bias_correction = true;         // Adam
   double momentum = 0, dampening = 0;  // SGD
   bool nesterov = false;               // SGD
-  std::int64_t step = 1;               // t of the bias correction, from 1
-  double grad_scale = 1;               // the gradient's factor: 1/tokens, clipping, 1/loss scale
+  std::int64_t step = 1;               // t in the bias correction, from 1
+  double grad_scale = 1;               // factor of the gradient: 1/tokens, clipping, 1/loss scale
   // The step is skipped because a gradient overflowed. State does not change; with MasterFormat::kFull the
-  // weight is written again from its master.
+  // weight is rewritten from its master.
   bool skip = false;
-  // Stochastic rounding: the parameter's key, and the number of the arrays' first element in the parameter (a
-  // multiple of kQuantBlock unless moments are kFull).
+  // For stochastic rounding: the parameter's key, and the index in the parameter of the arrays' first element
+  // (a multiple of kQuantBlock unless moments are kFull).
   RandomKey random = {};
   std::int64_t first_element = 0;
 };

@@ -1,4 +1,4 @@
-// Which keys a query sees, and so which tiles of attention are computed.
+// Which keys a query sees, and thus which tiles of attention must be computed.
 #pragma once
 #include <cstdint>
 
@@ -6,12 +6,13 @@
 
 namespace zg {
 
-// The keys that the queries of one sequence attend to in causal attention: query i those from first(i) to i.
-// Since first() never decreases, a tile of queries attends to one stretch of keys, and one stretch of queries
-// to a tile of keys: what lies outside is not computed. The kernels of all devices ask these functions.
+// The keys that the queries of one sequence attend to in causal attention: query i attends to keys first(i)
+// to i. Since first() never decreases, a tile of queries attends to one range of keys, and one range of
+// queries attends to a tile of keys; scores outside of these ranges are not computed. The kernels of all
+// devices use these functions.
 struct VisibleKeys {
-  std::int64_t window = 0;                   // as of AttentionRule
-  const std::int32_t* first_keys = nullptr;  // of each query its document's first row; null: 0 for all
+  std::int64_t window = 0;                   // as in AttentionRule
+  const std::int32_t* first_keys = nullptr;  // for each query the first row of its document; null: 0 for all
 
   constexpr bool all() const { return window == 0 && first_keys == nullptr; }
   constexpr std::int64_t first(std::int64_t query) const {
@@ -31,12 +32,12 @@ struct VisibleKeys {
   }
 };
 
-// The same of some rows of a sequence and some of its keys (AttentionBlock), wherever they stand: a query
-// attends to the block's keys from first(), counted in the block, on. That is their number where it attends
-// to none of them.
+// The same for a block of a sequence's queries and a block of its keys (AttentionBlock) at any positions. A
+// query attends to the block's keys from index first() on, counted in the block. If it attends to none of
+// them, first() is the number of the block's keys.
 struct VisibleBlockKeys {
   std::int64_t window = 0;
-  const std::int32_t* first_keys = nullptr;  // of each query the position where its document begins, or null
+  const std::int32_t* first_keys = nullptr;  // for each query the position where its document begins, or null
   RowPositions queries = {}, keys = {};
 
   constexpr bool all() const { return window == 0 && first_keys == nullptr; }
@@ -46,7 +47,8 @@ struct VisibleBlockKeys {
     const std::int64_t in_window = window == 0 ? 0 : queries.at(query) - window + 1;
     return keys.rows_before(in_document > in_window ? in_document : in_window);
   }
-  // The same of `count` queries of the block, as far as causality goes.
+  // One more than the last of the block's `count` queries that attends to a key before `key_end`, apart from
+  // causality, which is not considered here.
   constexpr std::int64_t end_of_queries(std::int64_t key_end, std::int64_t count) const {
     if (all()) return count;
     std::int64_t attends = -1, beyond = count;

@@ -1,7 +1,7 @@
 // Reads and writes directories of adapters as PEFT does: adapter_config.json and adapter_model.safetensors.
 //
-// To be called at set-up or between steps. Objects that have been opened are immutable, so several threads
-// may call their const members at once.
+// Call these functions at set-up or between steps. Objects that have been opened are immutable, so several
+// threads may call their const members at once.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,53 +10,53 @@
 
 namespace zg {
 
-// What an adapter_config.json says of adapters for this model. Throws Error(kUsage) for another kind of
-// adapters, for what changes arithmetic and is not supported, for modules that the model does not have, and
-// for a missing or wrong key.
+// Reads an adapter_config.json for adapters of this model. Throws Error(kUsage) for another kind of adapters,
+// for an unsupported key that would change the arithmetic, for modules that the model does not have, and for
+// a missing or wrong key.
 Lora read_adapter_config(const std::string& directory, const ModelConfig& model);
-// The same from the text of one, which errors name `where`.
+// The same from the text of an adapter_config.json; `where` names it in errors.
 Lora parse_adapter_config(const std::string& json_text, const std::string& where, const ModelConfig& model);
-// The text of one. base: the directory of the model that the adapters stand beside.
+// The text of an adapter_config.json. base: the directory of the model that the adapters belong to.
 std::string write_adapter_config(const Lora& lora, const std::string& base);
 
-// The adapters of a directory. Opening it checks both files against the model: each module that the
-// configuration names must have an A and a B of the right shape and a supported type in every layer that it
-// names, and there may be no other tensor. Throws Error(kUsage). Owns the open file.
+// The adapters of a directory. Opening it checks both files against the model: for each module and layer that
+// the configuration names there must be an A and a B of the right shape and a supported type, and there may
+// be no other tensor. Throws Error(kUsage). Owns the open file.
 class AdapterWeights {
  public:
-  // model: the one that the adapters belong to. Its own Lora settings do not matter.
+  // model: the model that the adapters belong to. Its own Lora settings are ignored.
   AdapterWeights(const std::string& directory, const ModelConfig& model);
   const Lora& lora() const { return lora_; }
-  // Writes elements [begin, end) of an adapter's parameter (Param::adapter) to fp32 `out` [end - begin].
-  // Where the directory adapts a module in some layers alone, A and B of the others are zero: they then add
-  // nothing, and their gradients are zero, too.
+  // Writes elements [begin, end) of an adapter's parameter (Param::adapter) to fp32 `out` [end - begin]. In
+  // layers whose module the directory does not adapt, A and B are zero: they then add nothing, and their
+  // gradients are zero, too.
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   // Adds factor() * B A, computed in fp32, to elements [begin, end) of a parameter of the model, `out` [end -
-  // begin], if the adapters stand beside it. Returns whether they do.
+  // begin], if that parameter has an adapter. Returns whether it has.
   bool merge(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
 
  private:
   const SafeTensors::Entry* find(const std::string& module, const char* which) const;
-  // Checks a tensor that must be there, and returns its name.
+  // Checks that a tensor exists with this shape, and returns its name.
   std::string check(const std::string& name, const std::vector<std::int64_t>& shape) const;
 
   Lora lora_;
-  std::string prefix_;  // of names in the file
+  std::string prefix_;  // prefix of tensor names in the file
   SafeTensors file_;
 };
 
-// The values of an adapter that some rows of its matrix need.
+// The values of A and B that belong to some consecutive rows of an adapter's matrix.
 struct AdapterValues {
   const float* a = nullptr;  // [rank, cols]
-  const float* b = nullptr;  // [.., rank], from the first of these rows on
+  const float* b = nullptr;  // [.., rank], from the first of the matrix's rows on
   std::int64_t rank = 0, cols = 0;
   double factor = 1;
 };
-// Adds factor * B A, computed in fp32, to elements [begin, end), neighbours in rows of `cols`, of a matrix.
-// values.b begins with the row of the matrix that has element `begin`.
+// Adds factor * B A, computed in fp32, to elements [begin, end) of a row-major matrix with `cols` columns.
+// values.b begins with the row that contains element `begin`.
 void add_adapter(const AdapterValues& values, std::int64_t begin, std::int64_t end, float* out);
 
-// Writes a directory of adapters. model: with a Lora. `read` is called on the calling thread for the
+// Writes a directory of adapters. `model` must have a Lora. `read` is called on the calling thread for the
 // parameters with Param::adapter. Files appear whole or not at all, as save_hf() writes them. Throws
 // Error(kIo).
 void save_adapters(const std::string& directory, const Model& model, const std::string& base,

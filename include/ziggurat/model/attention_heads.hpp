@@ -1,4 +1,4 @@
-// How many heads of attention a part of every layer has. Plain values.
+// The number of attention heads that a tensor-parallel rank holds. Plain values.
 #pragma once
 #include <cstdint>
 
@@ -7,11 +7,12 @@
 namespace zg {
 
 struct AttentionHeads {
-  std::int64_t queries = 0, keys = 0;  // keys: of keys and values
+  std::int64_t queries = 0, keys = 0;  // keys: heads of keys and values
 };
 
-// The heads of each of `parts` parts (see validate_parts()): an equal share of the query heads, and a head of
-// keys and values for each run of query heads that shares one. All runs are equally long.
+// The heads of a rank in a group of `parts` tensor-parallel ranks (see validate_parts()): an equal share of
+// the query heads, and one head of keys and values for each run of query heads that share it. All runs have
+// the same length.
 AttentionHeads heads_of_part(const ModelConfig& config, int parts);
 
 }  // namespace zg

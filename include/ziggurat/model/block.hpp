@@ -1,6 +1,6 @@
-// One layer of a model: its parameters, the sizes of its calls, and what these exchange with other ranks.
-// Layers may differ, so whoever works with a layer asks its block (Model::block()). Thread-safe: a block
-// never changes.
+// One layer of a model: its parameters, the buffer sizes of its calls, and the exchanges of these calls with
+// other ranks. Layers may differ, so code that works with a layer asks that layer's block (Model::block()).
+// Thread-safe: a block never changes.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -18,14 +18,14 @@ struct Call;
 enum class Direction { kForward, kBackward };
 
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
-// input, for which others wait; the second one the gradients of its parameters, at any time later. Both have
-// the bits of the one call. kFrozen: one call, for blocks whose own parameters are not trained; it
-// computes the gradient of the input, with the same bits, and no gradient of parameters. In a block that has
-// adapters the second half computes the gradients of the adapters alone.
+// input, which other work waits for; the second half computes the gradients of its parameters, at any later
+// time. The results have the same bits as those of the single call. kFrozen: one call, for blocks whose own
+// parameters are not trained; it computes the gradient of the input, with the same bits, and no gradient of
+// parameters. In a block that has adapters the second half computes the gradients of the adapters alone.
 enum class Backward { kWhole, kInHalves, kFrozen };
 
-// One call of TensorParallelGroup (model.hpp), for forecasts. count: elements of the data, or of one part's
-// piece of it.
+// One call of TensorParallelGroup (model.hpp), for forecasts. count: elements of the data of an all-reduce,
+// or of one rank's slice of the data.
 struct TensorParallelCall {
   enum class Kind { kAllReduce, kReduceScatter, kAllGather };
   Kind kind = Kind::kAllReduce;
@@ -44,16 +44,16 @@ class Block {
   // Bytes of the activations that a forward saves for the backward, besides the block's input. A forward
   // fills what Backward::kWhole needs; a backward in halves needs more room.
   virtual std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
-  // Bytes of scratch of a forward and backward.
+  // Bytes of scratch memory for a forward and a backward.
   virtual std::int64_t workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
-  // The exchanges of a call with the other parts of the model, in order.
+  // The exchanges of a call with the other tensor-parallel ranks, in order.
   virtual std::vector<TensorParallelCall> exchanges(ModelCall call, BatchShape shape) const = 0;
-  // The exchanges of a pass with the other parts of its sequences, in order.
+  // The exchanges of a pass with the other context-parallel ranks, in order.
   virtual std::vector<ContextCall> context_calls(BatchShape shape, Direction direction) const = 0;
-  // The tiles that a call asks for, but the first one, in order; none where the unit is whole.
+  // The tiles that a call asks for, in order, without the first tile; empty where the unit is whole.
   virtual std::vector<TileUse> tile_uses(ModelCall call) const = 0;
-  // Multiply-adds of a forward's matrix products, for one token in sequences of `time` tokens, over all parts
-  // of the model.
+  // Multiply-adds of a forward's matrix products, for one token in sequences of `time` tokens, summed over
+  // all tensor-parallel ranks.
   virtual double forward_products(std::int64_t time) const = 0;
 
   // Enqueues a call whose operands have been checked.
@@ -63,7 +63,7 @@ class Block {
   explicit Block(const Unit& unit) : unit_(unit) {}
 
  private:
-  const Unit& unit_;  // in the model
+  const Unit& unit_;  // owned by the model
 };
 
 }  // namespace zg

@@ -1,7 +1,9 @@
-// The sizes of a model, and how its blocks compute. Plain values; the functions are pure.
+// The sizes of a model, and the options that decide how its blocks compute. Plain values; the functions are
+// pure.
 //
-// A family (Arch) has a form, which is the same for all its models, and a description, which its files may
-// vary. Code that computes goes by these two alone; files and messages go by the family.
+// A family (Arch) has a form (FamilyForm), which is the same for all its models, and a description
+// (BlockDescription), which may differ from file to file. Code that computes depends on these two alone; only
+// code for files and messages looks at the family.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -17,15 +19,15 @@ enum class Arch { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kPhi3, kOlmo2, kGemma
 inline constexpr Arch kFamilies[] = {Arch::kGpt2, Arch::kLlama, Arch::kMistral, Arch::kQwen2, Arch::kQwen3,
                                      Arch::kPhi3, Arch::kOlmo2, Arch::kGemma2,  Arch::kGemma3};
 
-// The shares of elements that training drops, each from 0 to below 1.
+// Dropout rates of training, each at least 0 and below 1.
 struct DropoutRates {
-  double embedding = 0;  // of the sum of token and position embeddings (GPT-2's embd_pdrop)
-  double residual = 0;   // of what each attention and each MLP adds to the residual stream (resid_pdrop)
+  double embedding = 0;  // for the sum of token and position embeddings (GPT-2's embd_pdrop)
+  double residual = 0;   // for the outputs of attention and MLP before the residual sum (resid_pdrop)
   bool operator==(const DropoutRates&) const = default;
 };
 
-// How the frequencies of a rotary embedding deviate from theta^(-2i/d), so that a model serves longer
-// sequences than those of its first training. `original`: the context of that training.
+// How the frequencies of a rotary embedding deviate from theta^(-2i/d), so that a model can take longer
+// sequences than it was first trained with. `original`: the context length of that first training.
 struct RopeScaling {
   enum class Kind : std::uint8_t { kNone, kLinear, kLlama3, kYarn, kLongRope };
   Kind kind = Kind::kNone;
@@ -34,26 +36,27 @@ struct RopeScaling {
   double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
   double beta_fast = 32, beta_slow = 1;              // YaRN
   bool truncate = true;                              // YaRN: the ramp begins and ends at whole pairs
-  double mscale = 0, mscale_all_dim = 0;             // YaRN: of the amplitude; 0: not given
-  double attention_factor = 0;                       // YaRN, LongRoPE: the amplitude; 0: by their formulae
-  // LongRoPE: a divisor of each pair's frequency, for sequences up to the original context, and longer ones.
-  // Sequences are never longer here (ModelConfig::longest_sequence()); the long factors only pass through.
+  double mscale = 0, mscale_all_dim = 0;             // YaRN: terms of the amplitude; 0: not given
+  double attention_factor = 0;                       // YaRN, LongRoPE: amplitude; 0: by their formulae
+  // LongRoPE: a divisor for the frequency of each pair of columns: short_factor for sequences up to the
+  // original context, long_factor for longer ones. Sequences are never longer here
+  // (ModelConfig::longest_sequence()), so the long factors are only kept for saving.
   std::vector<double> short_factor = {}, long_factor = {};
   bool operator==(const RopeScaling&) const = default;
 };
 
 struct Rope {
   double theta = 10000;
-  double partial = 1;  // share of a head that turns: its first columns
+  double partial = 1;  // fraction of a head's columns that rotate: the first ones
   RopeScaling scaling = {};
   bool operator==(const Rope&) const = default;
 };
 
-// Where a block has norms: before each of its two branches, behind each of them, before what they give is
-// added (OLMo 2), or both (Gemma).
+// Where a block has norms: on the input of each of its two branches, on the output of each, before the
+// residual addition (OLMo 2), or on both (Gemma).
 enum class NormPlacement : std::uint8_t { kBefore, kAfter, kBoth };
-// What of queries and keys has an RMSNorm before they turn: nothing, each head by itself with one weight for
-// all of them, or all heads together.
+// How queries and keys are RMS-normalised before they rotate: not at all, each head by itself with one weight
+// that all heads share, or all heads as one vector.
 enum class HeadNorms : std::uint8_t { kNone, kEach, kAll };
 
 // How all models of a family compute, whatever their files say. The defaults are Llama.
@@ -62,30 +65,31 @@ struct FamilyForm {
   bool gated = true;         // the MLP is down(gate(g) * up), or else down(gelu(fc))
   bool rotates = true;  // positions rotate queries and keys; else a table of them is added to the embedding
   bool joint_qkv = false;  // q, k and v are one matrix of a unit
-  bool biases = false;     // all products of blocks have one
+  bool biases = false;     // all matrix products of blocks have a bias
 };
 const FamilyForm& form_of(Arch arch);
 
-// What the files of a family say of how its blocks compute. The defaults are Llama 2.
+// The options of a block's computation that a model's files set. The defaults are Llama 2.
 struct BlockDescription {
   NormPlacement norms = NormPlacement::kBefore;
-  NormWeight norm_weight = NormWeight::kPlain;  // of all norms, the last one and those of heads, too
+  NormWeight norm_weight = NormWeight::kPlain;  // for all norms, the final norm and head norms included
   HeadNorms head_norms = HeadNorms::kNone;
   bool qkv_bias = false, o_bias = false;
-  bool mlp_bias = false;  // of all three matrices of the MLP
-  // Each head has a learned score that takes part in the softmax's denominator alone (AttentionRule::sinks).
+  bool mlp_bias = false;  // on all three matrices of the MLP
+  // Each head has a learned score that enters the softmax's denominator alone (AttentionRule::sinks).
   bool sinks = false;
   Gate gate = Gate::kSilu;
-  double query_pre_attn_scalar = 0;  // scores are q k divided by its root; 0: head_size
-  double attention_softcap = 0;      // scores count as softcap * tanh(score / softcap); 0: as they are
-  double final_softcap = 0;          // the same of logits
-  bool scaled_embedding = false;     // the embedding is multiplied by the root of the width
-  // Tokens that a query sees in the layers of `windowed`, itself among them. Empty: no layer has a window.
+  double query_pre_attn_scalar = 0;  // scores are q k / sqrt(this); 0: head_size
+  double attention_softcap = 0;      // scores become softcap * tanh(score / softcap); 0: no cap
+  double final_softcap = 0;          // the same cap for logits
+  bool scaled_embedding = false;     // the embedding is multiplied by sqrt(width)
+  // `window`: tokens that a query sees, itself included, in the layers for which `windowed` is true. Empty
+  // `windowed`: no layer has a window.
   std::int64_t window = 0;
   std::vector<bool> windowed = {};
   Rope rope = {};
-  std::optional<Rope> window_rope = {};  // of the layers with a window; otherwise `rope`
-  bool fused = false;                    // files have q, k and v as one matrix, and gate and up
+  std::optional<Rope> window_rope = {};  // for the layers with a window; none: they use `rope`
+  bool fused = false;                    // files store q, k and v as one matrix, and gate and up as another
   bool operator==(const BlockDescription&) const = default;
 };
 
@@ -93,7 +97,7 @@ struct ModelConfig {
   Arch arch = Arch::kGpt2;
   std::int64_t vocab_size = 50257;
   std::int64_t context = 1024;  // largest number of positions (GPT-2: rows of wpe)
-  std::int64_t width = 768;     // of the residual stream
+  std::int64_t width = 768;     // columns of the residual stream
   std::int64_t layers = 12;
   std::int64_t heads = 12;
   std::int64_t kv_heads = 12;   // heads of keys and values; GPT-2: as many as heads
@@ -107,7 +111,7 @@ struct ModelConfig {
   bool scaled_scores = true, scores_by_layer = false;
   DropoutRates dropout = {};
   BlockDescription block = {};
-  Lora lora = {};  // adapters beside the model's own parameters
+  Lora lora = {};  // adapters added to the model's own matrices
 
   const FamilyForm& form() const { return form_of(arch); }
   bool qkv_bias() const { return form().biases || block.qkv_bias; }
@@ -125,16 +129,16 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
-// The family as configurations name it ("llama"), and as people do ("Llama").
+// The family's name in configurations ("llama"), and its title for people ("Llama").
 const char* name_of(Arch arch);
 const char* title_of(Arch arch);
 
-// Throws Error(kUsage) when sizes do not fit together. The error's place is the key as the family's
-// config.json calls it.
+// Throws Error(kUsage) when sizes do not fit together. The error's place is the key's name in the family's
+// config.json.
 void validate(const ModelConfig& config);
 
-// Reads the "model" section of a run: the text of a JSON object with the keys of the family's config.json,
-// and with "arch" (name_of()) instead of model_type. `where` names the section in errors. Throws
+// Parses the "model" section of a run's configuration: a JSON object with the keys of the family's
+// config.json, and "arch" (name_of()) instead of model_type. `where` names the section in errors. Throws
 // Error(kUsage), also for an unknown key.
 ModelConfig parse_model_config(const std::string& json_text, const std::string& where);
 

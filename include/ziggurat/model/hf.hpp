@@ -1,7 +1,7 @@
 // Reads and writes Hugging Face directories: config.json and safetensors (one file, or shards with an index).
 //
-// To be called at set-up or between steps. Objects that have been opened are immutable, so several threads
-// may call their const members at once.
+// Call these functions at set-up or between steps. Objects that have been opened are immutable, so several
+// threads may call their const members at once.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,15 +19,15 @@ namespace zg {
 // A safetensors file. Opening it checks the whole header: its length, JSON, dtypes, shapes and offsets (no
 // hole, overlap or duplicate; the last tensor ends the file). Throws Error(kUsage) with file and reason.
 //
-// Owns the open file. Its bytes are read with pread(): memory that is mapped would end the process where the
-// drive fails, or where another program cuts the file.
+// Owns the open file. Its bytes are read with pread(): mapped memory would end the process if the drive
+// failed, or if another program truncated the file.
 class SafeTensors {
  public:
   struct Entry {
     std::string name;
     std::string dtype;  // as in the file: "F32", "BF16", ...
     std::vector<std::int64_t> shape;
-    std::int64_t offset = 0;  // of its first byte in the file
+    std::int64_t offset = 0;  // position of the tensor's first byte in the file
     std::int64_t bytes = 0;
     std::int64_t count() const;
   };
@@ -37,7 +37,7 @@ class SafeTensors {
   SafeTensors& operator=(const SafeTensors&) = delete;
   const std::string& path() const { return file_.path(); }
   // The tensors, in the order of their bytes in the file. The references belong to this object; the overloads
-  // for temporary objects are deleted, so that no loop can run over tensors whose file has been destroyed.
+  // for temporary objects are deleted, so that no loop can outlive the object.
   const std::vector<Entry>& entries() const& { return entries_; }
   const std::vector<Entry>& entries() const&& = delete;
   const Entry* find(const std::string& name) const&;  // null if there is no tensor of this name
@@ -45,7 +45,7 @@ class SafeTensors {
   const std::vector<std::pair<std::string, std::string>>& metadata() const& { return metadata_; }
   const std::vector<std::pair<std::string, std::string>>& metadata() const&& = delete;
   // Reads bytes [begin, begin + bytes) of one of the tensors. Throws Error(kIo) with file, tensor, place and
-  // cause for an error of the drive's, and for a file that was cut since it was opened.
+  // cause for an error of the drive, and for a file that was truncated since it was opened.
   void read(const Entry& entry, std::int64_t begin, std::int64_t bytes, void* out) const;
 
  private:
@@ -57,53 +57,53 @@ class SafeTensors {
   std::vector<std::pair<std::string, std::string>> metadata_;
 };
 
-// Reads the config.json of a model, whose family is told by its model_type or architectures. Throws
-// Error(kUsage) for another family, for what changes arithmetic and is not supported, and for a missing or
-// wrong key.
+// Reads the config.json of a model, whose "model_type" or "architectures" names the family. Throws
+// Error(kUsage) for an unknown family, for an unsupported key that would change the arithmetic, and for a
+// missing or wrong key.
 ModelConfig read_hf_config(const std::string& directory);
-// The same from the text of one, which errors name `where`.
+// The same from the text of a config.json; `where` names it in errors.
 ModelConfig parse_hf_config(const std::string& json_text, const std::string& where);
-// The tokens with which the model of a directory ends what it says: "eos_token_id" of its
-// generation_config.json, or else of its config.json; none where these name none. Throws Error(kUsage).
+// The end-of-text tokens of the model in a directory: "eos_token_id" of its generation_config.json, or else
+// of its config.json; empty if neither names one. Throws Error(kUsage).
 std::vector<std::int32_t> read_hf_end_ids(const std::string& directory);
-// What the config.json in a directory says of dropout, which read_hf_config() leaves aside, where it is not
-// what a run with these rates does: "embd_pdrop 0.1, attn_pdrop 0.1"; empty: nothing differs. Probabilities
-// of attention are never dropped. Throws Error(kUsage) as it does for a file that is not there, or is no JSON
-// object.
+// The dropout settings of a directory's config.json that differ from a run with the rates `ours`, as text:
+// "embd_pdrop 0.1, attn_pdrop 0.1"; empty: none differs. read_hf_config() ignores these settings. A run never
+// drops attention probabilities. Throws Error(kUsage) as read_hf_config() does if the file is missing or is
+// no JSON object.
 std::string read_hf_dropout(const std::string& directory, const DropoutRates& ours = {});
-// The text of a config.json. `dtype` is the type in which the weights beside it are stored.
+// The text of a config.json. `dtype` is the type of the weights stored next to it.
 std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32);
 
 // The weights of a directory. Opening it checks them against the model: each parameter must be present with
-// the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.",
-// or lack "model.", as the names of models without a head do. One of two tied names suffices; if both are
-// there they must hold equal values. Buffers that are no parameters (attn.bias, attn.masked_bias,
-// rotary_emb.inv_freq) are ignored; other tensors outside of the model that is trained (another head, an
-// encoder of images) are left out, with one warning; any other unknown tensor is an error. An index is
-// ignored where model.safetensors is there. Throws Error(kUsage). Owns the open files; does not refer to
-// `model` afterwards.
+// the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.", or
+// lack "model.", as the names of models without a head do. Of two tied tensors one suffices; if both are
+// present they must hold equal values. Buffers that are not parameters (attn.bias, attn.masked_bias,
+// rotary_emb.inv_freq) are ignored; tensors outside of the trained model (another head, an image encoder) are
+// left out, with one warning; any other unknown tensor is an error. An index is ignored if model.safetensors
+// exists. Throws Error(kUsage). Owns the open files; does not refer to `model` afterwards.
 class HfWeights {
  public:
   HfWeights(const std::string& directory, const Model& model);
   ~HfWeights();
   // Writes elements [begin, end) of a parameter, as Param holds them, to fp32 `out` [end - begin], through at
-  // most a few MiB of memory. A Conv1D is gathered from the transposed file, and each call then walks over
-  // the whole tensor: ask for large ranges. Any thread, several at once. Throws Error(kIo).
+  // most a few MiB of memory. A Conv1D is gathered from the transposed tensor in the file, so each call walks
+  // over the whole tensor: ask for large ranges. Any thread; several calls may run at once. Throws
+  // Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
-  bool all_bf16() const;  // whether the files hold all parameters as BF16
+  bool all_bf16() const;  // whether all parameters in the files are BF16
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// Writes config.json and model.safetensors, or shards of at most `shard_bytes` and an index; a tensor that is
-// larger has a shard of its own. `dtype` is kF32 or kBF16. `read` is called on the calling thread for fp32
-// elements [begin, end) of a parameter in the layout of Param, in ascending order; where `model` is a part of
-// a model, all the same for elements of the whole parameters, which are what is written. Memory use is
-// bounded (some 12 MiB, whatever the model's size).
+// Writes config.json and model.safetensors, or shards of at most `shard_bytes` and an index; a larger tensor
+// has a file shard of its own. `dtype` is kF32 or kBF16. `read` is called on the calling thread for fp32
+// elements [begin, end) of a parameter in the layout of Param, in ascending order. Whole parameters are
+// written: even if `model` is a tensor shard, `read` is asked for elements of the whole parameters. Memory
+// use is bounded (about 12 MiB, whatever the model's size).
 //
-// Every file is written aside as "<name>.part" and synced; the files are renamed only when all are complete.
+// Every file is first written as "<name>.part" and synced; the files are renamed only when all are complete.
 // If anything fails before that, `read` included, the directory is left as it was. At the end, weights of an
 // earlier save that were not overwritten (model*.safetensors and the index) are removed, so that they are not
 // loaded instead of the new ones. Throws Error(kIo).

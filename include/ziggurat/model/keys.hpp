@@ -1,4 +1,4 @@
-// The keys of a family's config.json that the "model" section of a run may have. Constant; any thread.
+// The keys of a family's config.json that are allowed in the "model" section of a run. Constant; any thread.
 #pragma once
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ struct ModelKey {
   const char* name;
   std::string type;      // in words
   std::string fallback;  // the default as JSON (without blanks), in words (with blanks), or "required"
-  const char* meaning;   // a sentence; for a key that may only have its default: what the models do
+  const char* meaning;   // a sentence; for a key that must have its default: how the models behave
 };
 // All keys that parse_model_config() accepts for a family.
 const std::vector<ModelKey>& model_keys(Arch arch);

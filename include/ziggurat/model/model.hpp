@@ -1,5 +1,5 @@
-// Models as operations over views. A model knows its units, micro-batches and buffers; it knows
-// nothing of stores, tiers or schedules.
+// A model as operations on views. It knows its units, the shapes of micro-batches and the sizes of buffers,
+// and nothing of stores, memory tiers or schedules.
 //
 // A model is a list of units. A unit is one flat tensor of parameters that are fetched, updated and released
 // together: unit 0 is the embedding, units 1..L are the blocks, and unit L+1 is the head (the final norm, and
@@ -10,9 +10,9 @@
 // A model owns no tensor: weights, gradients and scratch belong to the caller, and must live until the stream
 // has done the work. Calls may come from any thread, one at a time per stream. None allocates device memory.
 //
-// A model may be a part of one (TensorShard): then its units hold what that part has of each parameter, and
-// its calls exchange activations with the other parts (TensorParallelGroup), all of which make the same
-// calls.
+// A model may be one rank's tensor shard (TensorShard). Then its units hold that rank's slice of each
+// parameter, and its calls exchange activations with the other tensor-parallel ranks (TensorParallelGroup),
+// all of which make the same calls.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -34,35 +34,37 @@ struct Structure;
 }  // namespace model
 
 // Whether the weights of each block and each table (embedding, output matrix) are one flat tensor, or tiles
-// (Unit::tiles), of which a call needs one at a time. How a matrix is cut depends on its sizes alone. The
-// gradient of a product's input is a sum over tiles then, in ascending order, so that it rounds differently
-// from a whole unit's.
+// (Unit::tiles), of which a call needs one at a time. How a matrix is cut into tiles depends on its sizes
+// alone. With tiles, the gradient of a product's input is a sum over tiles in ascending order, so it rounds
+// differently from the gradient in a whole unit.
 enum class BlockTiling { kWhole, kInTiles };
 
 // Whether the head's calls compute the gradients of its parameters.
 enum class HeadGradients { kAll, kFrozen };
 
-// What the calls of a part need of the other parts: all parts make the same exchanges in the same order.
-// Views are without gaps. An exchange begins when the work that the stream `s` has so far is done, and goes
-// on beside later work of `s`, which must leave its views alone until end(). Those that are begun are carried
-// out one after the other.
+// The collectives of a tensor-parallel group, which a sharded model's calls need. All ranks of the group make
+// the same exchanges in the same order. Views have no gaps. An exchange begins when the work enqueued on the
+// stream `s` so far is done, and runs concurrently with later work of `s`, which must not touch its views
+// until end(). Exchanges are carried out one after the other.
 class TensorParallelGroup {
  public:
   virtual ~TensorParallelGroup() = default;
-  // data becomes the sum of all parts' data, the same bits on every part.
+  // data becomes the sum of all ranks' data, with the same bits on every rank.
   virtual void all_reduce(Stream& s, const View& data) = 0;
-  // out becomes the sum of what all parts have in this part's piece of `in`; a piece is as large as `out`,
-  // which may be the piece itself.
+  // Sums `in` over all ranks, and gives this rank's slice of the sum to `out`. `in` consists of one slice of
+  // the size of `out` for each rank; `out` may be this rank's slice of `in` itself.
   virtual void reduce_scatter(Stream& s, const View& in, const View& out) = 0;
-  // out gets `in` of every part, in the order of the parts; `in` may be this part's piece of `out`.
+  // out becomes the concatenation of all ranks' `in`, in the order of ranks; `in` may be this rank's slice of
+  // `out`.
   virtual void all_gather(Stream& s, const View& in, const View& out) = 0;
-  // Work that `s` gets later begins when the oldest exchange that has not been ended is done. Each is ended
+  // Makes later work of `s` wait for the oldest exchange that has not been ended. Each exchange is ended
   // once.
   virtual void end(Stream& s) = 0;
 };
 
-// Throws Error(kUsage) unless the model can be split into so many parts: heads and inner width must divide,
-// and each part needs a token of the vocabulary. The error's place is "parallel.tensor".
+// Throws Error(kUsage) unless the model can be split over `parts` tensor-parallel ranks: they must divide the
+// heads and the inner width, and each rank needs at least one token of the vocabulary. The error's place is
+// "parallel.tensor".
 void validate_parts(const ModelConfig& config, int parts);
 
 class Model {
@@ -72,55 +74,54 @@ class Model {
   // 0: the device's default. Throws Error(kUsage) as validate() does. `ops` must outlive the model.
   Model(const ModelConfig& config, DType dtype, Ops& ops, std::int64_t logits_bytes = 0,
         const TensorShard& shard = {}, BlockTiling blocks = BlockTiling::kWhole);
-  // A model for planning, where there is no device: sizes are known, and calls that compute abort.
+  // A model for planning without a device: it reports sizes, and calls that compute abort.
   Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0,
         const TensorShard& shard = {}, BlockTiling blocks = BlockTiling::kWhole);
-  // The same model with the other parts at hand, as the calls of a part need them. `exchange` must outlive
-  // it.
+  // The same model, connected to the other tensor-parallel ranks, as the calls of a tensor shard need.
+  // `exchange` must outlive it.
   Model with(TensorParallelGroup& exchange) const;
 
   const ModelConfig& config() const;  // of the whole model
   const TensorShard& shard() const;
   DType dtype() const;
   DType accumulator_dtype() const { return dtype() == DType::kF64 ? DType::kF64 : DType::kF32; }
-  // The overloads for a temporary model are deleted, since a loop over its units would run after it was
-  // destroyed.
+  // The overloads for a temporary model are deleted, since a loop over its units would outlive it.
   const std::vector<Unit>& units() const&;
   const std::vector<Unit>& units() const&& = delete;
-  // The block of a layer, from 0; it lives as long as a copy of the model does.
+  // The block of a layer, from 0; it lives as long as any copy of the model.
   const Block& block(std::int64_t layer) const&;
   const Block& block(std::int64_t layer) const&& = delete;
-  const Block& largest_block() const&;  // with the most elements; the first one of several
+  const Block& largest_block() const&;  // the block with the most elements; the first of several
   // The unit that holds the output matrix: the embedding when tied, else the head.
   const Unit& output_unit() const&;
   std::int64_t parameter_count() const;  // of the whole model, without padding
-  // Rows of the residual stream, N below, that this part has: all, or its piece of them
-  // (TensorShard::sequence).
+  // Rows of the residual stream that this rank holds: all N, or N / degree with TensorShard::sequence.
   std::int64_t residual_rows(BatchShape shape) const {
     return shard().sequence ? shape.rows() / shard().degree : shape.rows();
   }
-  // The exchanges of a call on a unit with the other parts, in order.
+  // The exchanges with the other tensor-parallel ranks in a call on a unit, in order.
   std::vector<TensorParallelCall> exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const;
 
-  // The tiles that a call on a unit asks for, but the first one, in order; none where it is whole. The
-  // head's calls use tiles of output_unit().
+  // The tiles that a call on a unit asks for, in order, without the first tile; empty where the unit is
+  // whole. The head's calls use the tiles of output_unit().
   std::vector<TileUse> tile_uses(std::size_t unit, ModelCall call) const;
 
-  // The keys of what calls of a unit drop: the first for the embedding's sum, or for what a block's attention
-  // adds to the residual stream, the second for what its MLP adds.
+  // The random keys of a unit's dropout. The first is for the sum of embeddings, or for the output of a
+  // block's attention before it is added to the residual stream; the second for the output of the block's
+  // MLP.
   std::array<RandomKey, 2> dropout_keys(std::uint64_t seed, std::size_t unit) const;
-  // The key of what the unit's adapters drop of their modules' inputs.
+  // The random key for the dropout of the inputs of the unit's adapters.
   RandomKey adapter_dropout_key(std::uint64_t seed, std::size_t unit) const;
 
-  // Sizes in bytes of the memory that calls take. Memory passed as void* must be aligned to 256 bytes and may
-  // hold anything, NaN too.
+  // Sizes in bytes of the memory that calls use. Memory passed as void* must be aligned to 256 bytes; its
+  // contents may be anything, NaN too.
   std::int64_t checkpoint_bytes(BatchShape shape) const;  // a block's input, T [N,C], rounded up to 4096
-  // Block::saved_bytes() and Block::workspace_bytes() of the block that needs most.
+  // The maximum over all blocks of Block::saved_bytes(), and of Block::workspace_bytes().
   std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
   std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
   // Scratch of the head's calls.
   std::int64_t head_workspace_bytes(BatchShape shape, HeadGradients gradients = HeadGradients::kAll) const;
-  std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // of the embedding's; 0: it needs none
+  std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // scratch of the embedding's calls
 
   // Columns of UnitCall::past: the keys and values of a token.
   std::int64_t past_columns() const;
@@ -130,28 +131,29 @@ class Model {
   //
   //   2 * tokens * (p * (the blocks' forward_products()) + 3 * table)
   //
-  // Here `table` is the elements of the output matrix, and p is 3 passes, since a backward counts as two, or
-  // 4 with recomputation of the blocks. What flash attention recomputes in its backward is not counted.
+  // Here `table` is the number of elements of the output matrix. p is the number of passes: 3, since a
+  // backward counts as two, or 4 if blocks are recomputed. The recomputation inside flash attention's
+  // backward is not counted.
   double training_flops(std::int64_t tokens, std::int64_t time, bool recompute) const;
 
-  // Enqueues the call on `s` and returns. Operands that are missing, or of another size or type than
-  // ModelCall and UnitCall say, are a bug of the caller and end the process.
+  // Enqueues the call on `s` and returns. Operands that are missing, or whose size or type differs from what
+  // ModelCall and UnitCall require, are a bug of the caller and end the process.
   void run(Stream& s, ModelCall kind, const UnitCall& call) const;
 
  private:
   model::Call call_of(Stream& s, ModelCall kind, const UnitCall& given) const;
-  // The head's call, as one on the unit with the output matrix.
+  // The same call of the head, with the operands of the unit that holds the output matrix.
   model::Call table_call(const model::Call& head) const;
   model::HeadRoom head_room() const;
   std::int64_t head_chunk_rows(BatchShape shape) const;
 
   std::shared_ptr<const model::Structure> structure_;  // copies share it
-  TensorParallelGroup* exchange_ = nullptr;            // null: the model is whole, or computes nothing
-  Ops* ops_ = nullptr;                                 // null: a model for planning
+  TensorParallelGroup* exchange_ = nullptr;            // null if the model is whole or for planning
+  Ops* ops_ = nullptr;                                 // null if the model is for planning
   std::int64_t logits_bytes_;
 };
 
-// A logit of ModelCall::kHeadLogits as the model means it.
+// Applies the model's cap (final_softcap), if it has one, to a logit of ModelCall::kHeadLogits.
 double capped_logit(const ModelConfig& config, double logit);
 
 }  // namespace zg

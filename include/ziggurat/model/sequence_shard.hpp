@@ -1,4 +1,4 @@
-// Which part of every sequence a rank computes with (context parallelism). A plain value.
+// The shard of every sequence that a rank computes with (context parallelism). A plain value.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -8,20 +8,22 @@
 
 namespace zg {
 
-// Part `part` of `parts`. Sequences are cut into twice as many chunks for a ring, and a part is the chunks
-// `part` and 2 * parts - 1 - part; else into as many chunks, one of which is the part.
+// Shard `index` of `degree` shards. For a ring, sequences are cut into 2 * degree chunks, and a shard is the
+// two chunks `index` and 2 * degree - 1 - index. Otherwise they are cut into `degree` chunks, one for each
+// shard.
 struct SequenceShard {
   int degree = 1, index = 0;
   ContextMethod method = ContextMethod::kRing;
 
-  // Where its rows stand, of which each sequence has `time`; an even number for a ring of several parts.
+  // The positions of the shard's rows. `time`: rows of each sequence in the shard; even for a ring of several
+  // ranks.
   RowPositions positions(std::int64_t time) const {
     if (degree == 1) return time;
     if (method == ContextMethod::kUlysses) return {time, index * time, index * time};
     const std::int64_t chunk = time / 2;
     return {time, index * chunk, (2 * degree - 2 - index) * chunk};
   }
-  // This part of whole sequences of parts * time tokens each, which lie one after the other.
+  // The shard of `whole`: sequences of degree * time tokens each, one after the other.
   std::vector<std::int32_t> cut(const std::vector<std::int32_t>& whole, std::int64_t time) const {
     const RowPositions rows = positions(time);
     std::vector<std::int32_t> mine;
@@ -32,7 +34,7 @@ struct SequenceShard {
     }
     return mine;
   }
-  // What BatchShape::document_numbers() counts, of the first rows of the documents of whole sequences.
+  // The entries of UnitCall::documents for this shard. `whole`: the same for each row of the whole sequences.
   std::vector<std::int32_t> cut_documents(const std::vector<std::int32_t>& whole, std::int64_t time) const {
     std::vector<std::int32_t> mine = cut(whole, time);
     if (degree > 1 && method == ContextMethod::kUlysses) mine.insert(mine.end(), whole.begin(), whole.end());

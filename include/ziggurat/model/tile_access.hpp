@@ -1,8 +1,8 @@
-// The tiles of a unit, where its weights are not all at hand at once.
+// Access to the tiles of a unit whose weights are not all in device memory at once.
 //
-// Of a unit in tiles (Unit::tiles) the first one, which has what is not cut, is there throughout a call. The
-// others come one at a time: a call asks for each before it enqueues the product that uses it, in the order
-// that Model::tile_uses() foretells.
+// The first tile of a unit in tiles (Unit::tiles), which has the parameters that are not cut, is available
+// throughout a call. The other tiles come one at a time: a call asks for each before it enqueues the product
+// that uses it, in the order that Model::tile_uses() predicts.
 #pragma once
 #include <cstdint>
 
@@ -10,7 +10,7 @@
 
 namespace zg {
 
-// What a product does with a tile: it reads the weights, or writes or adds to their gradient.
+// How a product uses a tile: it reads the weights, or it writes (or adds to) their gradient.
 struct TileUse {
   enum class Kind : std::uint8_t { kWeight, kGradient };
   std::int32_t tile = 0;  // its index in Unit::tiles
@@ -21,8 +21,8 @@ struct TileUse {
 class TileAccess {
  public:
   virtual ~TileAccess() = default;
-  // The tile's elements [1, count]: weights of the model's type, or the accumulator of their gradient. For
-  // what is enqueued on the stream of the call until the next one is asked for.
+  // The tile's elements [1, count]: weights in the model's type, or the gradient's accumulator. The view is
+  // valid for work that is enqueued on the call's stream before the next tile is asked for.
   virtual View next(const TileUse& use) = 0;
 };
 

@@ -1,5 +1,5 @@
 // Learning-rate schedules with DeepSpeed's names, keys and values (WarmupLR, WarmupDecayLR, WarmupCosineLR,
-// OneCycle), and "Constant". They are pure functions of the step, so a resumed run needs no state of theirs.
+// OneCycle), and "Constant". They are pure functions of the step, so a resumed run needs no saved state.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@ struct ScheduleConfig {
   std::int64_t total_num_steps = 0;
   // WarmupCosineLR: shares of the optimizer's lr
   double warmup_min_ratio = 0, cos_min_ratio = 0.0001;
-  // OneCycle. The size and stairs of the second half: -1 for as the first.
+  // OneCycle. Size and stair count of the second half: -1 means the same as the first half.
   double cycle_min_lr = 0, cycle_max_lr = 0, decay_lr_rate = 0;
   std::int64_t cycle_first_step_size = 2000, cycle_second_step_size = -1, decay_step_size = 0;
   std::int64_t cycle_first_stair_count = 0, cycle_second_stair_count = -1;
@@ -26,12 +26,12 @@ struct ScheduleConfig {
 
 struct ScheduleValue {
   double lr;
-  double beta1;  // changed by OneCycle alone
+  double beta1;  // only OneCycle changes it
 };
 
 // The values that DeepSpeed's scheduler has set when optimizer step `step` (0, 1, ...) runs. `base_lr` and
 // `beta1` are the optimizer's. schedule.cpp states the formula of each schedule and where it differs from
-// other trainers. Throws Error(kUsage), whose place is the key, for values that make no sense.
+// other trainers. Throws Error(kUsage), which names the key, for values that make no sense.
 ScheduleValue schedule_at(const ScheduleConfig& config, std::int64_t step, double base_lr, double beta1);
 
 }  // namespace zg

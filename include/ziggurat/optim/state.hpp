@@ -1,12 +1,12 @@
-// The layout of an optimizer's state in memory. All that the optimizer keeps of a range of elements is one
-// block of bytes, so that it moves as one transfer on every link:
+// The layout of an optimizer's state in memory. The whole state of a range of elements is one block of bytes,
+// so that it moves as one transfer on every link:
 //
 //   [master][moment 0][moment 1][scales 0][scales 1]
 //
-// in the types of StateFormat; parts that the format has not are left out. Each part begins at a multiple of
-// 64 bytes, with a gap of kStagger bytes behind the part before it: arrays that begin at the same offset of a
-// page compete for the same sets of a cache, and slow each other down. Before the first step all bytes but
-// the masters' are zero. Pure functions; any thread.
+// in the types of StateFormat; arrays that the format lacks are left out. Each array begins at a multiple of
+// 64 bytes, with a gap of kStagger bytes after the one before it: arrays that begin at the same offset within
+// a page compete for the same sets of a cache, and slow each other down. Before the first step all bytes
+// except the masters are zero. Pure functions; any thread.
 #pragma once
 #include <cstdint>
 
@@ -22,15 +22,15 @@ class StateLayout {
   explicit StateLayout(const StateFormat& format) : format_(format) {}
   const StateFormat& format() const { return format_; }
 
-  // Bytes of a block of `elements` elements, a multiple of kQuantBlock.
+  // Bytes of a block. `elements` is a multiple of kQuantBlock.
   std::int64_t bytes(std::int64_t elements) const;
-  // The largest number of elements, a multiple of kQuantBlock, whose block fits into `bytes`; at least
-  // kQuantBlock, whether that fits or not.
+  // The largest multiple of kQuantBlock elements whose block fits into `bytes`; at least kQuantBlock, whether
+  // that fits or not.
   std::int64_t elements_within(std::int64_t bytes) const;
   // Bytes per element, without gaps.
   double bytes_per_element() const;
 
-  // Views of elements [first, first + count) of the block of `elements` elements at `data`. `first` is a
+  // Views of elements [first, first + count) in the block of `elements` elements at `data`. `first` is a
   // multiple of kQuantBlock.
   OptimizerState part(void* data, std::int64_t elements, std::int64_t first, std::int64_t count) const;
 
@@ -45,13 +45,13 @@ class StateLayout {
   StateFormat format_;
 };
 
-// The master weights of a part in host memory, as fp32 `out` [n] or from `values` [n]. `weight` [1, n] holds
-// the weights of the same elements: with kSplit they are the other half of the masters, so reading needs
-// them. Writing sets them too, rounded as the kernels round them.
+// Read the master weights in `state`, which lies in host memory, into fp32 `out` [n], or write them from
+// `values` [n]. `weight` [1, n] holds the weights of the same elements: with kSplit they are the other half
+// of the masters, so reading needs them. Writing also sets the weights, rounded as the kernels round them.
 void read_masters(const StateFormat& format, const OptimizerState& state, const View& weight, float* out);
 void write_masters(const StateFormat& format, const OptimizerState& state, const View& weight,
                    const float* values);
-// The same for weights [1, n] that have no state since they are frozen.
+// The same for frozen weights [1, n], which have no optimizer state.
 void read_weights(const View& weight, float* out);
 void write_weights(const View& weight, const float* values);
 // Moment `which` (0 or 1) of the first `count` elements, decoded to fp32 `out` [count].

@@ -1,16 +1,17 @@
-// What a checkpoint pins (LayoutOptions::pins): the state, and which weights beside it.
+// Which segments a checkpoint pins (LayoutOptions::pins): the state, and some of the weights.
 #pragma once
 #include "ziggurat/step/layout.hpp"
 
 namespace zg {
 
-// Whether the tile's unit has parameters that are not trained; beside adapters these are in the other tiles.
+// Whether the tile's unit has parameters that are not trained; false for a tile of adapters, which are
+// trained.
 inline bool holds_frozen(const Layout& layout, std::int32_t tile) {
   const std::int32_t unit = layout.tile(tile).unit;
   return layout.has_frozen(unit) && layout.adapter_tile(unit) != tile;
 }
 
-// Whether what a later run needs is in the tile's weight, too: one half of split masters, or parameters that
+// Whether a later run also needs the tile's weight: it holds one half of split masters, or parameters that
 // are not trained. Other weights are made from their masters.
 inline bool needs_weight(const Layout& layout, std::int32_t tile) {
   return layout.state().format().master == MasterFormat::kSplit || holds_frozen(layout, tile);
@@ -20,7 +21,8 @@ inline bool pins_weight(const Layout& layout, std::int32_t tile) {
   return layout.options.pins && layout.has_unit(unit) && needs_weight(layout, tile);
 }
 
-// The segments that a checkpoint pins, all of its state; none where another rank has the same.
+// The segments that this rank pins for a checkpoint: all state, and the weights that pins_weight() names.
+// Empty if another replica of the shard pins the same segments.
 inline std::vector<SegmentId> pinned_segments(const Layout& layout) {
   std::vector<SegmentId> all;
   if (!layout.options.pins || layout.options.sharding.replica() != 0) return all;

@@ -1,7 +1,7 @@
-// The schedule of a step: the order in which the phases of all units run, and for which micro-batch. Pure
-// functions from numbers to lists, which know neither tensors nor devices nor memory.
+// The schedule of a step: the order in which the forwards, backwards and updates of all units run, and for
+// which micro-batch. Pure functions from shapes to lists; they use neither tensors nor devices nor memory.
 //
-// Units are those of the model: unit 0 is the embedding, 1 to `layers` are the blocks, `layers` + 1 is the
+// A unit is a unit of the model: unit 0 is the embedding, 1 to `layers` are the blocks, `layers` + 1 is the
 // head.
 #pragma once
 #include <cstdint>
@@ -20,20 +20,20 @@ enum class OpKind : std::uint8_t {
   kHead,            // loss and its gradient, one micro-batch
   kHeadLoss,        // loss alone (evaluation)
   kBackward,        // one block, one micro-batch
-  kBackwardInput,   // its halves (zg::Backward): the gradient of the block's input,
-  kBackwardWeight,  // and those of its parameters
+  kBackwardInput,   // half a backward (zg::Backward): the gradient of the block's input
+  kBackwardWeight,  // the other half: the gradients of its parameters
   kEmbeddingBackward,
   kFinishGradient,  // a unit's gradient is summed over the ranks, and cast from its accumulator
-  kMaterialize,     // a unit's weight is made from its stored form: gathered from the shards of all ranks
-  kSend,            // to another stage of the pipeline, or from it: see Slot::passed
+  kMaterialize,     // a unit's weight is made from its stored form: it is gathered from all shards
+  kSend,            // to another stage, or from one (kReceive); Slot::passed says what
   kReceive,
 };
 const char* name_of(OpKind kind);
-// Whether several ranks do it together.
+// Whether the operation makes collective calls that gather weights or sum gradients over ranks.
 constexpr bool joins_ranks(OpKind kind) {
   return kind == OpKind::kMaterialize || kind == OpKind::kFinishGradient;
 }
-// Whether a stage of a pipeline passes something on by it.
+// Whether the operation passes a tensor between stages of a pipeline.
 constexpr bool joins_stages(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kReceive;
 }
@@ -45,11 +45,11 @@ constexpr bool joins_stages(OpKind kind) {
 //   separate  after backward, before the step ends; for comparison
 enum class UpdateTiming { kDeferred, kEarly, kSeparate };
 
-// When the weight that products read is materialized, that is made from the stored form of a unit.
+// When a unit's weight is materialized: the form that matrix products read is made from the stored form.
 enum class Materialize : std::uint8_t {
-  kNo,           // never: the stored form is that weight
-  kOnceAStep,    // it lives from the forward to the end of the backward
-  kForEachPass,  // it lives for a forward, or for a backward
+  kNo,           // never: the stored form is the weight itself
+  kOnceAStep,    // once a step; the weight lives from the forward to the end of the backward
+  kForEachPass,  // for each forward and each backward; the weight lives for that one
 };
 
 struct ScheduleShape {
@@ -58,8 +58,8 @@ struct ScheduleShape {
   UpdateTiming timing = UpdateTiming::kDeferred;
   bool tied = false;                          // the head uses the embedding's weight
   std::vector<Materialize> materialize = {};  // by unit; empty: never
-  std::int32_t gather_ahead = 0;              // by how many units a weight is made before its first use
-  std::int32_t lowest = 0;                    // the first unit that backward passes
+  std::int32_t gather_ahead = 0;              // how many units before its first use a weight is made
+  std::int32_t lowest = 0;                    // the first unit that a backward passes
   std::int32_t head() const { return layers + 1; }
   Materialize of(std::int32_t unit) const {
     return materialize.empty() ? Materialize::kNo : materialize[static_cast<std::size_t>(unit)];
@@ -71,16 +71,18 @@ struct Slot {
   OpKind kind = OpKind::kForward;
   std::int32_t unit = 0;
   std::int32_t micro_batch = 0;
-  bool first = false;  // the first slot that adds to the unit's gradient: it overwrites the old one
+  bool first = false;  // the first to add to the unit's gradient: it overwrites the old gradient
   // The slot is the last reader of an operand, whose content is dead afterwards. Embedding, head, backward:
-  // of the unit's weight, which the update overwrites before the next read. Materialize: of the stored form,
-  // likewise. Forward: of the slot's input, where no backward follows (evaluations, units below `lowest`).
+  // the operand is the unit's weight, which the update overwrites before the next read. Materialize: it is
+  // the stored form, for the same reason. Forward: it is the slot's input, if no backward follows
+  // (evaluations, units below `lowest`).
   bool last = false;
-  // The slot is the last user of the weight that was made for its unit; of the head also of the embedding's,
-  // if tied.
+  // The slot is the last user of the weight that was materialized for its unit. With a tied embedding, a slot
+  // of the head is also the last user of the embedding's weight.
   bool drop = false;
-  // What a send or receive passes: of the unit's output (kActivation) or input (kGradient) if it is sent, the
-  // other way round if it is received; or of the embedding.
+  // The tensor that a send or receive passes. kActivation: the unit's output if it is sent, the unit's input
+  // if it is received. kGradient: the gradient of the unit's input if it is sent, of its output if it is
+  // received. kTable, kTableGradient: the embedding's weight or its gradient.
   PipelineEvent::Kind passed = PipelineEvent::Kind::kActivation;
   bool operator==(const Slot&) const = default;
 };
@@ -88,23 +90,24 @@ using Schedule = std::vector<Slot>;
 
 Schedule initialize_schedule(const ScheduleShape& shape);
 Schedule save_schedule(const ScheduleShape& shape);
-// A training step. `updates`: whether it contains updates, those of the step before (deferred) or its own
-// (early). With separate updates it never does.
+// A training step. `updates`: whether it contains updates: the updates of the step before (deferred), or its
+// own updates (early). With separate updates it contains none.
 Schedule train_schedule(const ScheduleShape& shape, bool updates);
-Schedule flush_schedule(const ScheduleShape& shape);  // the updates alone
-// shape.micro_batches: how many micro-batches go through the model side by side.
+Schedule flush_schedule(const ScheduleShape& shape);  // only the updates
+// shape.micro_batches: how many micro-batches pass each layer before the next layer.
 Schedule evaluate_schedule(const ScheduleShape& shape);
 
-// The same of a stage of a pipeline: what it does of pipeline_events(), unit by unit. Each micro-batch passes
-// all layers of a chunk before the next one does. A weight that is made for each pass lives as long as the
-// stage stays with a chunk. ScheduleShape::gather_ahead is 1 at most: each weight is then made at the point
-// where the weight before it would be made without it.
+// The schedule of one stage of a pipeline: the stage's events in pipeline_events(), unit by unit. Each
+// micro-batch passes all layers of a chunk before the next micro-batch does. A weight that is materialized
+// for each pass lives as long as the stage works on one chunk. ScheduleShape::gather_ahead is at most 1. With
+// 1, each weight is made at the point where, with 0, the weight before it would be made.
 struct StageShape {
-  ScheduleShape step;  // of the whole model
+  ScheduleShape step;  // the whole model's
   PipelineShape pipeline;
   int stage = 0;
-  std::vector<std::int32_t> first_layer;  // split_layers()
-  // By unit, whether something of it is trained; empty: of all. The backward of another is never in halves.
+  std::vector<std::int32_t> first_layer;  // from split_layers()
+  // By unit: whether anything in it is trained; empty: in every unit. A unit in which nothing is trained
+  // never has its backward in halves.
   std::vector<bool> trained = {};
 };
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates);

@@ -8,22 +8,24 @@
 
 namespace zg {
 
-// The elements of the unit that this rank holds of a tile and updates: its shard, or all; and the one of
-// them that it sums the gradient of. They may end behind the tile, in its padding.
+// shard_elements(): the tile's elements that this rank holds and updates: its shard, or the whole tile.
+// piece_elements(): the piece of the shard whose gradient this rank sums. Both are numbered within the unit,
+// and may end after the tile, in its padding.
 Layout::Elements shard_elements(const Layout& layout, std::int32_t tile);
 Layout::Elements piece_elements(const Layout& layout, std::int32_t tile);
-// The shard without the padding, and the shards of all tiles of a unit.
+// shard_elements() without the padding: of one tile, and of all tiles of a unit.
 Layout::Elements held_of_tile(const Layout& layout, std::int32_t tile);
 std::vector<Layout::Elements> held_of_unit(const Layout& layout, std::int32_t unit);
 
-// Visits the part of each trained parameter that the tile's segment `i` of state holds: elements [first,
-// first + count) of the parameter, with the gap after it. Parts that are nothing but gap are left out.
+// Visits the elements of each trained parameter whose state is in the tile's state segment `i`: elements
+// [first, first + count) of the parameter, including the gap after it. Ranges that consist of gap only are
+// left out.
 using RangeVisitor =
     std::function<void(const Layout::StateRange& range, std::int64_t first, std::int64_t count)>;
 void visit_ranges(const Layout& layout, std::int32_t tile, std::int32_t i, const RangeVisitor& visit);
 
-// Gradients that are summed over the parts of the model: `count` neighbouring elements of the unit from
-// `first` on, or, with `bands`, all of that parameter, whose lines several parts hold.
+// Gradients that are summed over the tensor-parallel ranks: `count` consecutive elements of the unit from
+// `first` on; or, with `bands`, the whole parameter `bands`, some lines of which several ranks hold.
 struct CopySum {
   std::int64_t first = 0, count = 0;
   const Param* bands = nullptr;

@@ -1,4 +1,4 @@
-// The engine's own device memory, one block: scratch, saved activations, tokens, sums.
+// The engine's own device memory, one block: scratch memory, saved activations, tokens, scalars.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,24 +17,25 @@ class Workspace {
     return round_up(inputs_offset(layout) + input_bytes(layout, layout.options.micro_batches), 4096);
   }
 
-  // Scratch of the current operation.
+  // Scratch memory of the current operation.
   void* scratch() const { return base_; }
-  // With one rank it uses the memory of scratch(); with several, gradients are finished on a stream of their
-  // own, beside operations that use that, and those of tiles between two that do.
+  // With one rank and one tile for each unit, it uses the memory of scratch(). Otherwise scratch() may be in
+  // use: with several ranks, gradients are finished on a stream of their own while other operations run; the
+  // gradients of tiles are finished between two operations of one call of the model.
   View sum_partials() const {
     void* const at = partials_bytes(layout_) > 0 ? base_ + partials_offset(layout_) : scratch();
     return {at, DType::kF64, 1, Ops::kSumPartials};
   }
-  // Where sums of squares go that another part of the model counts.
+  // Receives the sums of squares of elements that another tensor-parallel rank counts for the norm.
   View discarded() const {
     return {base_ + partials_offset(layout_) + Ops::kSumPartials * std::int64_t{sizeof(double)}, DType::kF64,
             1, 1};
   }
-  // Elements of the gradient of a parameter whose copies are summed over the parts of the model.
+  // Holds the gradient of a whole parameter while its copies are summed over the tensor-parallel ranks.
   View copies(std::int64_t count) const {
     return {base_ + copies_offset(layout_), layout_.model->accumulator_dtype(), 1, count};
   }
-  // What ranks exchange in fewer bits passes through these, in parts of exchange_values() values of each
+  // Buffers for quantized exchanges between ranks: each call exchanges up to exchange_values() values of each
   // rank.
   View sent(std::int64_t bytes) const { return {exchange(0), DType::kU8, 1, bytes}; }
   View received(std::int64_t bytes) const { return {exchange(1), DType::kU8, 1, bytes}; }
@@ -42,15 +43,15 @@ class Workspace {
     return std::max(kQuantBlock, kExchangeValues / l.options.sharding.ranks / kQuantBlock * kQuantBlock);
   }
   void* saved() const { return base_ + scratch_bytes(layout_); }
-  // What a step begins with, in one piece, so that one copy brings it: the scalars, all zero, and then ids,
-  // targets and, of packed documents, their first rows, of each micro-batch.
+  // The inputs of a step, contiguous, so that one copy brings them: the scalars, all zero, and then for each
+  // micro-batch the ids, the targets and, with packed documents, their first rows.
   void* inputs() const { return base_ + inputs_offset(layout_); }
   static std::int64_t input_bytes(const Layout& l, std::int64_t micro_batches) {
     return round_up(scalar_bytes(l), kTokenAlign) + micro_batches * micro_batch_bytes(l);
   }
   View ids(std::int64_t micro_batch) const { return tokens(micro_batch, 0, rows()); }
   View targets(std::int64_t micro_batch) const { return tokens(micro_batch, token_bytes(layout_), rows()); }
-  // Null: sequences are no packed documents.
+  // Null if sequences are not packed documents.
   View documents(std::int64_t micro_batch) const {
     const BatchShape& shape = layout_.options.micro_batch;
     if (!shape.documents) return View();
@@ -69,13 +70,13 @@ class Workspace {
 
  private:
   static constexpr std::int64_t kTokenAlign = 256;  // kernels read several tokens at once
-  // Summed over all ranks: enough for a link at full speed.
+  // The number of values of all ranks in one exchange: large enough to use a link at full speed.
   static constexpr std::int64_t kExchangeValues = std::int64_t{4} << 20;
 
   static std::int64_t micro_batch_bytes(const Layout& l) { return 2 * token_bytes(l) + document_bytes(l); }
   static std::int64_t exchange_bytes(const Layout& l) {
     if (l.options.weight_bits == 0 && l.options.gradient_bits == 0) return 0;
-    std::int64_t most = 0;  // values of a rank in one exchange
+    std::int64_t most = 0;  // the most values that one rank exchanges for a tile
     for (const Layout::TileTensors& tile : l.tiles)
       most = std::max(most, tile.piece * l.options.sharding.replicas());
     const std::int64_t values = std::min(most, exchange_values(l)) * l.options.sharding.ranks;
@@ -97,7 +98,8 @@ class Workspace {
       bytes = std::max(bytes, l.model->head_workspace_bytes(shape, HeadGradients::kFrozen));
     return round_up(bytes, 4096);
   }
-  // What a recomputed block saves for a whole backward. Else forwards that nothing is kept of use it.
+  // The saved activations of a recomputed block, for a whole backward. Without recomputation, only forwards
+  // whose activations are not kept use this memory.
   static std::int64_t saved_bytes(const Layout& l) {
     return round_up(l.model->saved_bytes(l.options.micro_batch), 4096);
   }
@@ -123,7 +125,8 @@ class Workspace {
   char* base_;
 };
 
-// A flat tensor whose bytes are at `data`, and a unit's (or tile's) elements of one, which may be padded.
+// Views of a flat tensor whose bytes are at `data`: of all its elements, and of a unit's (or tile's) elements
+// without padding.
 inline View whole_view(const Layout& layout, void* data, TensorId tensor) {
   const TensorSpec& spec = layout.table.tensor(tensor).spec;
   return {data, spec.dtype, 1, spec.count};

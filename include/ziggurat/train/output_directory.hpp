@@ -9,25 +9,25 @@ namespace zg {
 
 class DirectoryLock;
 
-// The run has the directory for itself while this lives: the log and the model of two runs would mix. In the
-// first process of a run alone.
+// Gives the run exclusive use of the directory while this object lives, since otherwise the logs and models
+// of two runs could mix. Only the first process of a run has one.
 class OutputDirectory {
  public:
-  // Makes the directory where it is not there, and takes it. Throws Error(kUsage) where another run has it,
-  // or it cannot be written to.
+  // Makes the directory if it does not exist, and locks it. Throws Error(kUsage) if another run has locked
+  // it, or if it cannot be written to.
   explicit OutputDirectory(const RunConfig& config);
-  // Removes the directory again where this one has made it, and nothing is in it.
+  // Removes the directory if this object has made it and it is empty.
   ~OutputDirectory();
-  // Once the run is prepared: writes config.json, and begins the log, or goes on with the one of the run that
-  // was resumed. Says which results of another run it replaces. Throws Error(kIo).
+  // To be called once the run is prepared. Writes config.json, and begins the log or continues the log of the
+  // run that is resumed. Warns which results of another run it replaces. Throws Error(kIo).
   std::unique_ptr<StepLog> begin(const Trainer& trainer);
 
  private:
   std::unique_ptr<DirectoryLock> lock_;
 };
 
-// The keys of two configurations whose values differ, as "optimizer.params.lr"; the keys of `left_out` are
-// not compared. Texts that are no configuration differ in "".
+// The keys whose values differ in two configurations, as "optimizer.params.lr". The keys in `left_out` are
+// not compared. For a text that is no configuration the result is the key "".
 std::vector<std::string> differing_keys(const std::string& a, const std::string& b,
                                         const std::vector<std::string>& left_out);
 

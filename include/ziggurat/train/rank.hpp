@@ -13,9 +13,9 @@ namespace zg {
 
 class Rank {
  public:
-  // All arguments outlive the rank, and the node's volume is open. `gpu` null: the rank makes a host device.
-  // Of the node's host memory the rank uses the plan's budget.
-  // `comm`: null where it is the only rank. `adopted`: state that lies in the drives' files; null: none.
+  // All arguments outlive the rank, and the node's volume is open. The rank uses as much of the node's host
+  // memory as its plan's budget says. `gpu`: null if the rank is to make a host device. `comm`: null if it is
+  // the only rank. `adopted`: state that lies in the drives' files; null: none.
   Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog,
        const AdoptedVersions* adopted = nullptr);
   Rank(const Rank&) = delete;
@@ -24,14 +24,14 @@ class Rank {
   TensorStore& store() { return *store_; }
   StepExecutor& engine() { return *engine_; }
 
-  // Fills the weights, from the model directory that the configuration names or at random. Once, before
-  // anything else.
+  // Exactly one of the next three functions must be called, once, before the first step.
+  // Fills the weights from the model directory that the configuration names, or at random.
   void initialize();
-  // The same with what a checkpoint holds.
+  // Fills all state from a checkpoint.
   void restore(const TileVisitor& fill);
-  // The same from the state that was adopted.
+  // Takes over the adopted state.
   void adopt();
-  // The forecast for the programs that have run so far, without the engine's own bytes.
+  // The traffic forecast for the programs that have run so far, without the engine's own copies.
   LinkBytes forecast() const;
 
  private:
@@ -42,7 +42,7 @@ class Rank {
   Device& device_;
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<StepExecutor> engine_;
-  std::vector<Watchdog::Registration> watched_;  // last, so that nothing is watched that is gone
+  std::vector<Watchdog::Registration> watched_;  // last: destroyed before the objects that it watches
 };
 
 }  // namespace zg

@@ -7,9 +7,9 @@
 
 namespace zg {
 
-// `steps` 0: one step of the steady state, which a replay repeats. Otherwise the first `steps` steps, with
-// the evaluations that the configuration asks for between them and at the end. The trace's budgets are those
-// of the run without the workspace.
+// With `steps` 0, records one step of the steady state, which a replay repeats. Otherwise the first `steps`
+// steps, with the evaluations that the configuration asks for. The trace has the run's budgets without the
+// workspace.
 AccessTrace record_trace(const RunPlan& plan, std::int64_t steps);
 
 }  // namespace zg

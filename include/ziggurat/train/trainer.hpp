@@ -6,14 +6,14 @@
 //   trainer.run();                 // all steps and evaluations
 //   trainer.save_model("model");
 //
-// With Options::resume a run goes on from a checkpoint (checkpoint.hpp), and run() writes those that the
-// configuration asks for.
+// With Options::resume a run continues from a checkpoint (checkpoint.hpp). run() writes the checkpoints that
+// the configuration asks for.
 //
 // Each rank has a thread while it works. One thread calls the trainer. With several processes each has a
-// trainer of its own, and all make the same calls; the results are those of all ranks. It throws Error:
-// kUsage for mistakes in the configuration, kMemory for budgets that are too small, kIo and kDevice for
-// failures of drives and devices, kNumeric for a loss that is not finite; FailedElsewhere where another
-// process has failed.
+// trainer of its own, and all make the same calls; results cover all ranks. The trainer throws Error: kUsage
+// for mistakes in the configuration, kMemory for budgets that are too small, kIo and kDevice for failures of
+// drives and devices, kNumeric for a loss that is not finite. It throws FailedElsewhere if another process
+// has failed.
 #pragma once
 #include <functional>
 #include <memory>
@@ -35,29 +35,29 @@ struct ResultRoom;
 class RunCheckpoints;
 class Trainer;
 
-// One step, for observers. Of several ranks: loss and norm are of the whole batch; bytes are sums; the times
-// of streams, stalls and calls of other ranks are means.
+// One step, for observers. With several ranks, loss and norm are of the whole batch, bytes and counts are
+// sums over the ranks, and the times of streams, stalls and communication are means over the ranks.
 struct StepRecord {
   std::int64_t step = 0;  // from 1
   double lr = 0;
   StepResult result;
-  double flops = 0;  // of the step's matrix products
+  double flops = 0;  // in the step's matrix products
   Bound bound;
   Roofs roofs;
-  std::int64_t peak_device = 0, peak_host = 0, peak_nvme = 0;  // bytes, so far
+  std::int64_t peak_device = 0, peak_host = 0, peak_nvme = 0;  // bytes, since the start of the run
   std::optional<double> val_loss;
-  std::optional<double> loss_scale;  // of the step's gradients; with fp16
+  std::optional<double> loss_scale;  // the scale of the step's gradients; fp16 only
   std::int64_t skipped = 0;          // steps skipped so far
-  double loader_seconds = 0;         // that a rank waited for its batch before the step; the longest of all
-  // By rank: how long the batch and the step took without the waits for other ranks.
+  double loader_seconds = 0;         // wait for the batch before the step; the longest of all ranks
+  // Indexed by rank: time for the batch and the step, without the waits for other ranks.
   std::vector<double> own_seconds;
   int ranks() const { return static_cast<int>(own_seconds.size()); }
-  // With a pipeline: for each stage the longest of its ranks' own_seconds; the share of the step in which
-  // stages waited for each other, and that share by formula.
+  // Pipeline only. stage_seconds: for each stage the longest of its ranks' own_seconds. bubble: the share of
+  // the step in which stages waited for each other, as measured; bubble_formula: the same by formula.
   std::vector<double> stage_seconds;
   double bubble = 0, bubble_formula = 0;
 };
-// The rank with the most, or the least, of its own.
+// The rank whose own_seconds are the longest, or the shortest.
 struct Straggler {
   int rank = 0;
   double seconds = 0;
@@ -73,24 +73,24 @@ struct RunSummary {
   double tokens_per_second = 0;              // in the median step
   double first_loss = 0, last_loss = 0;
   std::optional<double> val_loss;
-  std::optional<double> loss_scale;  // at the end; with fp16
+  std::optional<double> loss_scale;  // at the end; fp16 only
   std::int64_t skipped = 0;          // steps that were skipped
   Roofs roofs;                       // at the end
   bool raised = false;               // a step was faster than its bound, so roofs were raised
   bool stopped = false;              // Options::stop has ended the run
-  // Bytes over all processes: the peak of each tier and of resident memory, and the size of the NVMe tier's
-  // files.
+  // Bytes, summed over all processes: the peaks of the tiers and of resident memory, and the size of the NVMe
+  // tier's files.
   std::int64_t peak_device = 0, peak_host = 0, peak_resident = 0, nvme_files = 0;
-  LinkBytes measured, formula;  // of the whole run, once all moves are done: as measured, and as forecast
-  // The same between the ranks. Summed over the steps: how long an axis was busy (mean of the ranks), and
-  // StepRecord's seconds.
+  LinkBytes measured, formula;  // the whole run's traffic, once all moves are done: measured, and forecast
+  // Traffic between the ranks: measured, and forecast. comm_seconds (how long each axis was busy, as a mean
+  // over the ranks) and the other seconds, which are StepRecord's, are summed over the steps.
   CommTraffics comm, comm_formula;
   ByAxis<double> comm_seconds;
   double loader_seconds = 0;
   std::vector<double> own_seconds;
-  std::vector<double> stage_seconds;  // of a pipeline
+  std::vector<double> stage_seconds;  // pipeline only
   double bubble_formula = 0;
-  // Share of the steps: waits for other stages, and for the slowest one at the end of a step.
+  // The share of the steps' time spent waiting for other stages, or for the slowest one at a step's end.
   double bubble() const {
     return (stall[StallCause::kStages] + stall[StallCause::kRanks]) / std::max(1e-9, step_seconds);
   }
@@ -113,75 +113,77 @@ class Trainer {
     Trace* trace = nullptr;           // outlives the trainer; null: no timeline
     Watchdog* watchdog = nullptr;     // outlives the trainer; null: none
     std::function<bool()> stop = {};  // called before each step; if true, that step is the last one
-    Processes* processes = nullptr;   // outlive the trainer; null: this process is alone
-    // Goes on from a checkpoint: its directory, or a directory of checkpoints, whose newest valid one counts.
-    // An empty text stands for checkpoint.path, which may have none yet. None: begins with the first step.
+    Processes* processes = nullptr;   // outlive the trainer; null: this is the only process
+    // The checkpoint to continue from: its directory, or a directory of checkpoints, of which the newest
+    // valid one is taken. An empty string stands for checkpoint.path, which may have no checkpoint yet.
+    // Without a value the run begins with the first step.
     std::optional<std::string> resume = {};
     Files* files = nullptr;  // for tests: the file operations of checkpoints; null: the system's
   };
-  // Reads model and data, and plans. Opens the context of a GPU, if there is one; takes no other resources.
+  // Reads model and data, and makes the plans. Opens the GPUs' contexts, if GPUs compute; takes no other
+  // resources.
   explicit Trainer(const RunConfig& config) : Trainer(config, Options()) {}
   Trainer(const RunConfig& config, const Options& options);
   ~Trainer();
   Trainer(const Trainer&) = delete;
 
-  // The three parts of prepare(), for callers that measure the drives themselves or not at all.
+  // The three steps of prepare(), for callers that measure the drives themselves or not at all.
   void open_node();               // binds threads, opens the drives
   std::vector<double> measure();  // measures the roofs; returns the drives' bandwidths
-  // Makes store and engine, and fills the weights. `drive_shares`: see Node::open_volume(). Opens the node if
-  // need be.
+  // Makes each rank's store and engine, and fills the weights. `drive_shares`: see Node::open_volume(). Opens
+  // the node if that was not done.
   void start(const std::vector<double>& drive_shares = {});
   void prepare() { open_node(), start(measure()); }
 
-  // Runs all steps that the configuration asks for, with their evaluations, on threads of the ranks. Once,
-  // after start(). Observers are notified in the first process alone.
+  // Runs all steps that the configuration asks for, with their evaluations, on the ranks' threads. To be
+  // called once, after start(). Only the first process notifies its observers.
   RunSummary run(const std::vector<TrainObserver*>& observers = {});
 
-  // The same step by step. `step` counts from 0, and its batch depends on this number.
+  // Runs one step in place of run(). `step` counts from 0 and selects the step's batch.
   StepResult train_step(std::int64_t step, Then then);
   double evaluate();  // the mean loss over the batches of an evaluation; after a step with Then::kPause
   // Writes a Hugging Face directory: fp32 master weights and tokenizer. Only after a step with Then::kPause.
-  // The first process writes, and takes from the others what they hold.
+  // The first process writes, and receives from the others the weights that they hold.
   void save_model(const std::string& directory);
-  // The same to the output directory (RunConfig::model_dir). Where that has no room any more, or cannot be
-  // written to, the model goes to another directory that the run was told of and that has room:
-  // checkpoint.path, checkpoint.export.path, a drive's, or the working directory. Returns where it is. Throws
-  // Error(kIo) where it is nowhere.
+  // Writes the model to the output directory (RunConfig::model_dir). If that is full or cannot be written to,
+  // the model goes to another directory that the configuration names and that has room: checkpoint.path,
+  // checkpoint.export.path, a drive's, or the working directory. Returns the directory that was written.
+  // Throws Error(kIo) if none could be.
   std::string save_model();
 
-  // Waits for copies of checkpoints that are still made (checkpoint.export), and makes that of the last one,
-  // with a line of progress. Options::stop ends this. Last of all, since nothing else goes on meanwhile;
-  // without it, what is under way is given up. In another process than the first it does nothing.
+  // Waits for the copy of a checkpoint that is under way (checkpoint.export), and copies the last checkpoint,
+  // with a line of progress. Options::stop ends this. Call it last, since nothing else runs meanwhile. If it
+  // is not called, a copy under way is given up. Does nothing except in the first process.
   void finish_exports();
 
-  const RunPlan& plan() const { return plans_.front(); }        // of this process's first rank
-  const std::vector<RunPlan>& plans() const { return plans_; }  // of all ranks of this process
+  const RunPlan& plan() const { return plans_.front(); }        // the plan of this process's first rank
+  const std::vector<RunPlan>& plans() const { return plans_; }  // the plans of all ranks of this process
   const DataSet& data() const { return *data_; }
   const Roofs& roofs() const { return roofs_; }  // as measured, or raised by faster steps
-  Node& node() { return *node_; }                // once it is open
+  Node& node() { return *node_; }                // only once it is open
   bool has_drives() const { return node_ != nullptr && node_->io() != nullptr; }
   // Sums over all ranks.
   struct Totals {
     Budgets budgets, peak;  // peak: how much of the budgets the plan takes
-    LinkBytes per_step;     // as planned; after start() with the engine's own
-    CommTraffics comm;      // in a step, as planned
+    LinkBytes per_step;     // as planned; after start() with the engine's own traffic
+    CommTraffics comm;      // planned traffic between ranks in a step
     std::int64_t nvme = 0;  // bytes of the NVMe tier
   };
   const Totals& totals() const { return totals_; }
   int ranks() const { return plan().config.ranks(); }
   Processes& processes() { return processes_; }
-  // The ranks of this process, numbered from 0; after start().
+  // The ranks of this process, numbered from 0; rank() only after start().
   int local_ranks() const { return static_cast<int>(plans_.size()); }
   Rank& rank(int local = 0) { return *ranks_[static_cast<std::size_t>(local)]; }
-  UpdateRule rule() const { return rule(states_.front()); }  // of the next step
-  // What each rank knows of the steps so far. It is the same for all.
+  UpdateRule rule() const { return rule(states_.front()); }  // the next step's rule
+  // What a rank knows of the steps so far. All members but loader_seconds are the same on all ranks.
   struct StepState {
-    std::optional<LossScaler> scaler;       // of the next step's loss, with fp16
+    std::optional<LossScaler> scaler;       // scales the next step's loss; fp16 only
     std::int64_t updates = 0, skipped = 0;  // the last update may be deferred; skipped: gradients overflowed
-    double loader_seconds = 0;              // this rank's wait for the batch of the last step
+    double loader_seconds = 0;              // this rank's wait for the last step's batch
   };
   const StepState& state() const { return states_.front(); }
-  // Steps that were done before this run: those of the checkpoint that it goes on from.
+  // The number of steps done before this run, which the checkpoint that it continues from records.
   std::int64_t first_step() const;
   const Checkpoint* resumed_from() const;  // null: the run begins with its first step
   // One line for each decision of the plan, with its reason.
@@ -190,7 +192,7 @@ class Trainer {
  private:
   class Loop;
   class Saver;
-  // Runs work(local rank) on a thread of each. The exception of the rank that failed first is thrown here.
+  // Runs work(local rank) on each rank's thread. Throws the exception of the rank that failed first.
   void on_ranks(const std::function<void(int rank)>& work);
   void read_data(const RunConfig& config, ModelConfig& model);
   void make_plans(const RunConfig& config, const ModelConfig& model);  // and checkpoints_
@@ -202,24 +204,24 @@ class Trainer {
   void save_checkpoint(int rank, const StepRecord& last, const std::optional<Validation>& validation);
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);
-  ResultRoom results() const;  // what the run leaves in output.dir
+  ResultRoom results() const;  // the space that the run's results take in output.dir
   Trace* trace_of(int rank);
 
   const Options options_;
   Processes alone_;
   Processes& processes_;
-  std::vector<std::unique_ptr<Trace>> traces_;  // groups of lanes by local rank; empty: there is one rank
-  std::vector<StepState> states_;               // by local rank, as all that follows
+  std::vector<std::unique_ptr<Trace>> traces_;  // each local rank's group of lanes; empty: only one rank
+  std::vector<StepState> states_;               // indexed by local rank, like the vectors below
   Roofs roofs_;
-  std::vector<OpenGpu> gpus_;  // by rank; before the plans, which refer to their ops
+  std::vector<OpenGpu> gpus_;  // declared before the plans, which refer to their ops
   std::unique_ptr<const DataSet> data_;
   std::vector<RunPlan> plans_;
   Totals totals_;
   std::unique_ptr<Node> node_;
-  std::vector<std::unique_ptr<CommRank>> comm_;  // empty: there is one rank
+  std::vector<std::unique_ptr<CommRank>> comm_;  // empty if there is only one rank
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::unique_ptr<RunCheckpoints> checkpoints_;
-  Watchdog::Registration watched_;  // last, so that nothing is watched that is gone
+  Watchdog::Registration watched_;  // last: destroyed before the objects that it watches
 };
 
 }  // namespace zg

@@ -35,15 +35,16 @@ struct Copy {
 struct Thread {
   std::unique_ptr<Fiber> fiber;
   Place place;
-  int index = 0;  // in its block
+  int index = 0;  // index in its block
   State state = State::kDone;
-  unsigned mask = 0;         // of the collective that it waits in
-  std::size_t bytes = 0;     // that it contributed there
-  std::vector<Copy> copies;  // not carried out yet, in the order of their groups
-  std::size_t groups = 0;    // that were committed
+  unsigned mask = 0;         // of the collective in which it waits
+  std::size_t bytes = 0;     // bytes that it contributed to the collective
+  std::vector<Copy> copies;  // pending, in the order of their groups
+  std::size_t groups = 0;    // committed groups
 };
 
-// What the lanes of a warp contribute to a collective, and a copy that all may read when all have arrived.
+// given: the contributions of a warp's lanes to a collective. seen: a copy, which all lanes may read when all
+// have arrived.
 struct Warp {
   alignas(16) unsigned char given[kWarp][kMaxGiven];
   alignas(16) unsigned char seen[kWarp][kMaxGiven];
@@ -59,7 +60,7 @@ struct Block {
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   std::unique_ptr<void, Free>
-      shared;  // of exactly the size asked for, so that a sanitizer finds accesses beyond
+      shared;  // of exactly the requested size, so that a sanitizer finds accesses beyond
   std::uint64_t random = 0, switches = 0;
   std::vector<bool> late;  // warps that run only when no other can
 
@@ -77,7 +78,7 @@ struct Block {
 
 thread_local Block* t_block = nullptr;
 thread_local Thread* t_thread = nullptr;
-// Stacks are the expensive part of a fiber: each thread of the machine keeps its fibers from block to block.
+// Stacks are the expensive part of a fiber, so each host thread reuses its fibers from block to block.
 thread_local std::vector<std::unique_ptr<Thread>> t_kept;
 
 void stop(State state) {
@@ -85,7 +86,7 @@ void stop(State state) {
   t_thread->fiber->suspend();
 }
 
-// A thread is used again for one of the next block.
+// Makes a thread, which is reused by later blocks.
 std::unique_ptr<Thread> make_thread() {
   auto made = std::make_unique<Thread>();
   made->fiber = std::make_unique<Fiber>(kStackBytes, [] {
@@ -122,7 +123,7 @@ void carry_out(const Copy& copy) {
   copy.from == nullptr ? std::memset(copy.to, 0, copy.bytes) : std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
-// Makes the fibers ready whose collective is complete; false if there are none.
+// Marks fibers whose collective is complete as ready; false if there are none.
 bool complete_collectives(Block& b) {
   bool any = false;
   for (Thread* f : b.threads) {
@@ -161,15 +162,15 @@ bool complete_barrier(Block& b) {
   return true;
 }
 
-// Draws which warps are late until the next barrier; half of the time none is. So a warp may get a whole
-// loop ahead of another if no barrier prevents it.
+// Draws at random which warps are late until the next barrier; half of the time none is. So a warp may get a
+// whole loop ahead of another if no barrier prevents it.
 void draw_late(Block& b) {
   const std::uint64_t drawn = b.draw(), warps = b.draw();
   for (std::size_t w = 0; w < b.late.size(); ++w)
     b.late[w] = drawn >> 63 != 0 && (warps >> (w % 32 + 16) & 1) != 0;
 }
 
-// Runs every ready fiber once, of the late warps or of the others; false if there are none.
+// Runs every ready fiber of the late warps, or of the other warps, once; false if there are none.
 bool run_ready(Block& b, const std::vector<Thread*>& order, bool late) {
   bool any = false;
   for (Thread* f : order) {

@@ -1,12 +1,11 @@
-// An emulation of CUDA C++ on the processor, as far as the kernels of kernels/cuda use the language: the
-// same sources compile with the host's compiler, so that their logic is tested without a GPU.
+// An emulation of CUDA C++ on the CPU, as far as the kernels of kernels/cuda use it: the same sources compile
+// with the host's compiler, so that their logic is tested without a GPU.
 //
-// Every thread of a block is a fiber, and all fibers of a block run on one thread of the machine. They
-// switch only at barriers and warp collectives, in an order that is drawn from a seed each time: code that
-// lacks a barrier gives different results for different seeds. Dynamic shared memory is filled with NaN
-// patterns when a block begins. The emulation ends the process, with a message, at a barrier that some
-// threads can never reach, at a collective that some lanes skip or reach with another mask, and for blocks
-// that are too large for a GPU.
+// Every thread of a block is a fiber, and all fibers of a block run on one host thread. They switch only at
+// barriers and warp collectives, each time in a random order drawn from a seed: code that lacks a barrier
+// gives different results for different seeds. Dynamic shared memory is filled with NaN patterns when a block
+// begins. The emulation ends the process, with a message, at a barrier that some threads can never reach, at
+// a collective that some lanes skip or reach with another mask, and for blocks that are too large for a GPU.
 //
 // Not modelled: time, caches, memory order between blocks, and lanes that run simultaneously between
 // collectives. Sums and products follow IEEE and are never contracted to FMA; the approximate functions
@@ -28,7 +27,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) alignas(n)
-// A copy for each thread of the machine, and so for each block that is running.
+// A copy for each host thread, and so for each running block.
 #define __shared__ static thread_local
 
 struct dim3 {
@@ -62,24 +61,24 @@ struct Place {
   uint3 thread, block;
   dim3 block_size, grid_size;
 };
-const Place& place();  // of the running fiber
-void barrier();        // of the block
+const Place& place();  // the place of the running fiber
+void barrier();        // waits for all threads of the block
 // A collective of the lanes of `mask`, all of which must call it with that mask. Each contributes a value;
 // the result is the value of lane `from`.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, int from);
-// A collective: each lane contributes `bytes` (at most kMaxGiven), and may read those of all lanes,
-// kMaxGiven bytes apart, until its next collective.
+// A collective: each lane contributes `bytes` bytes (at most kMaxGiven). Until its next collective it may
+// read the contributions of all lanes, which are kMaxGiven bytes apart.
 inline constexpr std::size_t kMaxGiven = 64;
 const void* gather(unsigned mask, const void* value, std::size_t bytes);
 unsigned vote(unsigned mask, bool predicate);  // a collective: a bit for each lane
 void* dynamic_shared();
 int lane();
 [[noreturn]] void trap();  // ends the process
-// Ends the process, with the rule as message, unless the rule is kept.
+// Ends the process with the message `rule` unless `kept`.
 void require(bool kept, const char* rule);
 
-// Asynchronous copies of a thread, in groups (cp.async). It is drawn whether a copy is carried out at once
-// or when the thread waits for its group: a missing wait, or a copy to memory that others still read, gives
+// Asynchronous copies of a thread, in groups (cp.async). Whether a copy is carried out at once, or when the
+// thread waits for its group, is random: a missing wait, or a copy to memory that others still read, gives
 // different results for different seeds. A null `from` copies zeros. Copies that the thread never waits for
 // are lost.
 void start_copy(void* to, const void* from, std::size_t bytes);
@@ -88,13 +87,13 @@ void wait_copies(std::size_t left);  // until at most the latest `left` groups a
 // Ends the process if the address is not aligned to the size of the access, where a GPU would fault.
 void check_access(const void* address, std::size_t bytes);
 
-// Runs the kernel over the grid in the calling thread, the blocks in a drawn order.
+// Runs the kernel over the grid in the calling thread, the blocks in a random order.
 void run(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
          const std::function<void()>& kernel);
-// The seed of all orders, for tests. From any thread.
+// Sets the seed of all random orders, for tests. Any thread.
 void set_seed(std::uint64_t seed);
-// Shared memory that a block can have: run() ends the process for more. For tests of kernels that need less
-// on smaller GPUs.
+// The shared memory that a block can have; run() ends the process for more. Tests lower it to check kernels
+// for smaller GPUs.
 inline constexpr std::size_t kMostShared = 227 * 1024;  // sm_90 and sm_100; sm_80: 163 KiB, sm_86 and 89: 99
 std::size_t most_shared();
 void set_most_shared(std::size_t bytes);
@@ -162,7 +161,7 @@ inline int __any_sync(unsigned mask, int predicate) {
   zg::emulation::trap();
 }
 
-// A plain addition will do, since blocks run one after the other.
+// A plain addition suffices, since blocks run one after the other.
 template <class T>
 T atomicAdd(T* at, T value) {
   const T before = *at;
@@ -206,7 +205,7 @@ inline float __fdividef(float a, float b) {
 inline float __expf(float x) {
   return std::exp(x);
 }
-// fmod() is exact.
+// The reduction is exact, since fmod() is.
 inline void sincospi(double x, double* sine, double* cosine) {
   const double angle = std::fmod(x, 2.0) * 3.14159265358979323846;
   *sine = std::sin(angle);

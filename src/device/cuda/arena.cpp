@@ -106,8 +106,8 @@ ArenaReport CudaArena::report() const {
   return {taken_, in_use_, peak_, regathered_, regathered_bytes_, addresses};
 }
 
-// The message must show what to change: the budget, what the arena holds, and what others hold. The store
-// adds what the buffers are.
+// Throws a message that helps to decide what to change: it states the budget, and the memory that the arena
+// and others hold. The store adds a description of the buffers.
 void CudaArena::explain(const Error& refusal, std::int64_t bytes) {
   const ArenaReport now = report();
   const MemoryInfo info = runtime_.memory_info();
@@ -184,7 +184,7 @@ void CudaArena::create(std::int64_t bytes) {
       taken_ += granule_;
     }
   } catch (...) {
-    // Gives back what was created: other buffers may still fit.
+    // Gives back the handles created so far: other buffers may still fit.
     for (; spare_.size() > before; spare_.pop_back(), taken_ -= granule_)
       runtime_.release_physical(spare_.back());
     throw;
@@ -210,7 +210,8 @@ void CudaArena::map(Range part) {
   spare_.resize(spare_.size() - n);
 }
 
-// A device that has failed refuses to unmap. Its addresses stay reserved then, until the process ends.
+// Unmaps and frees all memory. A failed device refuses to unmap; then its addresses stay reserved until the
+// process ends.
 void CudaArena::give_all_back() {
   chunks_.remove({0, std::numeric_limits<std::int64_t>::max()});
   bool refused = false;

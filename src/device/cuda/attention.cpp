@@ -13,7 +13,7 @@ bool wants_cudnn(AttentionKernel wanted, bool deterministic) {
   return wanted == AttentionKernel::kCudnn || (wanted == AttentionKernel::kAuto && !deterministic);
 }
 
-// What cuDNN is not asked for, of what a shape may ask; empty: nothing.
+// The feature of the shape for which cuDNN is never used; empty: none.
 std::string objection(const AttentionShape& s) {
   if (s.documents) return "it is not asked for masks of documents";
   if (s.rule.window > 0) return fmt::format("it is not asked for a window of {}", s.rule.window);

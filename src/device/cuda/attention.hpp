@@ -28,7 +28,7 @@ class Attention {
   void forward(const Launch& on, const AttentionShape& shape, const CausalAttention<T>& args);
   template <class T>
   void backward(const Launch& on, const AttentionShape& shape, const CausalAttentionBackward<T>& args);
-  // Which attention it is, and the reason where kAuto is not cuDNN's.
+  // Which attention is used, and the reason if kAuto does not choose cuDNN's.
   std::string describe() const;
 
  private:
@@ -39,7 +39,7 @@ class Attention {
   const AttentionKernel wanted_;
   const bool deterministic_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or missing
-  std::string why_;                        // the reason where kAuto is our own; else empty
+  std::string why_;                        // the reason if kAuto chooses our own; else empty
   std::mutex mutex_;
   struct Choice {
     DType dtype;

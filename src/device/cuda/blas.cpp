@@ -17,14 +17,14 @@ unsigned parts_of(const Product& p) {
          (p.bias_gradient != nullptr ? kBiasGradient : 0u);
 }
 
-// The parts that are worked into products of this type. In fp32 our own GELU is the more exact one, and
-// cuBLASLt documents no epilogue in fp64.
+// The steps of the epilogue that are fused into products of this type. In fp32 our own GELU is more exact
+// than cuBLASLt's; in fp64 cuBLASLt documents no epilogue.
 unsigned fused_in(DType in) {
   if (in == DType::kF64) return 0;
   return in == DType::kF32 ? kBias | kBiasGradient : kBias | kBiasGradient | kGeluInput | kGeluBackward;
 }
 
-// What cuBLASLt demands of the leading dimension of gelu's operand.
+// Whether the leading dimension of GELU's operand meets cuBLASLt's requirements.
 bool leading_dimension_fits(const Product& p) {
   const std::int64_t ld = p.gelu_input != nullptr ? p.ld_gelu_input : p.ld_gelu_backward;
   return (p.gelu_input == nullptr && p.gelu_backward == nullptr) || (ld % 8 == 0 && ld >= p.shape.n);
@@ -58,7 +58,7 @@ std::string names_of(unsigned parts) {
 
 Products::Key Products::key_of(const Product& p) {
   const kernels::GemmShape& s = p.shape;
-  // The largest powers of two, up to 256, that divide the addresses: a library may assume no less.
+  // The largest powers of two, up to 256, that divide the addresses: a library may rely on exactly these.
   std::uint64_t alignments = 0;
   for (const void* operand :
        {p.a, p.b, static_cast<const void*>(p.c), p.bias, p.addend, static_cast<const void*>(p.gelu_input),
@@ -84,7 +84,7 @@ Products::Key Products::key_of(const Product& p) {
           alignments};
 }
 
-// With all of the epilogue, or with the bias, or plain.
+// Chooses a product with the whole epilogue fused, else with only the bias, else plain.
 Products::Choice Products::choose(const Product& p) {
   const unsigned has = parts_of(p), wanted = has & fused_in(p.in);
   unsigned tried = ~0u;

@@ -19,8 +19,8 @@ struct Product {
   DType in = DType::kF32, out = DType::kF32;
   const void *a = nullptr, *b = nullptr;
   void* c = nullptr;
-  // The epilogue (GemmOptions in ziggurat/device/ops.hpp); a null pointer: no such part. Operands of type
-  // `in`, which `out` must equal then. Leading dimensions in elements.
+  // The epilogue (GemmOptions in ziggurat/device/ops.hpp); a null pointer: that step is absent. Operands have
+  // type `in`, and with an epilogue `out` must be the same type. Leading dimensions are in elements.
   const void* bias = nullptr;  // [n]
   const void* addend = nullptr;
   std::int64_t ld_addend = 0;
@@ -28,18 +28,18 @@ struct Product {
   std::int64_t ld_gelu_input = 0;
   const void* gelu_backward = nullptr;
   std::int64_t ld_gelu_backward = 0;
-  // [m], of type `out`: overwritten with the sums of op(A)'s rows, also where C is added to.
+  // [m], of type `out`: overwritten with the row sums of op(A), even if C is added to.
   void* bias_gradient = nullptr;
 };
 
-// The parts of an epilogue that a library may lack. An addend needs none: it is the C of C = A B + C.
+// The steps of an epilogue that a library may lack. The addend is none of them: it is the C of C = A B + C.
 enum Part : unsigned { kBias = 1, kGeluInput = 2, kGeluBackward = 4, kBiasGradient = 8 };
 
 // A library of products. All calls come from one thread at a time.
 class Blas {
  public:
-  // How the library does one product, and all those that differ from it in addresses alone, with the same
-  // alignment.
+  // The library's plan for one product, and for all products that differ from it only in addresses of the
+  // same alignment.
   class Plan {
    public:
     virtual ~Plan() = default;
@@ -48,20 +48,20 @@ class Blas {
   };
   virtual ~Blas() = default;
   // Null: the library has no algorithm for the product with its epilogue. Sums are in fp32 (fp64 for f64), in
-  // an order that depends on the operands' shapes, types and alignment alone.
+  // an order that depends only on the operands' shapes, types and alignment.
   virtual std::unique_ptr<Plan> plan(const Product& product) = 0;
   // "cuBLASLt 13.0.2"
   virtual std::string describe() const = 0;
 };
 
-// Has the library plan each product once, with as much of its epilogue as it has an algorithm for. May be
-// called from any thread.
+// Has the library plan each product once, with as much of the epilogue as the library has an algorithm for.
+// May be called from any thread.
 class Products {
  public:
   explicit Products(Blas& blas) : blas_(blas) {}
-  // Enqueues the product, and returns the parts (Part) of its epilogue that were left out: the caller makes
-  // them, in the order of their values. If kGeluInput is among them, gelu_input has the product and C has
-  // nothing yet. Throws Error(kDevice), naming the product, if even the plain product has no algorithm.
+  // Enqueues the product, and returns the steps (Part) of its epilogue that were left out: the caller makes
+  // them, in the order of their values. If kGeluInput is among them, gelu_input holds the product and C is
+  // not written yet. Throws Error(kDevice), naming the product, if even the plain product has no algorithm.
   unsigned multiply(StreamHandle stream, const Product& product);
 
  private:
@@ -77,9 +77,9 @@ class Products {
   Choice choose(const Product& product);
 
   Blas& blas_;
-  std::mutex mutex_;  // of all below, and of the library
+  std::mutex mutex_;  // guards the members below, and calls of the library
   std::map<Key, Choice> choices_;
-  std::set<std::string> said_;  // what was logged
+  std::set<std::string> said_;  // texts already logged
 };
 
 struct BlasOptions {

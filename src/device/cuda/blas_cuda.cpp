@@ -1,8 +1,8 @@
 // Products by cuBLASLt, which is column-major. A row-major matrix is its transpose in column-major order,
 // so the row-major C = A B is computed as C^T = B^T A^T.
 //
-// The library is loaded when the first GPU is used: it takes 140 MiB of memory by being there, which runs on
-// the processor need not have.
+// The library is loaded when the first GPU is used: merely loading it takes 140 MiB of memory, which runs on
+// the host device do not need.
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -59,7 +59,7 @@ struct Functions {
         "LD_LIBRARY_PATH");
   }
 };
-// Throws Error(kDevice) where the library cannot be loaded. It stays until the process ends.
+// Throws Error(kDevice) if the library cannot be loaded. It stays loaded until the process ends.
 const Functions& lt() {
   static const Functions functions;
   return functions;
@@ -92,7 +92,7 @@ std::uint32_t alignment_of(const void* p) {
   return static_cast<std::uint32_t>(bits & ~(bits - 1));
 }
 
-// An object of cuBLASLt's that is destroyed with its owner.
+// A cuBLASLt object that is destroyed with its owner.
 template <class Handle, auto kDestroy>
 class Owned {
  public:
@@ -201,7 +201,7 @@ class CublasLt::Algorithm : public Blas::Plan {
   bool find(const Product& p) {
     Preference preference;
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(kWorkspace));
-    // A sum that is split is added up from the workspace in order, without atomics.
+    // With split-k, partial sums are added from the workspace in order, without atomics.
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                    static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b));
@@ -213,7 +213,7 @@ class CublasLt::Algorithm : public Blas::Plan {
     const cublasStatus_t status =
         lt().cublasLtMatmulAlgoGetHeuristic(library_.handle_, description_.get(), a_.get(), b_.get(),
                                             c_.get(), d_.get(), preference.get(), 1, &result, &found);
-    // An epilogue that the operands' types do not allow is an invalid value.
+    // cuBLASLt reports an epilogue that the operands' types do not allow as an invalid value.
     if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE)
       check(status, fmt::format("an algorithm for {}", text_of(p)));
     algorithm_ = result.algo;
@@ -240,7 +240,7 @@ class CublasLt::Algorithm : public Blas::Plan {
   static V by(Trans t, V no, V yes) {
     return t == Trans::kYes ? yes : no;
   }
-  // cuBLASLt's C, where D is ours.
+  // cuBLASLt's C, the matrix that is added; its D is our C.
   static const void* added_of(const Product& p) { return p.addend != nullptr ? p.addend : p.c; }
   static const void* bias_of(const Product& p) {
     return p.bias_gradient != nullptr ? p.bias_gradient : p.bias;

@@ -1,5 +1,5 @@
 // Attention by cuDNN: its fused scaled-dot-product attention, on our packed layout without copies. Results
-// and shapes are those of Ops::attention (ziggurat/device/ops.hpp); the order of sums is cuDNN's.
+// and shapes are as in Ops::attention (ziggurat/device/ops.hpp), but cuDNN decides the order of sums.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,8 +15,8 @@ struct CudnnProblem {
   AttentionShape shape;
   DType dtype = DType::kBF16;           // bf16 or f16
   std::int64_t ld_qkv = 0, ld_o = 0;    // leading dimensions in elements
-  std::int64_t ld_do = 0, ld_dqkv = 0;  // ... of the backward
-  bool deterministic = true;            // the backward
+  std::int64_t ld_do = 0, ld_dqkv = 0;  // ... for the backward pass
+  bool deterministic = true;            // whether the backward pass is deterministic
   bool operator==(const CudnnProblem&) const = default;
 };
 
@@ -36,14 +36,14 @@ struct CudnnBackward {
   void* workspace = nullptr;
 };
 
-// For the device that was current in the thread that created it. Calls may come from any thread whose
-// current device that is, one at a time. cuDNN plans a problem when it is first asked for (a second or so),
-// and keeps the plan. What cuDNN refuses throws Error(kDevice) with its message.
+// Works on the device that was current in the thread that created it. Calls may come from any thread with the
+// same current device, one at a time. cuDNN plans a problem at its first call (a second or so), and keeps the
+// plan. A problem that cuDNN refuses throws Error(kDevice) with cuDNN's message.
 class CudnnAttention {
  public:
   virtual ~CudnnAttention() = default;
 
-  // cuDNN's; 91900 is 9.19.0.
+  // cuDNN's version; 91900 is 9.19.0.
   virtual std::int64_t version() const = 0;
   // Whether cuDNN has plans for the forward and the backward; if not, `why` (unless null) gets the reason.
   // Leading dimensions and all pointers must be multiples of 16 bytes.
@@ -61,8 +61,8 @@ class CudnnAttention {
 // before other threads start: it may set an environment variable (CUDNN_FRONTEND_CUDART_LIB_NAME).
 std::unique_ptr<CudnnAttention> make_cudnn_attention(std::string* why);
 
-// What cuDNN's frontend says against the problem on GPUs of a compute capability (90: 9.0), without such a
-// GPU; empty: nothing. Throws Error(kDevice) where the library is missing.
+// The objection of cuDNN's frontend to the problem on GPUs of a compute capability (90: 9.0); needs no such
+// GPU. Empty: none. Throws Error(kDevice) if the library is missing.
 std::string cudnn_objection(const CudnnProblem& problem, int capability);
 
 }  // namespace zg::cuda

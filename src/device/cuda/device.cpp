@@ -20,7 +20,7 @@
 namespace zg::cuda {
 namespace {
 
-// What the ops of one device share.
+// State shared by the ops of one device.
 struct Context {
   Runtime& runtime;
   Products& products;
@@ -65,7 +65,7 @@ class CudaBackend {
                    shape.accumulate, e.addend.ld, e.gelu_input.ld, e.gelu_backward.ld},
                   {a, b, c, e.bias, e.addend.data, e.gelu_input.data, e.gelu_backward.data, e.bias_gradient});
     enqueue(c_, s, "gemm", [&](const Launch& on) {
-      // What is overwritten on the way is scratch where it is to be added.
+      // The product overwrites the bias gradient; if it is to be added to, the product writes to scratch.
       Acc<In>* const gradient =
           e.bias_gradient != nullptr && shape.accumulate ? e.scratch.data : e.bias_gradient;
       const unsigned left = c_.products.multiply(on.stream, {.shape = shape,
@@ -85,7 +85,7 @@ class CudaBackend {
       if constexpr (std::is_same_v<In, Out>) {
         const Extent extent{shape.m, shape.n};
         const Strided<In> out(c, shape.ldc), sum = (left & kGeluInput) != 0 ? e.gelu_input : out;
-        // Rows that are zero apart: the bias for each row.
+        // A leading dimension of zero repeats the bias for each row.
         if ((left & kBias) != 0) cuda::add<In>(on, extent, sum, Strided<const In>(e.bias, 0), sum);
         if ((left & kGeluInput) != 0) cuda::gelu<In>(on, extent, sum, out);
         if ((left & kGeluBackward) != 0) cuda::gelu_backward<In>(on, extent, e.gelu_backward, out, out);
@@ -152,8 +152,8 @@ class CudaBackend {
 
  private:
   using Quiet = std::unique_lock<std::shared_mutex>;
-  // To be held while NVIDIA's libraries enqueue a problem, which `values` describe. They may choose kernels
-  // by the alignment of the pointers, too.
+  // Returns a lock to hold while NVIDIA's libraries enqueue a problem, described by `values`. They may also
+  // choose kernels by the alignment of the pointers.
   Quiet first_use(Stream& s, std::initializer_list<std::int64_t> values,
                   std::initializer_list<const void*> pointers) {
     FirstUses::Key key{};
@@ -213,7 +213,7 @@ class CudaDevice : public Device, public CudaAccess {
   void bind_threads(const std::vector<int>& cpus) override { completions_.bind(cpus); }
   Arena& arena() override { return arena_; }
   Ops& ops() override { return ops_; }
-  // The engine's compute stream must never wait behind kernels of copies or updates.
+  // The compute stream has the highest priority: it must never wait for kernels of copies or updates.
   std::unique_ptr<Stream> make_stream(const std::string& name) override {
     return std::make_unique<CudaStream>(*runtime_, completions_, options_.device, name, name == "compute",
                                         info_.wait_values);

@@ -1,4 +1,4 @@
-// The CUDA device, over the seams to NVIDIA's libraries (runtime.hpp, blas.hpp).
+// The CUDA device, over the interfaces to NVIDIA's libraries (runtime.hpp, blas.hpp).
 #pragma once
 #include <functional>
 #include <memory>
@@ -13,8 +13,8 @@ namespace zg::cuda {
 using MakeBlas =
     std::function<std::unique_ptr<Blas>(Runtime& runtime, int device, const BlasOptions& options)>;
 
-// Throws as make_cuda_device() does. Devices may share a runtime. cufile: the file name of GPUDirect
-// Storage's library.
+// Throws like make_cuda_device(). Devices may share a runtime. cufile: the file name of GPUDirect Storage's
+// library.
 std::unique_ptr<Device> make_device(const CudaOptions& options, std::shared_ptr<Runtime> runtime,
                                     const MakeBlas& make_blas, const std::string& cufile = Gds::kLibrary);
 

@@ -31,7 +31,8 @@ class CudaDirectStorage::OpenFile final : public io::DirectStorage::File {
   }
 
  private:
-  // Calls move() with the bytes done, those to move now, and the place of a buffer for them.
+  // Moves `bytes` in parts. Calls move() with the bytes done so far, the bytes to move now, and the place of
+  // a buffer for them.
   template <class Move>
   std::int64_t in_parts(std::int64_t bytes, const char* what, const Move& move) const {
     const std::int64_t buffer = owner_.take_buffer();
@@ -44,7 +45,7 @@ class CudaDirectStorage::OpenFile final : public io::DirectStorage::File {
         done += result.bytes;
         error = result.error;
         if (error != 0) log::error("{}: {} {} bytes: {}", owner_.describe(), what, part, result.text);
-        if (result.bytes < part) break;  // a caller that goes on from there gets the error
+        if (result.bytes < part) break;  // the caller gets the error when it continues from there
       } catch (const std::exception& e) {
         log::error("{}: {} {} bytes: {}", owner_.describe(), what, part, e.what());
         owner_.completions_.fail(std::current_exception());

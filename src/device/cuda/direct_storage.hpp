@@ -2,10 +2,10 @@
 // computes their checksums (kernels/cuda/checksum.cu), the same as the host's: either can check what the
 // other wrote.
 //
-// cuFile cannot be given the arena's memory: each granule of 2 MiB is a mapping of its own, which no transfer
-// may pass, and a registration would not follow a granule that is remapped. So drives read into and write
+// cuFile cannot use the arena's memory: each granule of 2 MiB is a mapping of its own, whose end no transfer
+// may cross, and a registration would not follow a granule that is remapped. So drives read into and write
 // from buffers that are registered with cuFile once, and the device copies between them and the arena, at the
-// speed of its memory. A transfer is as large as a buffer, and as many are under way as there are buffers.
+// speed of its memory. Each transfer uses one buffer, so at most as many are in flight as there are buffers.
 #pragma once
 #include <condition_variable>
 #include <memory>
@@ -26,9 +26,10 @@ class CudaDirectStorage final : public io::DirectStorage {
   static constexpr std::int64_t kMaxBytes = io::kMaxPieceBytes;
   static constexpr std::int64_t kMostBuffers = 16;
 
-  // Takes a granule of device memory for checksums, and buffers of at most half of `free` bytes, but one at
-  // least; both outside of the arena. Computes a first checksum. Throws Error(kMemory), or the checksum's
-  // error. A later checksum or copy that fails is reported to `completions` as a failure of the device.
+  // Takes a granule of device memory for checksums, and buffers that use at most half of `free` bytes, but at
+  // least one buffer; both outside of the arena. Computes a first checksum. Throws Error(kMemory), or the
+  // checksum's error. A later checksum or copy that fails is reported to `completions` as a failure of the
+  // device.
   CudaDirectStorage(Runtime& runtime, Completions& completions, int device, const DeviceInfo& info,
                     std::unique_ptr<Gds> gds, std::int64_t free);
   ~CudaDirectStorage() override;
@@ -47,7 +48,7 @@ class CudaDirectStorage final : public io::DirectStorage {
     std::uint64_t* result = nullptr;  // pinned
   };
 
-  std::int64_t take_buffer();  // waits for one
+  std::int64_t take_buffer();  // waits until a buffer is free
   void give_buffer(std::int64_t at);
   void copy(void* to, const void* from, std::int64_t bytes) const;  // returns when it is done
   std::uint64_t checksum_at(const ChecksumSlot& slot, const void* data, std::int64_t bytes) const;
@@ -58,13 +59,13 @@ class CudaDirectStorage final : public io::DirectStorage {
   const int device_, multiprocessors_;
   const std::unique_ptr<Gds> gds_;
   DeviceBuffer scratch_, buffers_;
-  bool registered_ = false;        // buffers_, with cuFile
+  bool registered_ = false;        // buffers_ is registered with cuFile
   StreamHandle copies_ = nullptr;  // between buffers_ and the arena
   void* results_ = nullptr;        // pinned
   std::mutex mutex_;
   std::condition_variable slot_freed_, buffer_freed_;
   std::vector<ChecksumSlot> free_slots_;
-  std::vector<std::int64_t> free_buffers_;  // where they begin in buffers_
+  std::vector<std::int64_t> free_buffers_;  // their offsets in buffers_
 };
 
 }  // namespace zg::cuda

@@ -1,10 +1,10 @@
-// The first use of what NVIDIA's libraries do for the first time: cuBLASLt and cuDNN load kernels, and take
-// memory, when a problem or a stream is new to them. CUDA may wait for all work of the device to do so; other
-// threads' calls wait for that. So no stream may wait for the host meanwhile (Completions::quiet()).
+// Tracks first uses of NVIDIA's libraries. cuBLASLt and cuDNN load kernels, and take memory, when a problem
+// or a stream is new to them. To do so, CUDA may wait for all work of the device, and other threads' CUDA
+// calls wait for that. So no stream may wait for the host meanwhile (Completions::quiet()).
 //
-// A first use holds up the thread that issues it until every event that streams wait for by a word has come.
-// That ends: such an event belongs to a transfer or an update that is under way, and never needs an operation
-// that the thread has yet to issue.
+// A first use blocks the thread that issues it until every event has come that a stream waits for by a word.
+// That wait ends: such an event belongs to a transfer or an update in progress, and never needs an operation
+// that the blocked thread has yet to issue.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -24,8 +24,8 @@ class FirstUses {
 
   explicit FirstUses(Completions& completions) : completions_(completions) {}
 
-  // To be held while work with this key is enqueued on the stream. Holds and allocates nothing if the stream
-  // has had such work. During a capture Graphs holds the lock.
+  // Returns a lock to hold while work with this key is enqueued on the stream. Locks and allocates nothing if
+  // the stream has had such work before. During a capture Graphs holds the lock.
   [[nodiscard]] std::unique_lock<std::shared_mutex> begin(const CudaStream& stream, const Key& key) {
     {
       std::lock_guard lock(mutex_);

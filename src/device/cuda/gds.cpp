@@ -14,7 +14,7 @@
 namespace zg::cuda {
 namespace {
 
-// cuFile's types, after its documentation (cuFile API reference, 4.1), because few toolkits contain its
+// cuFile's types, from its documentation (cuFile API reference, 4.1), because few toolkits contain its
 // header.
 struct Status {
   int error;  // 0, or a number above kFirstError
@@ -42,7 +42,7 @@ struct Properties {
 constexpr unsigned kFeatureP2p = 1u << 4;
 constexpr int kAllowCompatMode = 1;  // a parameter of cuFile 1.14 and later
 
-// What cuFile's errors mean.
+// The meanings of cuFile's errors.
 constexpr struct {
   int error;
   const char* text;

@@ -1,17 +1,16 @@
 // GPUDirect Storage: transfers between files and device memory that do not pass through host memory.
-// NVIDIA's library cuFile is looked for at run time; without it, transfers go through host memory.
-// direct_storage.hpp puts it behind the I/O engine's interface.
+// NVIDIA's library cuFile is loaded at run time; without it, transfers go through host memory.
+// direct_storage.hpp implements the I/O engine's interface with it.
 //
 // A transfer is a blocking call, and is not ordered with streams: the caller must wait for work that uses
 // the buffer before it reads into it, and for work that fills the buffer before it writes from it. Offsets,
 // sizes and device addresses that are multiples of 4096 are transferred directly, others through cuFile's
-// own buffers. The memory of a transfer must be one mapping of device memory: CUDA tells libraries no more of
-// virtual memory than the mapping that an address is in (cuMemGetAddressRange). cuFile moves the bytes of
-// memory that was not registered through buffers of its own on the device, 1 MiB at a time unless its
-// configuration says otherwise.
+// own buffers. The memory of a transfer must lie in one mapping of device memory: CUDA reports to libraries
+// only the mapping that contains an address (cuMemGetAddressRange). cuFile moves data of unregistered memory
+// through buffers of its own on the device, 1 MiB at a time unless its configuration says otherwise.
 //
-// A failed transfer is a value, not an exception; its text is made only then. Calls may come from any
-// thread whose current device is the one of the memory.
+// A failed transfer returns a value and throws nothing; its text is made only on failure. Calls may come from
+// any thread whose current device owns the memory.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -64,7 +64,7 @@ GraphHandle Graphs::capture(CudaStream& stream, const std::function<void()>& wor
   return graph;
 }
 
-// Drops the older half, so that a run whose keys never recur seldom comes here.
+// Drops the older half of the entries, so that a run whose keys never recur seldom needs this.
 void Graphs::make_room(CudaStream& stream) {
   std::vector<std::uint64_t> used;
   for (const auto& [key, entry] : entries_) used.push_back(entry.used);
@@ -72,7 +72,7 @@ void Graphs::make_room(CudaStream& stream) {
   std::nth_element(used.begin(), middle, used.end());
   std::erase_if(entries_, [&](const auto& item) {
     if (item.second.used >= *middle) return false;
-    // The graph may be running: destroy it behind the stream's work.
+    // The graph may be running: destroy it after the stream's work.
     if (GraphHandle graph = item.second.graph; graph != nullptr)
       stream.callback([&runtime = runtime_, graph] { runtime.destroy_graph(graph); });
     return true;

@@ -2,9 +2,9 @@
 // kernels of an operation. This saves host time for each operation, which matters if operations are so
 // short that the device waits for the host. Graphs take device memory outside of the budget.
 //
-// Work is identified by its key. The first time it is enqueued as it is, since libraries initialise
+// Work is identified by its key. The first time it is enqueued directly, since libraries initialise
 // themselves then; the second time it is captured; from then on its graph is launched. A key that does not
-// recur costs an entry; of more than kMost entries the least recently used are dropped.
+// recur costs an entry; beyond kMost entries the least recently used are dropped.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -31,8 +31,8 @@ class Graphs {
   Graphs(const Graphs&) = delete;
   Graphs& operator=(const Graphs&) = delete;
 
-  // `work` must enqueue on this stream alone, and the same for equal keys. If CUDA cannot capture it, a
-  // warning is logged, and this and all later work is enqueued as it is.
+  // `work` must enqueue only on this stream, and the same work for equal keys. If CUDA cannot capture it, a
+  // warning is logged, and this and all later work is enqueued directly.
   void run(CudaStream& stream, std::span<const std::uint64_t> key, const std::function<void()>& work);
   GraphReport report() const;
 
@@ -48,7 +48,7 @@ class Graphs {
   Runtime& runtime_;
   Completions& completions_;
   std::map<Key, Entry> entries_;
-  Key key_;  // of the current call; a member to reuse its memory
+  Key key_;  // the current call's key; a member so that its memory is reused
   std::uint64_t clock_ = 0;
   bool off_ = false;
   std::int64_t captures_ = 0, launches_ = 0;

@@ -84,7 +84,7 @@ void PinnedRegions::unmapped(void* at, std::int64_t bytes) {
 }
 
 void PinnedRegions::unregister(Address begin, std::int64_t bytes) {
-  // The lock is let go before CUDA is called. CUDA waits for all work of the device here, and this work may
+  // Releases the lock before it calls CUDA. CUDA waits for all work of the device here, and this work may
   // wait for a copy of other memory, which needs the lock.
   std::map<Address, std::int64_t> gone;
   {

@@ -1,9 +1,9 @@
-// Pinned host memory: what an arena takes from the system is registered with CUDA, in pieces, by the
-// arena's hooks, so that the device can copy from and to it by DMA.
+// Pinned host memory: the arena's hooks register memory that it takes from the system with CUDA, in pieces,
+// so that the device can copy from and to it by DMA.
 //
-// CUDA refuses a copy whose host memory is registered only in part. A buffer of an arena can be so: CUDA
-// may have refused to register a piece, and hooks do not see regathered pages. Copies are therefore split,
-// as part() says:
+// CUDA refuses a copy whose host memory is registered only in part. That can be the case for an arena's
+// buffer: CUDA may have refused to register a piece, and hooks do not see regathered pages. So copies are
+// split by part():
 //
 //   auto hold = pinned.hold();
 //   for (std::int64_t done = 0; done < bytes;) {
@@ -12,9 +12,8 @@
 //     done += part.bytes;
 //   }
 //
-// A piece is unregistered when the arena gives all of its memory back, and not before: CUDA, in
-// unregistering, waits for all work of the device (seen with driver 580), so a stream that waits for the host
-// would never end.
+// A piece is unregistered only when the arena gives all of its memory back: to unregister, CUDA waits for all
+// work of the device (seen with driver 580), so it would hang while a stream waits for the host.
 #pragma once
 #include <map>
 #include <mutex>

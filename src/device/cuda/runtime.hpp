@@ -1,4 +1,4 @@
-// The seam between our logic and NVIDIA's libraries: every CUDA call that the device needs, and no other.
+// The interface of our logic to the CUDA libraries: exactly the CUDA calls that the device needs.
 // runtime_cuda.cpp implements it with the CUDA runtime and driver; the tests implement it with a recording
 // fake that runs everything asynchronously on the host and detects misuse.
 //
@@ -51,7 +51,7 @@ class Runtime {
   virtual int runtime_version() = 0;
   virtual int device_count() = 0;
   virtual DeviceInfo device_info(int device) = 0;
-  virtual void use_device(int device) = 0;  // becomes the calling thread's current device
+  virtual void use_device(int device) = 0;  // makes it the calling thread's current device
   virtual MemoryInfo memory_info() = 0;
 
   // urgent: the highest priority; else the lowest.
@@ -88,7 +88,7 @@ class Runtime {
   virtual void free_addresses(void* at, std::int64_t bytes) = 0;
   // The device may read and write there from then on.
   virtual void map(void* at, std::int64_t bytes, PhysicalHandle physical) = 0;
-  // Maps handles of `each` bytes one behind the other: all or, if it throws, none. Faster than one by one.
+  // Maps handles of `each` bytes one after the other: all or, if it throws, none. Faster than one by one.
   virtual void map_each(void* at, std::int64_t each, std::span<const PhysicalHandle> physical) = 0;
   // Undoes one mapping, as a whole. No work on the device may use it any more.
   virtual void unmap(void* at, std::int64_t bytes) = 0;
@@ -115,14 +115,14 @@ class Runtime {
 // toolkit; the message names the driver found and the driver needed.
 std::unique_ptr<Runtime> make_cuda_runtime();
 
-// Asks CUDA, by variables of the environment that it reads when it is initialised, to load all kernels then,
-// and to give each stream a work queue of its own. Variables that are set stay as they are. To be called
-// before other threads start.
+// Sets environment variables that CUDA reads when it is initialised: it then loads all kernels at once, and
+// gives each stream a work queue of its own. Variables that are already set stay as they are. Call before
+// other threads start.
 void set_cuda_environment();
 // Why a stream of this process must not wait for a word that the host sets; empty: it may. A kernel that is
 // loaded at its first use makes CUDA wait for all work of the device, while other threads' calls wait for
-// that: if a stream waits for the host then, the host can never set its word. And a stream that waits holds
-// up those that share its work queue. connections: CUDA_DEVICE_MAX_CONNECTIONS, or null.
+// that: if a stream waits for the host then, the host can never set its word. Also, a waiting stream blocks
+// other streams that share its work queue. connections: CUDA_DEVICE_MAX_CONNECTIONS, or null.
 std::string why_no_wait_values(bool lazy_kernels, const char* connections);
 
 // The same check, given the results of driver_version() and runtime_version().

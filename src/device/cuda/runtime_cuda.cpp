@@ -1,6 +1,6 @@
-// Runtime over CUDA's runtime library, and over functions of the driver for virtual memory and for waiting
-// on words. Those are looked up by name: nothing links to libcuda, so that without a driver the program
-// still starts and can say what is missing.
+// Implements Runtime with CUDA's runtime library, and with driver functions for virtual memory and for
+// waiting on words. The driver functions are looked up by name: nothing links to libcuda, so that without a
+// driver the program still starts and can report what is missing.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
@@ -101,7 +101,7 @@ std::size_t size(std::int64_t bytes) {
   return static_cast<std::size_t>(bytes);
 }
 
-// From CUDA, or from Linux if CUDA does not say.
+// The GPU's NUMA node as reported by CUDA, or by Linux if CUDA does not report it.
 int numa_node_of(int device, const std::string& pci) {
   int node = -1;
   if (cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, device) != cudaSuccess) (void)cudaGetLastError();
@@ -118,7 +118,7 @@ struct Registered {
   }
   std::mutex mutex;
   std::condition_variable gone;
-  std::map<void*, int> devices;  // 0: CUDA is about to let it go
+  std::map<void*, int> devices;  // 0: CUDA is about to unregister it
 };
 
 class CudaRuntime final : public Runtime {
@@ -333,7 +333,7 @@ class CudaRuntime final : public Runtime {
     check(cudaHostRegister(at, size(bytes), cudaHostRegisterPortable), "registering host memory");
     registered.devices[at] = 1;
   }
-  // CUDA waits for all work of the device here. The lock is let go meanwhile, since the work may wait for a
+  // CUDA waits for all work of the device here. The lock is released meanwhile, since the work may wait for a
   // thread that registers other memory.
   void unregister_host(void* at) override {
     Registered& registered = Registered::of_process();

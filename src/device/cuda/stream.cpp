@@ -133,7 +133,8 @@ std::uint32_t* Completions::wait_for_word(StreamHandle stream) {
   return word;
 }
 
-// Under the lock, so that whoever destroys this after the stream has passed waits in give_word() until then.
+// Sets the word under the lock, so that a thread that destroys this after the stream has passed the wait must
+// first wait in give_word() until this returns.
 void Completions::set_word(std::uint32_t* word) {
   std::lock_guard lock(pools_mutex_);
   std::atomic_ref<std::uint32_t>(*word).store(1, std::memory_order_release);
@@ -145,7 +146,7 @@ void Completions::give_word(std::uint32_t* word) {
   free_words_.push_back(word);
 }
 
-// It waits without quiet_mutex_: a thread that enqueues a wait may hold locks which those need who set words.
+// Waits without quiet_mutex_: a thread that enqueues a wait may hold locks that threads need to set words.
 std::unique_lock<std::shared_mutex> Completions::quiet() {
   while (true) {
     {
@@ -231,8 +232,8 @@ void Completions::run() {
     if (stop_) return;
     // A failure costs speed at most, and whether threads can be bound was checked when binding was set up.
     if (!bind_to_.empty()) (void)bind_this_thread(std::exchange(bind_to_, {}));
-    // After a failure elsewhere, work that was enqueued before ends as it always does, and sets what streams
-    // wait for. A device that has failed itself does not tell, and its memory must not be reused before then.
+    // After a failure elsewhere, work enqueued before ends as usual, and sets the events that streams wait
+    // for. A device that has failed itself does not report that, and its memory must not be reused before.
     if (broken_ && !drained_) {
       lock.unlock();
       try {
@@ -347,7 +348,7 @@ void CudaStream::wait(const Event& event) {
 
 void CudaStream::synchronize() {
   point().wait();
-  // Callbacks at this point must have run too: an empty one behind them tells when.
+  // Callbacks at this point must have run, too: an empty callback after them shows when.
   const Event after = completions_.pending();
   completions_.push(*in_flight_, {last_, [after] { after.set(); }, false});
   after.wait();

@@ -1,14 +1,14 @@
 // Streams of a CUDA device, and the thread that learns when their work is done.
 //
 // One thread for each device (Completions) polls the oldest CUDA event of each stream, sets events and runs
-// callbacks. No other thread waits for the device. CUDA's own host callbacks are not used: they hold up the
+// callbacks. No other thread waits for the device. CUDA's own host callbacks are not used: they block the
 // stream, and may not call CUDA. A stream waits for another stream of its device by a CUDA event. For any
 // other event it waits for a word of pinned memory that the host sets, if the GPU can do so, so that the
 // issuing thread need not wait.
 //
-// Some calls of CUDA wait for all work of the device: those that load kernels or take memory
-// (first_uses.hpp). They must not find a stream that waits for a word, since other threads' calls wait for
-// them, the calls by which the word would be set among these. Completions::quiet() keeps the two apart.
+// CUDA calls that load kernels or take memory wait for all work of the device (first_uses.hpp). They must not
+// be made while a stream waits for a word, since other threads' calls wait for them, possibly including the
+// calls that would lead to setting the word. Completions::quiet() keeps the two apart.
 //
 // A failure of the device (an illegal access, a lost GPU) is permanent. All events that are pending then
 // count as done, so that nothing hangs; work that is enqueued later is dropped; and every synchronize()
@@ -67,12 +67,12 @@ struct InFlight {
 
 class Completions {
  public:
-  // name: of its thread.
+  // name: the thread's name.
   Completions(Runtime& runtime, int device, std::string name);
   // All streams must have been removed.
   ~Completions();
 
-  // Its thread runs on these CPUs from now on. An empty list changes nothing.
+  // Binds its thread to these CPUs. An empty list changes nothing.
   void bind(const std::vector<int>& cpus);
 
   InFlight* add_stream();
@@ -89,8 +89,8 @@ class Completions {
   std::uint32_t* wait_for_word(StreamHandle stream);
   void set_word(std::uint32_t* word);   // ends the wait
   void give_word(std::uint32_t* word);  // was set, and the stream has passed it
-  // Returns when all words are set, and blocks wait_for_word() while it is held. A thread that holds a lock
-  // which somebody needs who sets a word must not call it.
+  // Returns a lock when all words are set; while it is held, wait_for_word() blocks. A thread must not call
+  // this while it holds a lock that is needed by a thread that sets a word.
   std::unique_lock<std::shared_mutex> quiet();
 
   void fail(std::exception_ptr cause);  // only the first cause is kept
@@ -115,8 +115,8 @@ class Completions {
   bool stop_ = false;
   std::vector<int> bind_to_;
   std::atomic<bool> failed_{false};
-  bool broken_ = false;   // the device no longer says what it has done
-  bool drained_ = false;  // since then: it runs nothing any more
+  bool broken_ = false;   // the device has failed and no longer reports which work is done
+  bool drained_ = false;  // set after broken_: the device runs no more work
   std::exception_ptr failure_;
   std::mutex drain_mutex_;         // held while the whole device is synchronized; mutex_ is not held then
   std::shared_mutex quiet_mutex_;  // shared: a wait for a word is being enqueued. Locked before pools_mutex_
@@ -168,7 +168,7 @@ class CudaStream : public Stream {
 
  private:
   void finish();  // waits until all work is done, without throwing
-  Event point();  // behind all work so far; the last point again if no work came since
+  Event point();  // a point after all work so far; the last point again if no work came since
 
   Runtime& runtime_;
   Completions& completions_;

@@ -7,7 +7,7 @@ namespace zg::cuda {
 namespace {
 
 constexpr const char *kLoading = "CUDA_MODULE_LOADING", *kConnections = "CUDA_DEVICE_MAX_CONNECTIONS";
-constexpr int kStreams = 16;    // a device makes at most so many
+constexpr int kStreams = 16;    // the most streams that a device makes
 constexpr int kLeastMajor = 8;  // compute capability: bf16, asynchronous copies into shared memory
 
 std::string text_of(int version) {

@@ -18,7 +18,7 @@ void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, Mode
   c.width = keys.size("hidden_size");
   c.layers = keys.size("num_hidden_layers", {}, hf::kMaxLayers);
   c.heads = keys.size("num_attention_heads");
-  // Some families have a number of their own where a file says nothing.
+  // Some families have a default of their own for a file without the key, so it is required.
   const bool as_queries = origin == Origin::kModelSection || !rules.kv_heads_needed;
   c.kv_heads = as_queries ? keys.size("num_key_value_heads", c.heads) : keys.size("num_key_value_heads");
   (void)hf::divided(keys, "num_attention_heads", c.heads, "num_key_value_heads", c.kv_heads);
@@ -38,7 +38,8 @@ void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, Mode
   c.tied = keys.flag("tie_word_embeddings", rules.tied);
 }
 
-// What families that are not known here have: such a file is of one of them, whatever it calls itself.
+// Keys of families that are not supported: a file with one of these keys is of such a family, whatever its
+// model_type.
 constexpr const char* kOfOthers[] = {"num_experts",          "num_local_experts",    "n_routed_experts",
                                      "attention_multiplier", "embedding_multiplier", "residual_multiplier",
                                      "logits_scaling",       "logit_scale",          "no_rope_layers",
@@ -50,17 +51,17 @@ void demand_idle(const Keys& keys, const char* key) {
   if (value != false && value != 0 && value != 1 && !value.empty()) keys.unsupported(key, "null");
 }
 
-// Refuses what would change arithmetic.
+// Refuses keys and values that would change the arithmetic.
 void demand_known(const Keys& keys, const DecoderRules& rules) {
   if (rules.gemma) {
-    // hidden_activation is heeded; hidden_act is left over from Gemma 1.
+    // hidden_activation counts; hidden_act is a leftover of Gemma 1, and ignored.
     hf::demand_gelu(keys, "hidden_activation");
     if (keys.has("use_bidirectional_attention")) keys.demand("use_bidirectional_attention", false);
   } else if (const std::string act = keys.text("hidden_act", "silu"); act != "silu" && act != "swish") {
     keys.unsupported("hidden_act", "SiLU (\"silu\" or \"swish\")");
   }
   if (!rules.mlp_bias) keys.demand("mlp_bias", false);
-  // Qwen 2 has its biases whatever the key says.
+  // Qwen 2 has biases whatever the key's value is.
   if (!rules.attention_bias && !rules.block.qkv_bias) keys.demand("attention_bias", false);
   for (const char* key : {"clip_qkv", "llama_4_scaling"}) {
     if (keys.has(key)) keys.unsupported(key, "null");
@@ -71,7 +72,7 @@ void demand_known(const Keys& keys, const DecoderRules& rules) {
     demand_idle(keys, key);
 }
 
-// layer_types, which wins over any rule; empty: the file has none.
+// The key layer_types, which overrides any rule. Empty: the file does not have it.
 std::vector<bool> read_layer_types(const Keys& keys, std::int64_t layers) {
   constexpr const char* kKey = "layer_types";
   std::vector<bool> windowed;
@@ -119,7 +120,7 @@ void read_gemma(const Keys& keys, const GemmaKeys& rules, ModelConfig& c) {
                                                    : keys.positive(key, fallback);
   };
   c.block.query_pre_attn_scalar = keys.positive("query_pre_attn_scalar", 256);
-  // transformers reads a cap of Gemma 3's scores, and does not apply it.
+  // transformers reads Gemma 3's cap for scores, but does not apply it.
   if (!rules.caps_scores && keys.has("attn_logit_softcapping"))
     keys.unsupported("attn_logit_softcapping", "null");
   c.block.attention_softcap = cap("attn_logit_softcapping", rules.attention_softcap);
@@ -231,7 +232,8 @@ void write_decoder(const Family& family, const ModelConfig& c, nlohmann::ordered
     out["attn_logit_softcapping"] = cap_or_null(c.block.attention_softcap);
     out["final_logit_softcapping"] = cap_or_null(c.block.final_softcap);
   }
-  // Without it transformers would assume the families' own, which may be no token of this vocabulary.
+  // Without this key transformers would assume the family's default token, which this vocabulary may not
+  // have.
   if (rules.has_pad_token) out["pad_token_id"] = nullptr;
 }
 

@@ -1,5 +1,5 @@
-// The families whose config.json has Llama's keys: the rules by which they differ, and what reads, writes and
-// documents the keys by these rules.
+// The families whose config.json has Llama's keys: the rules in which they differ, and the functions that
+// read, write and document the keys by these rules.
 #pragma once
 #include <optional>
 #include <vector>
@@ -9,40 +9,40 @@
 
 namespace zg::model {
 
-// The keys that say which layers have a window.
+// The rules for the keys that decide which layers have a window.
 struct WindowKeys {
   bool allowed = true;          // whether "sliding_window" may be a number
   bool needed = false;          // whether it must be one
-  bool absent_is_none = false;  // without the key no layer has a window; else its size is 4096
+  bool absent_is_none = false;  // without the key: no window if true, else size 4096
   bool switched = false;        // "use_sliding_window" turns it on
-  bool everywhere = false;      // all layers have it, or none
+  bool everywhere = false;      // all layers have a window, or none
   bool typed = false;           // saved files say by "layer_types" which layers have it
-  // Whether a layer has it in files without "layer_types", and the keys that this rule reads.
+  // rule: whether a layer has a window, for files without "layer_types". keys: the keys that the rule reads.
   bool (*rule)(const hf::Keys& keys, std::int64_t layer) = nullptr;
   std::vector<ModelKey> keys = {};
 };
 
-// Gemma's keys of scores and logits.
+// Gemma's keys for caps of scores and logits.
 struct GemmaKeys {
-  bool caps_scores = true;  // whether "attn_logit_softcapping" may be a number, and caps have these defaults
+  bool caps_scores = true;  // whether "attn_logit_softcapping" may be a number; then caps have these defaults
   double attention_softcap = 50, final_softcap = 30;
 };
 
 struct DecoderRules {
   BlockDescription block = {};   // of all models, whatever their files say
-  std::int64_t head_size = 0;    // where a file does not say it; 0: the width over the heads
-  double norm_eps = 1e-6;        // where a file does not say it
-  bool tied = false;             // likewise
+  std::int64_t head_size = 0;    // default for files without the key; 0: width / heads
+  double norm_eps = 1e-6;        // default for files without the key
+  bool tied = false;             // default for files without the key
   bool kv_heads_needed = false;  // whether config.json must say "num_key_value_heads"
-  bool attention_bias = false;   // whether there is the key that says that q, k, v and o have biases
-  bool mlp_bias = false;         // likewise of the MLP
-  bool has_pad_token = true;  // whether transformers has a default token of padding, which may be none here
+  bool attention_bias = false;   // whether there is a key for biases of q, k, v and o
+  bool mlp_bias = false;         // whether there is a key for biases of the MLP
+  bool has_pad_token = true;     // whether transformers has a default padding token, which may be null here
   hf::RopeKeys rope = hf::RopeKeys::kOne;
   WindowKeys windows = {};
   std::optional<GemmaKeys> gemma = {};
 };
 
-// The family with Llama's keys and names of files.
+// A family with Llama's keys and Llama's names in files.
 Family decoder_family(Arch arch, const char* name, const char* model_type, const char* architecture,
                       const char* title, const DecoderRules& rules);
 
@@ -50,9 +50,9 @@ ModelConfig read_decoder(const Family& family, const hf::Keys& keys, hf::Origin 
 void write_decoder(const Family& family, const ModelConfig& config, nlohmann::ordered_json& out);
 std::vector<ModelKey> decoder_keys(const Family& family);
 
-// Qwen 2 and 3: the rule of their windows, with the keys that it reads.
+// The window rules of Qwen 2 and 3, with the keys that they read.
 WindowKeys qwen_windows();
-// Gemma 2, and but for the norms of heads Gemma 3.
+// The description of Gemma 2's blocks; Gemma 3 adds head norms.
 BlockDescription gemma_block();
 
 }  // namespace zg::model

@@ -1,4 +1,4 @@
-// The keys of the "model" section of decoder families, as documents show them.
+// The keys of the "model" section of decoder families, as the documentation shows them.
 #include <fmt/format.h>
 
 #include "model/families/decoder.hpp"

@@ -1,4 +1,4 @@
-// The list of families, and what of a configuration follows from others of its values.
+// The list of families, and the values of a configuration that follow from its other values.
 #include <algorithm>
 #include <iterator>
 #include <map>

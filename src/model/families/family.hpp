@@ -1,5 +1,5 @@
-// A family of models: what files, configurations and people call it, and what all its models have in common.
-// One file of this folder describes one family; families.cpp lists them.
+// A family of models: its names in files, in configurations and for people, and the properties that all its
+// models share. Each file of this folder describes one family; families.cpp lists them.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <span>
@@ -14,7 +14,7 @@
 namespace zg::model {
 
 // A matrix of a block, as files and adapters name it: its path within the layer, without ".weight", and the
-// module that an adapter may stand beside.
+// module by which adapters name it.
 struct MatrixName {
   const char* path;
   LoraModule module;
@@ -22,14 +22,14 @@ struct MatrixName {
 
 // The names of a block's parameters. The defaults are Llama's.
 struct BlockNames {
-  // The norms before the two branches, without ".weight". Where a block has norms behind its branches, too,
-  // norm2 is pre_feedforward_layernorm.
+  // The norms before the two branches, without ".weight". If a block also has norms on the outputs of its
+  // branches, norm2 is pre_feedforward_layernorm.
   const char *norm1 = "input_layernorm", *norm2 = "post_attention_layernorm";
   MatrixName q{"self_attn.q_proj", LoraModule::kQ}, k{"self_attn.k_proj", LoraModule::kK},
       v{"self_attn.v_proj", LoraModule::kV};
-  MatrixName qkv{"self_attn.qkv_proj", LoraModule::kQkv};  // where all three are one
+  MatrixName qkv{"self_attn.qkv_proj", LoraModule::kQkv};  // where q, k and v are one matrix
   MatrixName o{"self_attn.o_proj", LoraModule::kO};
-  // gate: the only matrix where the MLP has no gate; gate_up: where gate and up are one.
+  // gate: the MLP's first matrix, even if the MLP has no gate. gate_up: where gate and up are one matrix.
   MatrixName gate{"mlp.gate_proj", LoraModule::kGate}, up{"mlp.up_proj", LoraModule::kUp},
       gate_up{"mlp.gate_up_proj", LoraModule::kGateUp};
   MatrixName down{"mlp.down_proj", LoraModule::kDown};
@@ -38,18 +38,18 @@ struct BlockNames {
 
 // The names of parameters in a family's files.
 struct FileNames {
-  // The prefix of the model's own parameters, which files of models with a head have and others lack; and
-  // whether Param::name has it.
+  // model: the prefix of the model's own parameters, which files of models with a head have and others lack.
+  // kept: whether Param::name includes it.
   const char* model;
   bool kept;
-  std::vector<std::string_view> own;  // the beginnings of these names without the prefix
-  const char* layers;                 // before a layer's number, in Param::name
+  std::vector<std::string_view> own;  // the beginnings of the model's own names, without the prefix
+  const char* layers;                 // the text before a layer's number in Param::name
   const char* embedding;              // the table of tokens
-  const char* norm;                   // the last norm, without ".weight"
+  const char* norm;                   // the final norm, without ".weight"
   BlockNames block = {};
 };
 
-// The keys of config.json by which errors name the sizes.
+// The keys of config.json for the model's sizes, for use in errors.
 struct SizeNames {
   const char *context, *width, *layers, *heads, *kv_heads, *inner, *eps;
 };
@@ -69,7 +69,7 @@ struct Family {
   ModelConfig (*read)(const Family& family, const hf::Keys& keys, hf::Origin origin);
   void (*write)(const Family& family, const ModelConfig& config, nlohmann::ordered_json& out);
   std::vector<ModelKey> (*keys)(const Family& family);
-  const DecoderRules* rules = nullptr;  // of read_decoder() and its like (decoder.hpp)
+  const DecoderRules* rules = nullptr;  // rules for the functions of decoder.hpp; null in other families
 };
 
 // Texts of documented keys.
@@ -82,7 +82,8 @@ std::span<const Family* const> families();  // all, as kFamilies lists them
 const Family& family_of(Arch arch);
 // All names, each in quotes: "gpt2, llama ... and gemma3", with `last` between the last two.
 std::string family_names(const char* quote = "", const char* last = " and ");
-// What is before a layer's number in the names of a model with a head: "transformer.h", "model.layers".
+// The text before a layer's number in the parameter names of a model with a head: "transformer.h",
+// "model.layers".
 std::string layers_with_head(const Family& family);
 
 const Family& gpt2();

@@ -1,5 +1,5 @@
-// Gemma 2: norms before and behind the branches, capped scores and logits, and a window in every second
-// layer.
+// Gemma 2: norms on the inputs and outputs of the branches, capped scores and logits, and a window in every
+// second layer.
 #include "model/families/decoder.hpp"
 
 namespace zg::model {

@@ -1,5 +1,5 @@
-// Gemma 3's text models: as Gemma 2, with norms of queries and keys in place of capped scores, five layers
-// with a window for each one without, and frequencies of their own for each of these two kinds.
+// Gemma 3's text models: as Gemma 2, with norms of queries and keys instead of capped scores, five layers
+// with a window for each one without, and different rotary frequencies for these two kinds of layers.
 #include "model/families/decoder.hpp"
 
 namespace zg::model {

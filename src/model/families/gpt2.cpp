@@ -43,7 +43,7 @@ void write(const Family&, const ModelConfig& c, nlohmann::ordered_json& out) {
   out["activation_function"] = "gelu_new";
   if (!c.scaled_scores) out["scale_attn_weights"] = false;
   if (c.scores_by_layer) out["scale_attn_by_inverse_layer_idx"] = true;
-  // What the model was trained with; without these keys Hugging Face's library would take 0.1 for each.
+  // The dropout rates of the training; without these keys transformers would assume 0.1 for each.
   out["attn_pdrop"] = 0.0;
   out["embd_pdrop"] = c.dropout.embedding;
   out["resid_pdrop"] = c.dropout.residual;

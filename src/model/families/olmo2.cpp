@@ -1,4 +1,4 @@
-// OLMo 2: norms behind the branches alone, and of queries and keys over all heads together.
+// OLMo 2: norms only on the outputs of the branches, and norms of queries and keys over all heads together.
 #include "model/families/decoder.hpp"
 
 namespace zg::model {

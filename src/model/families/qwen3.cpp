@@ -1,4 +1,4 @@
-// Qwen 3: queries and keys have norms, head by head.
+// Qwen 3: queries and keys are normalised head by head.
 #include "model/families/decoder.hpp"
 
 namespace zg::model {

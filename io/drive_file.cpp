@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/units.hpp"
 
 namespace zg::io {
@@ -150,7 +151,7 @@ void DriveFile::renamed(const std::string& name, bool kept) {
 // since NFS locks no other.
 void DriveFile::lock_existing() {
   existing_lock_ = OwnedFd(open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-  const int error = existing_lock_ ? lock_now(existing_lock_.get()) : errno;
+  const int error = existing_lock_ ? try_lock(existing_lock_.get()) : errno;
   if (error == 0) return;
   if (error == EWOULDBLOCK) {
     throw Error(Errc::kUsage, path_, "is in use by another run, or by another drive of this one",

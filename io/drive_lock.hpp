@@ -26,10 +26,6 @@
 
 namespace zg::io {
 
-// Locks the file without waiting. 0, EWOULDBLOCK when another process has the lock, or another errno of
-// flock().
-int lock_now(int fd);
-
 // The errors that drive files share. The first checks that `directory` is one, and else throws.
 void check_directory(const std::string& directory);
 Error creation_error(const std::string& directory, int error);

@@ -10,6 +10,7 @@
 
 #include "io/drive_file.hpp"
 #include "support.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg::io::test {
 
@@ -26,7 +27,7 @@ inline std::string host_name() {
 // The file, opened and locked as another process would.
 inline OwnedFd locked(const fs::path& file) {
   OwnedFd fd(open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  EXPECT_EQ(lock_now(fd.get()), 0) << errno_text(errno);
+  EXPECT_EQ(try_lock(fd.get()), 0) << errno_text(errno);
   return fd;
 }
 

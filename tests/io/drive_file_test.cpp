@@ -228,7 +228,7 @@ TEST_F(DriveFileTest, AForkedChildRemovesNothing) {
   // Nor lets go of the parent's locks.
   for (const fs::path& file : {lock_file(), data}) {
     const OwnedFd theirs(open(file.c_str(), O_RDWR | O_CLOEXEC));
-    EXPECT_EQ(lock_now(theirs.get()), EWOULDBLOCK) << file;
+    EXPECT_EQ(try_lock(theirs.get()), EWOULDBLOCK) << file;
   }
   EXPECT_TRUE(has(refusal(), "in use by this process"));
 }

@@ -428,13 +428,12 @@ ordered_json run_cell(const Options& o, const Cell& cell, const std::vector<Sett
   }
   std::size_t best = 0;  // 0: no fixed depth was asked for
   for (std::size_t i = 1; i < settings.size(); ++i) {
-    if (settings[i].depth == Setting::kAdaptive) continue;
     if (best == 0 || median(windows[i], &Window::eta) > median(windows[best], &Window::eta)) best = i;
   }
   double fastest = 0;
   for (std::size_t i = 1; i < settings.size(); ++i) {
     const double step = median(windows[i], &Window::step);
-    if (settings[i].depth != Setting::kAdaptive && (fastest == 0 || step < fastest)) fastest = step;
+    if (fastest == 0 || step < fastest) fastest = step;
   }
   const double time = fastest > 0 ? fastest / median(windows[0], &Window::step) : 1;
   const double eta = median(windows[0], &Window::eta), best_eta = median(windows[best], &Window::eta);

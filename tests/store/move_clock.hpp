@@ -121,10 +121,12 @@ class MoveClock final : public MoveDriver, public MoveEvents {
     return Memory::kLater;
   }
   void free_memory(const ActionNode& node) override {
+    expect_unused(node);
     used[index_of(node.action.tier)] -= table_.segment(node.action.segment).charge_at(node.action.tier);
   }
   bool begin(ActionNode& copy, const ActionNode* fed_by) override {
     started.push_back({now, copy.action});
+    expect_unused(copy);
     const Link link = link_of(copy.action);
     const std::int64_t bytes = table_.segment(copy.action.segment).bytes;
     if (fed_by != nullptr) {
@@ -152,6 +154,17 @@ class MoveClock final : public MoveDriver, public MoveEvents {
   void evicting(const Action&) override {}
   void granted(const ActionNode&) override {}
   void changed(SegmentId) override {}
+
+  // What a move frees or writes is used by no operation that was decided before it, and what it reads is not
+  // written by one.
+  void expect_unused(const ActionNode& move) const {
+    for (const ActionNode* n = move.before; n != nullptr; n = n->before) {
+      if (!n->uses() || n->state == ActionNode::State::kDone) continue;
+      const bool reads_it = move.copies() && move.action.from == n->action.tier;
+      EXPECT_TRUE(n->action.tier != move.action.tier && (!reads_it || n->action.access == Access::kRead))
+          << table_.segment_name(move.action.segment) << " is in use";
+    }
+  }
 
   void feed(ActionNode& copy, std::int64_t bytes) {
     Fed& fed = fed_.at(&copy);

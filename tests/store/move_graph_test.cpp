@@ -110,19 +110,19 @@ TEST(MoveGraph, RandomProgramsEndWithinTheirBudgets) {
   const std::uint64_t seed = test_seed(311);
   SCOPED_TRACE(seed);
   Random random(seed);
-  int fitted = 0, passed_host = 0;
+  int fitted = 0, in_pieces = 0, with_drives = 0;
   for (int trial = 0; trial < 300; ++trial) {
     SCOPED_TRACE(trial);
-    const TensorTable table = random_table(random, 1, 4 + below(random, 14), some_granule(random));
+    const std::int64_t granule = some_granule(random);
+    const TensorTable table = random_table(random, 1, 4 + below(random, 14), granule);
     const std::vector<bool> none(static_cast<std::size_t>(table.segment_count()));
     const Program p = random_program(random, "p", table, none, {.ops = 20});
     const Program q = random_program(random, "q", table, none, {.ops = 12});
-    const auto some_of = [&](Tier tier) {
-      return std::max(table.total_charge(tier) * (2 + below(random, 7)) / 8 / 65536 * 65536,
-                      std::int64_t{8} * 65536);
+    const auto some_of = [&](Tier tier, std::int64_t step) {
+      return std::max(table.total_charge(tier) * (2 + below(random, 7)) / 8 / step * step, 8 * step);
     };
     const MoveClock::Machine machine{
-        .budgets = {some_of(Tier::kDevice), some_of(Tier::kHost), below(random, 2) == 1},
+        .budgets = {some_of(Tier::kDevice, granule), some_of(Tier::kHost, kPage), below(random, 2) == 1},
         .bytes_per_second = pages_a_second(7, 5, 2, 1),
         .piece_bytes = below(random, 2) == 1 ? 3000 : std::int64_t{1} << 30,
         .memory_seconds = below(random, 2) == 1 ? 0.25 : 0.0};
@@ -139,14 +139,17 @@ TEST(MoveGraph, RandomProgramsEndWithinTheirBudgets) {
       EXPECT_EQ(clock.used[0], clock.residency.copies().used(Tier::kDevice));
       EXPECT_EQ(clock.used[1], clock.residency.copies().used(Tier::kHost));
       EXPECT_EQ(clock.graph.bytes(), clock.residency.copies().traffic());
-      passed_host += clock.graph.bytes()[kToHost] > 0 && machine.piece_bytes == 3000;
+      const LinkBytes bytes = clock.graph.bytes();
+      in_pieces += bytes[kToHost] > 0 && machine.piece_bytes == 3000;
+      with_drives += bytes[kNvmeRead] > 0 && bytes[kNvmeWrite] > 0;
       if (again == 0) first = clock.started;
       EXPECT_EQ(first, clock.started);
     }
     if (testing::Test::HasFailure()) return;
   }
   EXPECT_GE(fitted, 100) << "budgets too small for the test to mean anything";
-  EXPECT_GE(passed_host, 20);
+  EXPECT_GE(in_pieces, 20);
+  EXPECT_GE(with_drives, 20);
 }
 
 }  // namespace

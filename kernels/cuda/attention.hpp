@@ -1,6 +1,6 @@
 // Operands that the attention kernels share, and the places of heads in them.
 //
-// The method is that of FlashAttention-2 (Dao, 2023). A block has some queries and iterates over tiles of
+// The method is FlashAttention-2 (Dao, 2023). A block has some queries and iterates over tiles of
 // keys with a running maximum and sum (online softmax: Milakov and Gimelshein, 2018). The backward recomputes
 // the probabilities from the stored log-sum-exp. Exponentials are powers of two: scores are scaled by
 // log2(e), too.

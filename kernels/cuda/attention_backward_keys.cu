@@ -96,7 +96,7 @@ template <class T>
 struct QueryStep {
   const T *q, *d_o;
   const float *delta, *lse2;
-  int ahead;         // position of the warp's first key minus that of the first query
+  int ahead;         // position of the warp's first key minus position of the first query
   const int* first;  // for set_left_behind(): the first key that each query attends to
   int row;           // and the warp's first key, counted from the block's first key
 };

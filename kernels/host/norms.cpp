@@ -147,8 +147,8 @@ struct NormRowBackward {
   T* dx;
 };
 
-// With n = (x - mean) rstd and g = dy w: dx (+)= rstd (g - mean(g) - n mean(g n)). RMSNorm uses neither the
-// mean of x nor that of g. Adds to dw and (LayerNorm) db. When dx is overwritten it may be dy.
+// With n = (x - mean) rstd and g = dy w: dx (+)= rstd (g - mean(g) - n mean(g n)). RMSNorm uses neither
+// mean(x) nor mean(g). Adds to dw and (LayerNorm) db. When dx is overwritten it may be dy.
 template <Norm kNorm, Into kInto, class T>
 void norm_backward_row(std::int64_t cols, const NormRowBackward<T>& args, Acc<T>* dw,
                        [[maybe_unused]] Acc<T>* db) {

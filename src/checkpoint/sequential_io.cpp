@@ -88,7 +88,7 @@ void ReadAhead::read(Job& job, Buffer& buffer) const {
   bool direct = fd >= 0;
   if (!direct) fd = range.fd;
   while (have < wanted) {
-    // What is left of direct I/O is whole pages, of which a file's last one may have less.
+    // Direct I/O moves whole pages; the last page of a file may be read in part.
     const std::int64_t bytes = direct ? round_up(wanted, kPage) - have : wanted - have;
     const ssize_t n =
         ::pread(fd, buffer.data() + have, static_cast<std::size_t>(bytes), first - before + have);

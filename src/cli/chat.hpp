@@ -61,7 +61,7 @@ class Chat {
   bool thinks_;                    // the model's thoughts are removed from earlier turns
   std::string system_;             // text of the model's own template before the first turn
   std::vector<std::int32_t> ids_;  // all tokens so far, without the end token of the model's last turn
-  std::size_t opened_ = 0;         // how many tokens at the end of ids_ are those of opens_
+  std::size_t opened_ = 0;         // how many tokens at the end of ids_ come from opens_
   bool answered_ = false;
 };
 

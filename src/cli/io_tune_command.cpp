@@ -179,7 +179,7 @@ TuneRun::TuneRun(const Flags& flags)
     throw Error(Errc::kUsage, report_file_, "the report cannot be written there: " + errno_text(errno),
                 "name another file with --report");
   state_ = std::make_unique<TuneState>(state_file, f_.fresh);
-  // Looks for leftover files again: those of a run that was killed a moment ago can be removed only when its
+  // Looks for leftover files again: files of a run that was killed a moment ago can be removed only when its
   // process is gone, which is certain once the state file is locked.
   places_ = places_of(f_);
   if (state_->cut_off()) log::info("{}: the last line was half written, and is left out", state_file);

@@ -13,8 +13,8 @@ namespace {
 
 using enum ModelCall;
 
-// The matrices of a block in the order of its forward. For each branch: those of the first products, and then
-// the matrix of the last product.
+// The matrices of a block in the order of its forward. For each branch: the matrices of the first products,
+// and then the matrix of the last product.
 std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
   const BlockParams p(c);
   const auto qkv = c.form().joint_qkv ? std::vector{p.q} : std::vector{p.q, p.k, p.v};

@@ -25,7 +25,7 @@ struct Place {
   std::int64_t first = 0;
 };
 
-// Tensors by name, without prefix. The map is ordered, so that of several mistakes always the same one is
+// Tensors by name, without prefix. The map is ordered, so that the same one of several mistakes is always
 // reported.
 using Sources = std::map<std::string, Source>;
 using Aliases = std::map<std::string, std::string>;

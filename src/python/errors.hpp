@@ -11,7 +11,7 @@ namespace zg::python {
 
 namespace nb = nanobind;
 
-// Makes the library's errors appear as those of ziggurat._errors, counts forks, and brings threads back when
+// Turns the library's errors into exceptions of ziggurat._errors, counts forks, and brings threads back when
 // the interpreter ends. Call once in a module.
 void bind_errors();
 

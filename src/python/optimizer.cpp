@@ -341,7 +341,7 @@ class Optimizer {
   }
 
   // A step's update of one parameter, or of one of its segments (kAll: of all segments): index, weights,
-  // gradient, the gradient's type, rule, segment. The addresses are those of the first element to update.
+  // gradient, the gradient's type, rule, segment. The addresses point to the first element to update.
   using Item = std::tuple<int, std::uintptr_t, std::uintptr_t, std::string, UpdateParams, std::int32_t>;
 
   // Makes one step for these items. Ctrl-C does not interrupt it: a step is made fully or not at all.

@@ -3,8 +3,8 @@
 //   Residency    decides which tiers have copies            LeaseTable   which copies are leased
 //   MoveGraph    which moves may start                      SegmentState all else that is kept of a segment
 //
-// `mutex` guards all members, except those of which a part's header says otherwise: words of copies and
-// atomic counters. It is never held while bytes move.
+// `mutex` guards all members, except words of copies and atomic counters, which threads access without it
+// (copy_word.hpp). It is never held while bytes move.
 #pragma once
 #include <condition_variable>
 #include <mutex>

@@ -5,7 +5,7 @@
 namespace zg {
 namespace {
 
-// A budget, from the least that is in question to the one that holds everything.
+// Searches the smallest budget that fits, between a lower bound and the budget that holds everything.
 class Search {
  public:
   using Test = std::function<bool(std::int64_t)>;
@@ -19,7 +19,7 @@ class Search {
     return between(low_, everything_, fits, kNoLimit);
   }
 
-  // The same where `may` tells from where on it is worth while to ask.
+  // The same for an expensive `fits`: the cheap test `may` gives the budget at which the search begins.
   std::optional<std::int64_t> smallest(const Test& may, const Test& fits, int most) {
     const std::optional<std::int64_t> from = smallest(may);
     if (!from || fits(*from)) return from;

@@ -1,8 +1,8 @@
 // Leases without a program, for any number of threads: acquire and what goes with it, and steps. The paths
 // that need no lock are in leases.cpp.
 //
-// The functions that stand for those of TensorStore take the store's mutex; all others are called under it,
-// and `lock` holds it.
+// acquire() to log_access() carry out TensorStore's functions of the same names, and take the store's mutex,
+// but for demote_all(). All others are called under it, and `lock` holds it.
 #pragma once
 #include <span>
 #include <string>
@@ -30,7 +30,7 @@ class FreeFront {
   void discard(SegmentId segment);
   void demote_all();  // under the mutex, when nothing moves
   void expect(const Program& program);
-  // Of an access that was leased, where a step follows accesses.
+  // Records an access that was leased; called while a step follows accesses (Prefetcher::follows_step).
   void log_access(const AccessStep& access);
 
   // A program begins: waits until all leases have ended, and gives none until open().

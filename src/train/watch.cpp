@@ -5,7 +5,7 @@
 namespace zg {
 namespace {
 
-// "rank 2 waits for ranks 0, 1 in gather of layer 3 of 40". Names those of the known ranks that have made
+// "rank 2 waits for ranks 0, 1 in gather of layer 3 of 40". Names the known ranks that have made
 // fewer calls on the axis.
 std::string meetings_of(const StepExecutor& rank, const std::vector<const StepExecutor*>& ranks) {
   std::string text;

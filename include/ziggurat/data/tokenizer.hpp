@@ -33,7 +33,7 @@ class Tokenizer {
 // The vocabulary of kChars is the sorted set of code points of `training_text` (UTF-8). Throws Error(kUsage).
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config, std::string_view training_text);
 // Loads the tokenizer that save() wrote into a directory, or else the tokenizer.json or tokenizer.model of a
-// Hugging Face directory; null if there is none. Throws Error(kUsage) for a damaged one.
+// Hugging Face directory. Returns null if it has no tokenizer. Throws Error(kUsage) for a damaged file.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& directory);
 
 }  // namespace zg

@@ -99,7 +99,7 @@ class Ops : public OpSizes {
   // the head. Rows are summed in a fixed order.
   virtual void attention_sinks_backward(Stream& s, const AttentionSinksBackwardArgs& args) = 0;
 
-  // Attention to some of the keys (AttentionBlock). Rows between those of the sequences are left unchanged.
+  // Attention to some of the keys (AttentionBlock). Rows that belong to no sequence are left unchanged.
   virtual void attention_block(Stream& s, const AttentionBlockArgs& args) = 0;
   // Adds to dq and dkv what the block contributes to the gradients of an attention to all keys.
   virtual void attention_block_backward(Stream& s, const AttentionBlockBackwardArgs& args) = 0;

@@ -19,7 +19,7 @@ enum class Direction { kForward, kBackward };
 
 // Whether the backward of a block is one call or two. The first half computes the gradient of the block's
 // input, which other work waits for; the second half computes the gradients of its parameters, at any later
-// time. The results have the same bits as those of the single call. kFrozen: one call, for blocks whose own
+// time. Two calls give the same bits as the single call. kFrozen: one call, for blocks whose own
 // parameters are not trained; it computes the gradient of the input, with the same bits, and no gradient of
 // parameters. In a block that has adapters the second half computes the gradients of the adapters alone.
 enum class Backward { kWhole, kInHalves, kFrozen };

@@ -54,7 +54,7 @@ class LossScaler {
   LossScaleConfig config_;
   State state_;
   std::int64_t in_a_row_ = 0;
-  bool in_vain_ = true;  // every step so far overflowed, including those of earlier runs
+  bool in_vain_ = true;  // every step so far overflowed, steps of earlier runs included
 };
 
 }  // namespace zg

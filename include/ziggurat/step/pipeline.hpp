@@ -99,8 +99,8 @@ std::vector<std::int32_t> split_layers(std::span<const double> layer_costs, doub
 
 // The number of layers that each chunk should have, judging by the `seconds` that each stage took with the
 // split `first` (split_layers()). The cost of a layer is the mean on the stages between the first and the
-// last, or on the first stage if there are none between. The rest of the first and last stages' time is the
-// cost of the embedding and of the head. Empty: the slowest stage would not be faster by a tenth.
+// last, or on the first stage if the pipeline has only two. The embedding and the head cost the rest of the
+// first and last stages' time. Empty: the slowest stage would not be faster by a tenth.
 std::vector<std::int32_t> layers_by_time(const PipelineShape& shape, std::span<const std::int32_t> first,
                                          std::span<const double> seconds);
 

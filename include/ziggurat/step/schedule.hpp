@@ -106,8 +106,8 @@ struct StageShape {
   PipelineShape pipeline;
   int stage = 0;
   std::vector<std::int32_t> first_layer;  // from split_layers()
-  // By unit: whether anything in it is trained; empty: in every unit. A unit in which nothing is trained
-  // never has its backward in halves.
+  // Whether anything in a unit is trained, indexed by unit. Empty: something in every unit is. A unit in
+  // which nothing is trained never has its backward in halves.
   std::vector<bool> trained = {};
 };
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates);

@@ -27,7 +27,7 @@ struct LinkBytes {
 
   std::int64_t& operator[](Link link) { return of[link]; }
   std::int64_t operator[](Link link) const { return of[link]; }
-  // Of the drives, on both of their links.
+  // Bytes that the drives read or write, on both of their links (to the host and to the device).
   std::int64_t nvme_read() const { return of[kNvmeRead] + of[kDirectRead]; }
   std::int64_t nvme_write() const { return of[kNvmeWrite] + of[kDirectWrite]; }
   LinkBytes& operator+=(const LinkBytes& o) {

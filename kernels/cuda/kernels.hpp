@@ -82,6 +82,10 @@ void quantize(const Launch& on, std::int64_t n, const T* in, int bits, std::uint
 template <class T>
 void dequantize(const Launch& on, std::int64_t n, const std::uint8_t* codes, int bits, bool add, T* out);
 
+// decode.cu
+template <class T>
+void decode(const Launch& on, const CodedMatrix& matrix, T* out);
+
 // embedding.cu
 template <class T>
 void embedding(const Launch& on, Extent extent, const Embedding<T>& args);

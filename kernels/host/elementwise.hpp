@@ -4,7 +4,7 @@
 // Blocking calls, from any thread. They are parallel (parallel_for), with partitions that depend on the
 // sizes alone and sums in a fixed order: results have the same bits for any number of threads. Exponentials
 // and sums of floats may differ in their last bits between instruction sets; casts, dropout,
-// quantize, dequantize and finish_gradient do not.
+// quantize, dequantize, decode and finish_gradient do not.
 //
 // T: float, bf16, fp16, double. Acc<T>: the type of sums and statistics. Nothing is allocated or owned.
 #pragma once
@@ -94,6 +94,14 @@ void quantize(std::int64_t n, const T* in, int bits, std::uint8_t* out);
 // out = the decoded values or, with `add`, out += the decoded values.
 template <class T>
 void dequantize(std::int64_t n, const std::uint8_t* in, int bits, bool add, T* out);
+
+// out [rows, cols] = the elements of the matrix, without gaps between rows.
+template <class T>
+void decode(const CodedMatrix& matrix, T* out);
+
+// Writes codes and scales of a matrix in [rows, cols] of finite numbers, without gaps. Scales are fp32 for kNf4 and
+// kFp8, and bf16 for kInt4, which gets no zero points; kMxfp4 cannot be encoded.
+void encode(const CodeFormat& format, Extent extent, const float* in, std::uint8_t* codes, void* scales);
 
 // out = in, rounded. Returns the sum of squares of the rounded values, in double and in an order that depends
 // on n alone; it is not finite if one of the values is not. (In, Out): (float, bf16), (float, fp16), (float,

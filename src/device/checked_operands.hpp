@@ -77,6 +77,28 @@ inline void expect_quantized(const View& values, int bits, const View& codes) {
   expect_dense(codes, "codes", DType::kU8, quantized_bytes(values.count(), bits));
   ZG_ASSERT_EQ(reinterpret_cast<std::uintptr_t>(codes.data) % 4, 0u);
 }
+inline void expect_coded(const DecodeArgs& a) {
+  const CodeFormat& f = a.format;
+  const std::int64_t rows = a.out.rows, cols = a.out.cols, blocks = f.blocks(rows, cols);
+  const bool int4 = f.code == WeightCode::kInt4, nested = f.scale == CodeScale::kNested;
+  ZG_ASSERT(f.block_rows > 0 && f.block_cols > 0 && f.nested_block > 0, "blocks of {} x {} elements",
+            f.block_rows, f.block_cols);
+  ZG_ASSERT(f.rounded == DType::kF32 || f.rounded == DType::kBF16 || f.rounded == DType::kF16,
+            "rounded to {}", name_of(f.rounded));
+  // A block begins at a whole byte.
+  ZG_ASSERT(f.block_cols % 2 == 0 || f.row_blocks(rows, cols) <= 1, "blocks of {} columns", f.block_cols);
+  ZG_ASSERT(!f.is_flat() || f.block_rows == 1, "a block of {} rows", f.block_rows);
+  expect_dense(a.out, "out", rows * cols);
+  expect_dense(a.codes, "codes", DType::kU8, f.code_bytes(rows, cols));
+  expect_dense(a.scales, "scales", scale_type(f.scale), blocks);
+  ZG_ASSERT(int4 || (!a.zeros && !a.groups), "zero points or groups of a code that has none");
+  if (a.zeros) expect_dense(a.zeros, "zeros", DType::kU8, blocks);
+  if (a.groups) expect_dense(a.groups, "groups", DType::kI32, cols);
+  ZG_ASSERT(nested || (!a.nested_levels && !a.nested_scales), "nested operands of scales that are numbers");
+  if (!nested) return;
+  expect_dense(a.nested_levels, "nested_levels", DType::kF32, 256);
+  expect_dense(a.nested_scales, "nested_scales", DType::kF32, f.nested_blocks(rows, cols));
+}
 // Libraries refuse a leading dimension that is too small, even if there is only one row.
 inline void expect_leading_dimension(const View& v) {
   ZG_ASSERT_GE(v.ld, v.cols);

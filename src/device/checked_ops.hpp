@@ -14,7 +14,7 @@
   op(layernorm) op(layernorm_backward) op(rmsnorm) op(rmsnorm_backward)              \
   op(head_rmsnorm) op(head_rmsnorm_backward) op(bias_backward)                       \
   op(gelu) op(gelu_backward) op(swiglu) op(swiglu_backward) op(add) op(scale)        \
-  op(dropout) op(quantize) op(dequantize) op(rope) op(embedding) op(embedding_backward) \
+  op(dropout) op(quantize) op(dequantize) op(decode) op(rope) op(embedding) op(embedding_backward) \
   op(cross_entropy) op(softmax_part) op(cross_entropy_part)                          \
   op(attention_block) op(attention_block_backward) op(attention_sinks_backward)
 // clang-format on
@@ -541,6 +541,24 @@ class CheckedOps : public Ops {
                                       static_cast<const std::uint8_t*>(codes.as<std::uint8_t>()), bits, add,
                                       values.as<T>());
     });
+  }
+
+  void decode(Stream& s, const DecodeArgs& args) override {
+    expect_coded(args);
+    const View& out = args.out;
+    if (out.count() == 0) return;
+    const auto optional = []<class T>(const View& v, T) -> const T* { return v ? v.as<T>() : nullptr; };
+    const CodedMatrix matrix{.format = args.format,
+                             .rows = out.rows,
+                             .cols = out.cols,
+                             .codes = args.codes.as<std::uint8_t>(),
+                             .scales = args.scales.data,
+                             .zeros = optional(args.zeros, std::uint8_t{}),
+                             .groups = optional(args.groups, std::int32_t{}),
+                             .nested_levels = optional(args.nested_levels, float{}),
+                             .nested_scales = optional(args.nested_scales, float{}),
+                             .nested_offset = args.nested_offset};
+    with_type(out.dtype, [&]<class T>() { backend_.template decode<T>(s, matrix, out.as<T>()); });
   }
 
   void finish_gradient(Stream& s, View accumulator, View out, View norm_sq, View scratch) override {

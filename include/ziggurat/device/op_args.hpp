@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ziggurat/base/view.hpp"
+#include "ziggurat/kernels/coded.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg {
@@ -174,6 +175,20 @@ struct CrossEntropyPartArgs {
   CrossEntropyArgs local = {};  // logits and dlogits of this vocabulary shard; they may not share memory
   std::int64_t first = 0;       // token of the shard's first logit
   View numbers = {};            // A [3 * shards, N], without gaps: what softmax_part() wrote for each shard
+};
+
+// A coded matrix and its elements. ziggurat/kernels/coded.hpp has the formats; `blocks` are format.blocks()
+// of the rows and columns of `out`. All views are without gaps.
+struct DecodeArgs {
+  CodeFormat format = {};
+  View codes = {};          // u8 [1, format.code_bytes()]
+  View scales = {};         // [1, blocks], of type scale_type(format.scale)
+  View zeros = {};          // u8 [1, blocks], or null; kInt4 only
+  View groups = {};         // i32 [1, columns], each from 0 to format.row_blocks() - 1, or null; kInt4 only
+  View nested_levels = {};  // f32 [1, 256]; the nested operands are those of CodeScale::kNested only
+  View nested_scales = {};  // f32 [1, format.nested_blocks()]
+  float nested_offset = 0;
+  View out = {};  // T [rows, columns], written
 };
 
 }  // namespace zg

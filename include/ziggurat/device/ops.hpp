@@ -144,6 +144,8 @@ class Ops : public OpSizes {
   // aligned to 4 bytes. `add`: values += instead of values =.
   virtual void quantize(Stream& s, View values, int bits, View codes) = 0;
   virtual void dequantize(Stream& s, View codes, int bits, bool add, View values) = 0;
+  // Decodes a coded matrix: out = level * scale, computed in fp32 and rounded once to T.
+  virtual void decode(Stream& s, const DecodeArgs& args) = 0;
   // Writes an accumulated gradient in its final type: out = accumulator, rounded. The types of (accumulator,
   // out) are (f32, bf16), (f32, f16), (f32, f32) or (f64, f64); both are without gaps. norm_sq (f64 [1,1]) +=
   // the sum of squares of the rounded values, in fp64 and in a fixed order; it is not finite if a value is

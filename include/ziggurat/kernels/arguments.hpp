@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/coded.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 namespace zg::kernels {

@@ -100,12 +100,6 @@ __device__ __forceinline__ void load_codes(const std::uint8_t* from, int n, bool
   }
 }
 
-__device__ __forceinline__ float rounded(float product, DType type) {
-  if (type == DType::kBF16) return to_acc(from_acc<bf16>(product));
-  if (type == DType::kF16) return to_acc(from_acc<fp16>(product));
-  return product;
-}
-
 template <WeightCode kCode, class T>
 __global__ void __launch_bounds__(kThreads) decode_eights(CodedMatrix m, Eights e, T* out) {
   __shared__ float levels[16];
@@ -138,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) decode_eights(CodedMatrix m, Eights 
       scale = scale_at(m, block);
     }
     const float product = level_of<kCode>(m, code[j], block, levels) * scale;
-    quads[j / 4].at[j % 4] = from_acc<T>(Acc<T>{rounded(product, m.format.rounded)});
+    quads[j / 4].at[j % 4] = from_acc<T>(Acc<T>{product});
   }
   T* const to = out + row * e.cols + first;
   ZG_UNROLL

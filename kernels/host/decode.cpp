@@ -146,21 +146,15 @@ float scale_at(const CodedMatrix& m, std::int64_t block) {
   return 0;
 }
 
-float rounded(float product, DType type) {
-  return type == DType::kBF16  ? static_cast<float>(bf16(product))
-         : type == DType::kF16 ? static_cast<float>(fp16(product))
-                               : product;
-}
-
-// The products of the 16 levels with the scale of a block, rounded as the format says.
+// The products of the 16 levels with the scale of a block.
 void products(const CodedMatrix& m, std::int64_t block, float* values) {
   const float scale = scale_at(m, block);
   if (m.format.code == WeightCode::kInt4) {
     const int zero = m.zeros == nullptr ? kInt4Middle : m.zeros[block];
-    for (int i = 0; i < 16; ++i) values[i] = rounded(static_cast<float>(i - zero) * scale, m.format.rounded);
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<float>(i - zero) * scale;
   } else {
     const auto& levels = m.format.code == WeightCode::kNf4 ? kNf4Levels : kE2m1Levels;
-    for (std::size_t i = 0; i < 16; ++i) values[i] = rounded(levels[i] * scale, m.format.rounded);
+    for (std::size_t i = 0; i < 16; ++i) values[i] = levels[i] * scale;
   }
 }
 
@@ -210,7 +204,6 @@ class Runs {
   std::int64_t cols_, per_row_;
 };
 
-// Bytes are rounded to T alone, and not before to the type that the format says.
 template <class T>
 void decode_run(const DecodeKernels& kernels, const CodedMatrix& m, const Run& run, T* out) {
   const std::uint8_t* const codes = m.codes + run.byte;
@@ -236,23 +229,17 @@ void decode(const CodedMatrix& m, T* out) {
   }
   const DecodeKernels kernels = HWY_DYNAMIC_DISPATCH(decoders)();
   const Runs runs(m);
-  // There are kernels for all types but double, and none that rounds bytes to a second type.
-  constexpr bool kDouble = std::is_same_v<T, double>;
-  const bool direct = !kDouble && (m.format.code != WeightCode::kFp8 || m.format.rounded == DType::kF32 ||
-                                   m.format.rounded == dtype_of<T>);
   parallel_for(runs.count, runs.grain(), [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> floats(direct ? 0 : static_cast<std::size_t>(runs.longest));
+    std::vector<float> floats;  // double has no kernels of its own
     for (std::int64_t i = begin; i < end; ++i) {
       const Run run = runs.at(i);
-      if constexpr (!kDouble) {
-        if (direct) {
-          decode_run(kernels, m, run, out + run.element);
-          continue;
-        }
+      if constexpr (std::is_same_v<T, double>) {
+        floats.resize(static_cast<std::size_t>(run.length));
+        decode_run(kernels, m, run, floats.data());
+        std::copy_n(floats.data(), run.length, out + run.element);
+      } else {
+        decode_run(kernels, m, run, out + run.element);
       }
-      decode_run(kernels, m, run, floats.data());
-      for (std::int64_t j = 0; j < run.length; ++j)
-        out[run.element + j] = static_cast<T>(rounded(floats[static_cast<std::size_t>(j)], m.format.rounded));
     }
   });
 }

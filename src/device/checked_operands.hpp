@@ -83,8 +83,6 @@ inline void expect_coded(const DecodeArgs& a) {
   const bool int4 = f.code == WeightCode::kInt4, nested = f.scale == CodeScale::kNested;
   ZG_ASSERT(f.block_rows > 0 && f.block_cols > 0 && f.nested_block > 0, "blocks of {} x {} elements",
             f.block_rows, f.block_cols);
-  ZG_ASSERT(f.rounded == DType::kF32 || f.rounded == DType::kBF16 || f.rounded == DType::kF16,
-            "rounded to {}", name_of(f.rounded));
   // A block begins at a whole byte.
   ZG_ASSERT(f.block_cols % 2 == 0 || f.row_blocks(rows, cols) <= 1, "blocks of {} columns", f.block_cols);
   ZG_ASSERT(!f.is_flat() || f.block_rows == 1, "a block of {} rows", f.block_rows);

@@ -7,6 +7,7 @@
 #include "model/foreign_files.hpp"
 #include "model/hf_keys.hpp"
 #include "model/hf_text.hpp"
+#include "model/quantization.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
 #include "ziggurat/model/keys.hpp"
@@ -98,7 +99,7 @@ ModelConfig read_hf_config(const std::string& directory) {
   const json object = hf::parse_object(hf::read_json_text(path, "the model's configuration"), path);
   const Keys keys(object, path);
   const Arch arch = arch_of_config_json(keys);
-  if (keys.has("quantization_config")) keys.unsupported("quantization_config", "null (plain weights)");
+  hf::read_quantization(keys);  // refuses what cannot be read
   return config_of(arch, keys, Origin::kConfigJson);
 }
 

@@ -6,6 +6,7 @@
 #include <set>
 #include <span>
 
+#include "model/coded_source.hpp"
 #include "model/families/family.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
@@ -19,11 +20,20 @@ namespace {
 
 using namespace hf;
 
-// A parameter's tensor in a file, and the tensor's element at which the parameter begins.
+// A parameter's matrix in the files, plain or coded, and the matrix's element at which the parameter begins.
 struct Place {
   Source source;
   std::int64_t first = 0;
+  const CodedSource* coded = nullptr;  // instead of `source`
+
+  void read(std::int64_t begin, std::int64_t end, float* out) const {
+    if (coded != nullptr) return coded->read(first + begin, first + end, out);
+    hf::read_values(source, first + begin, first + end, out);
+  }
 };
+
+// Coded matrices by the name that their plain weights would have.
+using Coded = std::map<std::string, CodedSource>;
 
 // Tensors by name, without prefix. The map is ordered, so that the same one of several mistakes is always
 // reported.
@@ -116,10 +126,12 @@ bool ends_with(const std::string& text, std::string_view end) {
   return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
 }
 
-// Causal masks and tables of rotary angles, which some versions of the libraries store with the parameters.
+// Causal masks, tables of rotary angles and scales of cached keys and values, which some versions of the
+// libraries store with the parameters.
 bool is_buffer(const std::string& name) {
-  for (const char* end : {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq",
-                          "rotary_emb.original_inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"}) {
+  for (const char* end :
+       {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rotary_emb.original_inv_freq",
+        "rotary_emb.cos_cached", "rotary_emb.sin_cached", ".self_attn.k_scale", ".self_attn.v_scale"}) {
     if (ends_with(name, end)) return true;
   }
   return false;
@@ -283,13 +295,39 @@ const Source* find_param(const Directory& directory, const ModelConfig& config, 
   return source == nullptr && table ? directory.find(kHeadName) : source;
 }
 
-void refuse_missing(const Directory& directory, const Model& model) {
+// The coded matrices of the model.
+Coded find_coded(const Directory& directory, const Model& model, const Quantization& quantization) {
+  Coded coded;
+  const FindSource find = [&](const std::string& name) { return directory.find(name); };
+  for (const Unit& unit : model.units()) {
+    for (const Param& p : unit.params) {
+      const std::string& name = p.name_in_files();
+      if (p.adapter || p.vector || coded.count(name) != 0) continue;
+      const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
+      if (auto matrix = CodedSource::find(name, rows, p.whole_cols, quantization, find))
+        coded.emplace(name, std::move(*matrix));
+    }
+  }
+  return coded;
+}
+
+// Whether it is the bias of a coded matrix of a layer without bias, and all zeros: some programs write such.
+bool is_zero_bias(const Source& source, const std::string& name, const Coded& coded) {
+  if (!ends_with(name, ".bias")) return false;
+  const auto dtype = float_dtype(source.entry->dtype);
+  if (!dtype || coded.count(name.substr(0, name.size() - 4) + "weight") == 0) return false;
+  std::vector<float> values(static_cast<std::size_t>(source.entry->count()));
+  hf::read_values({source.file, source.entry, *dtype}, 0, source.entry->count(), values.data());
+  return std::all_of(values.begin(), values.end(), [](float v) { return v == 0; });
+}
+
+void refuse_missing(const Directory& directory, const Model& model, const Coded& coded) {
   std::vector<std::string> missing;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
       if (p.adapter) continue;
       const std::string& name = p.name_in_files();
-      if (find_param(directory, model.config(), name) != nullptr) continue;
+      if (coded.count(name) != 0 || find_param(directory, model.config(), name) != nullptr) continue;
       if (missing.empty() || missing.back() != name) missing.push_back(name);
     }
   }
@@ -349,6 +387,7 @@ void refuse_untied_pair(const Directory& directory, const ModelConfig& config, c
 
 struct HfWeights::State {
   std::vector<std::unique_ptr<SafeTensors>> files;
+  Coded coded;
   std::map<std::string, Place> params;
 };
 
@@ -356,11 +395,17 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
     : state_(std::make_unique<State>()) {
   const ModelConfig& config = model.config();
   const Directory directory(directory_path, model::family_of(config.arch).files, state_->files);
-  refuse_missing(directory, model);
+  state_->coded = find_coded(directory, model, read_quantization(directory_path));
+  refuse_missing(directory, model, state_->coded);
   std::set<std::string> known;
+  for (const auto& [name, matrix] : state_->coded) known.insert(matrix.names().begin(), matrix.names().end());
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) {
       if (p.adapter) continue;  // they have files of their own
+      if (const auto coded = state_->coded.find(p.name_in_files()); coded != state_->coded.end()) {
+        state_->params[p.name] = {{}, p.file_row * p.whole_cols, &coded->second};
+        continue;
+      }
       const Source source = checked(*find_param(directory, config, p.name_in_files()), p);
       state_->params[p.name] = {source, p.file_row * p.whole_cols};
       known.insert(p.name_in_files());
@@ -371,6 +416,7 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
   for (const auto& [name, source] : directory.sources()) {
     const bool tied_head = config.tied && name == kHeadName;
     if (known.count(name) != 0 || tied_head || is_buffer(name)) continue;
+    if (is_zero_bias(source, name, state_->coded)) continue;
     if (is_beside(model::family_of(config.arch).files, name)) {
       left_out.push_back(source.entry->name);
       continue;
@@ -386,18 +432,19 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
 HfWeights::~HfWeights() = default;
 
 bool HfWeights::all_bf16() const {
-  return std::all_of(state_->params.begin(), state_->params.end(),
-                     [](const auto& of) { return of.second.source.dtype == DType::kBF16; });
+  return std::all_of(state_->params.begin(), state_->params.end(), [](const auto& of) {
+    return of.second.coded != nullptr || of.second.source.dtype == DType::kBF16;
+  });
 }
 
 void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const {
   const auto it = state_->params.find(param.name);
   ZG_ASSERT(it != state_->params.end(), "no parameter {}", param.name);
   ZG_ASSERT(0 <= begin && begin <= end && end <= param.count(), "{} [{}, {})", param.name, begin, end);
-  if (!param.conv1d) {
+  const Place& place = it->second;
+  if (!param.conv1d || place.coded != nullptr) {
     param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
-      const auto& [source, first] = it->second;
-      hf::read_values(source, first + whole, first + whole + n, out + at - begin);
+      place.read(whole, whole + n, out + at - begin);
     });
     return;
   }
@@ -405,7 +452,7 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
     const std::int64_t offset = band.line * param.cols;
     const std::int64_t from = std::max(begin, offset), to = std::min(end, offset + band.lines * param.cols);
     if (from >= to) continue;
-    read_transposed(it->second.source, {param.whole_rows, band.whole_line, param.first_col}, param.cols,
+    read_transposed(place.source, {param.whole_rows, band.whole_line, param.first_col}, param.cols,
                     from - offset, to - offset, out + from - begin);
   }
 }

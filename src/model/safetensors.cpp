@@ -28,11 +28,12 @@ struct Width {
   std::string_view dtype;
   std::uint64_t bytes;
 };
-constexpr std::array<Width, 15> kWidths = {{{"BOOL", 1},
+constexpr std::array<Width, 16> kWidths = {{{"BOOL", 1},
                                             {"U8", 1},
                                             {"I8", 1},
                                             {"F8_E4M3", 1},
                                             {"F8_E5M2", 1},
+                                            {"F8_E8M0", 1},
                                             {"I16", 2},
                                             {"U16", 2},
                                             {"F16", 2},

@@ -66,12 +66,6 @@ struct Coded {
   }
 
   float element(std::int64_t r, std::int64_t c) const {
-    const float value = product(r, c);
-    return format.rounded == DType::kBF16  ? static_cast<float>(bf16(value))
-           : format.rounded == DType::kF16 ? static_cast<float>(fp16(value))
-                                           : value;
-  }
-  float product(std::int64_t r, std::int64_t c) const {
     if (format.code == WeightCode::kNf4) {
       const std::int64_t i = r * cols + c;
       const int byte = codes[static_cast<std::size_t>(i / 2)];
@@ -159,11 +153,6 @@ inline std::vector<Coded> coded_matrices() {
   }
   for (const auto& [rows, cols] : {std::pair{1, 32}, {5, 96}, {3, 2048}})
     add({WeightCode::kMxfp4, CodeScale::kPower, 1, 32}, rows, cols);
-  for (const DType rounded : {DType::kBF16, DType::kF16}) {
-    add({WeightCode::kNf4, CodeScale::kF32, 1, 64, 256, rounded}, 3, 100);
-    add({WeightCode::kFp8, CodeScale::kF32, 128, 128, 256, rounded}, 3, 200);
-    add({WeightCode::kInt4, CodeScale::kF32, 1, 32, 256, rounded}, 3, 72, false, true);
-  }
   for (const CodeScale scale : {CodeScale::kBF16, CodeScale::kF16, CodeScale::kF32}) {
     for (const bool zeros : {false, true}) {
       for (const auto& [rows, cols] : {std::pair{1, 3}, {5, 72}, {3, 300}}) {

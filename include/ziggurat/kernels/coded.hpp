@@ -52,9 +52,6 @@ struct CodeFormat {
   CodeScale scale = CodeScale::kF32;
   std::int64_t block_rows = 1, block_cols = 64;
   std::int64_t nested_block = 256;
-  // The type in which the library that the format comes from computes an element: products are rounded to it
-  // first. kF32, kBF16 or kF16.
-  DType rounded = DType::kF32;
   bool operator==(const CodeFormat&) const = default;
 
   constexpr bool is_flat() const { return code == WeightCode::kNf4; }

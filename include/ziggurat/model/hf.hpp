@@ -75,12 +75,14 @@ std::string read_hf_dropout(const std::string& directory, const DropoutRates& ou
 std::string write_hf_config(const ModelConfig& config, DType dtype = DType::kF32);
 
 // The weights of a directory. Opening it checks them against the model: each parameter must be present with
-// the right shape and a supported dtype (F64, F32, F16, BF16). Names may have the prefix "transformer.", or
-// lack "model.", as the names of models without a head do. Of two tied tensors one suffices; if both are
-// present they must hold equal values. Buffers that are not parameters (attn.bias, attn.masked_bias,
-// rotary_emb.inv_freq) are ignored; tensors outside of the trained model (another head, an image encoder) are
-// left out, with one warning; any other unknown tensor is an error. An index is ignored if model.safetensors
-// exists. Throws Error(kUsage). Owns the open files; does not refer to `model` afterwards.
+// the right shape and a supported dtype (F64, F32, F16, BF16), or coded in 4 or 8 bits: NF4 of bitsandbytes,
+// FP8 in blocks, INT4, MXFP4 and FP8 of compressed-tensors, GPTQ and AWQ, which each tensor tells for itself;
+// the "quantization_config" of config.json has what tensors do not say. Names may have the prefix
+// "transformer.", or lack "model.", as the names of models without a head do. Of two tied tensors one
+// suffices; if both are present they must hold equal values. Buffers that are not parameters (attn.bias,
+// attn.masked_bias, rotary_emb.inv_freq) are ignored; tensors outside of the trained model (another head, an
+// image encoder) are left out, with one warning; any other unknown tensor is an error. An index is ignored if
+// model.safetensors exists. Throws Error(kUsage). Owns the open files; does not refer to `model` afterwards.
 class HfWeights {
  public:
   HfWeights(const std::string& directory, const Model& model);
@@ -90,7 +92,7 @@ class HfWeights {
   // over the whole tensor: ask for large ranges. Any thread; several calls may run at once. Throws
   // Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
-  bool all_bf16() const;  // whether all parameters in the files are BF16
+  bool all_bf16() const;  // whether all parameters in the files are BF16 or coded
 
  private:
   struct State;

@@ -136,6 +136,23 @@ TEST(Fuzz, ShardsAndTheirIndex) {
   fuzz({.name = "model_directory", .corpus = {corpus[0]}, .use = use, .on_disk = true, .writes = true});
 }
 
+TEST(Fuzz, CodedMatrices) {
+  std::vector<Case> corpus;
+  for (const char* format : {"nf4_double", "fp8", "int4_zeros", "mxfp4", "gptq", "awq"}) {
+    const std::string dir = kReferences + "coded/" + format + "/";
+    corpus.push_back({{"config.json", test::read_file(dir + "config.json")},
+                      {"model.safetensors", test::read_file(dir + "model.safetensors")}});
+  }
+  fuzz({.name = "coded_matrices",
+        .corpus = corpus,
+        .use =
+            [](const Case&, const std::string& dir) {
+              const ModelConfig c = read_hf_config(dir);
+              if (is_small(c)) use_weights(dir, Model(c, DType::kF32, host_ops()));
+            },
+        .on_disk = true});
+}
+
 ModelConfig adapted_model() {
   ModelConfig c = test::tiny_llama();
   c.lora = {.rank = 2, .alpha = 4, .modules = match_modules(c, "all-linear")};

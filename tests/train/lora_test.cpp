@@ -106,6 +106,46 @@ TEST_F(LoraRuns, BeginAlikeWhateverTheRanks) {
   }
 }
 
+// A base in 4 or 8 bits is its decoded elements: the same losses and adapters, to the bit, in either type;
+// and merged into the same model.
+TEST_F(LoraRuns, OverACodedBaseAreThoseOverItsElements) {
+  std::string shouting;
+  while (shouting.size() < 4000) shouting += "ALL WORK AND NO PLAY MAKES JACK A DULL BOY, ";
+  write("loud.txt", shouting);  // of the models' 97 tokens
+  for (const char* format : {"nf4_double", "fp8", "int4_zeros", "gptq", "awq"}) {
+    SCOPED_TRACE(format);
+    const std::string coded = test::reference_directory() + "coded/" + format,
+                      plain = directory_ + "/plain-" + format;
+    const Model model(read_hf_config(coded), DType::kF32, host_ops());
+    const HfWeights elements(coded, model);
+    save_hf(plain, model, DType::kF32,
+            [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+              elements.read(p, begin, end, out);
+            });
+    for (const char* type : {"bf16.enabled=false", "bf16.enabled=true"}) {
+      const Strings settings = kRank4 + Strings{type, "data.train=" + directory_ + "/loud.txt", "steps=2"};
+      const Outcome over_codes = train("codes", settings + Strings{"model.from=" + coded});
+      const std::string adapters = weights("codes");
+      const Outcome over_elements = train("elements", settings + Strings{"model.from=" + plain});
+      EXPECT_EQ(over_codes.losses, over_elements.losses);
+      EXPECT_TRUE(adapters == weights("elements"));
+    }
+    merge_adapters(coded, adapter("codes"), directory_ + "/merged-codes");
+    merge_adapters(plain, adapter("codes"), directory_ + "/merged-elements");
+    const HfWeights merged_codes(directory_ + "/merged-codes", model),
+        merged_elements(directory_ + "/merged-elements", model);
+    std::vector<float> a, b;
+    for (const Param& p : model.units()[1].params) {
+      a.resize(static_cast<std::size_t>(p.count())), b.resize(a.size());
+      merged_codes.read(p, 0, p.count(), a.data()), merged_elements.read(p, 0, p.count(), b.data());
+      if (merged_codes.all_bf16()) {
+        for (float& v : b) v = static_cast<float>(bf16(v));
+      }
+      EXPECT_EQ(a, b) << p.name;
+    }
+  }
+}
+
 TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {
   for (const Strings& place : {Strings{}, Strings{"devices=host:2", "zero_optimization.stage=2"}}) {
     const Strings settings = kRank4 + Strings{"lora.dropout=0.1", "checkpoint.every=2"} + place;

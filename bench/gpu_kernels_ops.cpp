@@ -43,6 +43,7 @@ class OpCases {
     embeddings();
     loss();
     conversions();
+    if (at_.m.llama && at_.t == DType::kBF16) coded_matrices();
     return std::move(cases_);
   }
 
@@ -206,6 +207,27 @@ class OpCases {
       const View x = take.out(at.t, 1, rows * width);
       return [=](Stream& s) { at.ops->zero(s, x); };
     });
+  }
+
+  // Codes are bytes as they come: all have levels.
+  void coded_matrices() {
+    const std::int64_t rows = at_.m.inner, cols = at_.m.width;
+    const std::pair<const char*, CodeFormat> formats[] = {
+        {"decode NF4", {WeightCode::kNf4, CodeScale::kF32, 1, 64}},
+        {"decode FP8", {WeightCode::kFp8, CodeScale::kF32, 128, 128}},
+        {"decode INT4", {WeightCode::kInt4, CodeScale::kBF16, 1, 128}}};
+    for (const auto& [name, f] : formats) {
+      add(name, rows, cols, [=, f = f, at = at_](Takes& take) -> Work {
+        const std::int64_t bytes = f.code_bytes(rows, cols);
+        take.count(static_cast<double>(bytes));
+        const View codes = take.uncounted(Content::kAnything, DType::kU8, 1, bytes),
+                   scales = take.in(scale_type(f.scale), 1, f.blocks(rows, cols)),
+                   out = take.out(at.t, rows, cols);
+        return [=](Stream& s) {
+          at.ops->decode(s, {.format = f, .codes = codes, .scales = scales, .out = out});
+        };
+      });
+    }
   }
 
   struct At {

@@ -119,6 +119,30 @@ void add_memory_bound() {
   });
 }
 
+// Coded matrices: what is read of codes and scales, and the elements that are written.
+void add_decode() {
+  constexpr std::int64_t kSide = 4096;
+  const std::pair<const char*, CodeFormat> formats[] = {
+      {"decode_nf4", {WeightCode::kNf4, CodeScale::kF32, 1, 64}},
+      {"decode_fp8", {WeightCode::kFp8, CodeScale::kF32, 128, 128}},
+      {"decode_mxfp4", {WeightCode::kMxfp4, CodeScale::kPower, 1, 32}},
+      {"decode_int4", {WeightCode::kInt4, CodeScale::kBF16, 1, 128}}};
+  for (const auto& [name, f] : formats) {
+    add(name, false, [f = f](Operands& o, HostStream& s, DType t) -> Kernel {
+      const std::int64_t blocks = f.blocks(kSide, kSide);
+      const View out = o.make(t, kSide, kSide), codes = o.scratch(f.code_bytes(kSide, kSide));
+      const DType type = scale_type(f.scale);
+      const View scales = type == DType::kU8 ? o.scratch(blocks) : o.make(type, 1, blocks);
+      for (std::int64_t i = 0; i < codes.cols; ++i)
+        codes.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 37);
+      const auto bytes = codes.cols + blocks * static_cast<std::int64_t>(size_of(type)) +
+                         kSide * kSide * static_cast<std::int64_t>(size_of(t));
+      return {[=, &s] { host_ops().decode(s, {.format = f, .codes = codes, .scales = scales, .out = out}); },
+              static_cast<double>(bytes)};
+    });
+  }
+}
+
 void add_compute_bound() {
   add("gemm", true, [](Operands& o, HostStream& s, DType t) -> Kernel {
     constexpr std::int64_t m = 1024, n = 3072, k = 768;
@@ -239,6 +263,7 @@ void add_pages() {
 
 void run() {
   add_memory_bound();
+  add_decode();
   add_compute_bound();
   add_rules("4096", 0, 4096);
   add_rules("4096_window_512", 512, 4096);

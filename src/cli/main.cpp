@@ -24,9 +24,9 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   std::string what = e.what(), hint = known ? "see ziggurat " + first + " --help" : "see ziggurat --help";
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
-    what =
-        (first.empty() ? "a subcommand" : first + ": a subcommand") +
-        " is expected: train, generate, eval, merge, probe, io-bench, io-tune, trace, config or checkpoint";
+    what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
+           " is expected: train, generate, eval, merge, quantize, probe, io-bench, io-tune, trace, config or "
+           "checkpoint";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
   return 2;
@@ -48,6 +48,7 @@ int run(int argc, char** argv) {
       "  ziggurat generate --model runs/quickstart/model --prompt \"In the beginning\" --tokens 200\n"
       "  ziggurat eval --model runs/quickstart/model --data held-out.txt\n"
       "  ziggurat merge Qwen3-8B runs/qwen3-8b-lora/adapter Qwen3-8B-merged\n"
+      "  ziggurat quantize Qwen3-8B Qwen3-8B-nf4 --to nf4\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
       "  ziggurat io-bench --path /mnt/nvme0 --op mixed\n"
       "  ziggurat io-tune --path /mnt/nvme0\n"
@@ -62,6 +63,7 @@ int run(int argc, char** argv) {
   zg::cli::add_generate(app, exit_code);
   zg::cli::add_eval(app, exit_code);
   zg::cli::add_merge(app, exit_code);
+  zg::cli::add_quantize(app, exit_code);
   zg::cli::add_probe(app, exit_code);
   zg::cli::add_io_bench(app, exit_code);
   zg::cli::add_io_tune(app, exit_code);

@@ -431,6 +431,10 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
 
 HfWeights::~HfWeights() = default;
 
+bool HfWeights::any_coded() const {
+  return !state_->coded.empty();
+}
+
 bool HfWeights::all_bf16() const {
   return std::all_of(state_->params.begin(), state_->params.end(), [](const auto& of) {
     return of.second.coded != nullptr || of.second.source.dtype == DType::kBF16;

@@ -232,7 +232,8 @@ ROWS = (
     Row("trained_elsewhere", (
         "ziggurat generate --model runs/qwen3-8b/model *", "ziggurat eval --model runs/qwen3-8b/model *",
         "ziggurat generate --model Llama-3.1-70B *", "ziggurat generate --model Qwen3-8B *", "ziggurat eval --model Qwen3-8B *",
-        "ziggurat generate --model models/Qwen3-8B *", "ziggurat merge *"),
+        "ziggurat generate --model models/Qwen3-8B *", "ziggurat merge *",
+        "ziggurat quantize *"),
         why="needs a model of billions of parameters"),
     Row("eval", ("ziggurat eval --model runs/quickstart/model *", "ziggurat eval --model DIR *"), files=BOOK | {"held-out.txt": TEXT},
         before=(TRAIN,), instead=("ziggurat eval --model runs/quickstart/model --data held-out.txt --each --json --context 16",),

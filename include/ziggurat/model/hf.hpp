@@ -92,6 +92,7 @@ class HfWeights {
   // over the whole tensor: ask for large ranges. Any thread; several calls may run at once. Throws
   // Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
+  bool any_coded() const;
   bool all_bf16() const;  // whether all parameters in the files are BF16 or coded
 
  private:
@@ -113,5 +114,23 @@ using ReadParam = std::function<void(const Unit& unit, const Param& param, std::
                                      std::int64_t end, float* out)>;
 void save_hf(const std::string& directory, const Model& model, DType dtype, const ReadParam& read,
              std::int64_t shard_bytes = std::int64_t{5} << 30);
+
+// The formats in which save_hf_coded() can write matrices.
+//   kNf4   as bitsandbytes: blocks of 64 elements, scales in fp32; 0.56 bytes an element
+//   kFp8   as DeepSeek's files: blocks of 128 x 128; 1 byte
+//   kInt4  as compressed-tensors: groups of 128 inputs, or of 64 or 32 where a width asks for it; 0.52 bytes
+enum class SavedCode { kNf4, kFp8, kInt4 };
+struct CodedSave {
+  std::int64_t matrices = 0, bytes = 0;  // that are coded; bytes of all tensors
+  double largest_error = 0;              // |element - decoded element|, over all matrices
+  std::string largest_error_in;          // the tensor's name
+};
+// As save_hf(), but the matrices of all layers are coded; norms, biases, the embedding and the output matrix
+// are written in `dtype`. `progress` is called with the bytes of elements that are done and of all. Besides
+// what save_hf() throws, Error(kUsage) with the place `from` for a family whose matrices no library reads
+// coded (GPT-2), for a matrix that does not fit the format, and for an element that is not finite.
+CodedSave save_hf_coded(const std::string& directory, const std::string& from, const Model& model,
+                        SavedCode code, const std::pair<DType, ReadParam>& plain,
+                        const std::function<void(std::int64_t done, std::int64_t all)>& progress);
 
 }  // namespace zg

@@ -1,0 +1,272 @@
+// Writes models whose matrices are coded, as the libraries that read them name and describe their tensors.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "kernels/host/elementwise.hpp"
+#include "model/families/family.hpp"
+#include "model/hf_text.hpp"
+#include "model/plain_tensors.hpp"
+#include "ziggurat/base/error.hpp"
+
+namespace zg {
+namespace {
+
+using hf::FileTensor;
+using hf::WeightFiles;
+using nlohmann::ordered_json;
+
+constexpr std::int64_t kBand =
+    128;  // rows that are coded together: whole blocks of FP8, and whole bytes and blocks of NF4
+constexpr std::int64_t kShardBytes = std::int64_t{5} << 30;
+
+// A matrix of a file, of one parameter or of several one below the other.
+struct Matrix {
+  const Unit* unit = nullptr;
+  std::vector<const Param*> params;
+  std::int64_t rows = 0, cols = 0;
+  CodeFormat format;
+  WeightFiles::Place codes, scales;
+  std::vector<std::pair<WeightFiles::Place, std::string>> constants;  // tensors with their content
+
+  std::string name() const { return params.front()->name_in_files(); }
+  std::string module() const {
+    const std::string weight = name();
+    return weight.substr(0, weight.rfind(".weight"));
+  }
+};
+
+template <class T>
+std::string bytes_of(const T* values, std::size_t count) {
+  return {reinterpret_cast<const char*>(values), count * sizeof(T)};
+}
+
+class CodedWriter {
+ public:
+  CodedWriter(const std::string& from, const Model& model, SavedCode code, DType dtype, const ReadParam& read)
+      : from_(from), model_(model), code_(code), dtype_(dtype), read_(read) {
+    if (model.config().arch == Arch::kGpt2)
+      fail("is of the family gpt2, whose matrices no library reads in few bits",
+           "quantise a model of another family");
+    for (const Unit& unit : model.units()) add(unit);
+  }
+
+  void save(const std::string& directory, const std::function<void(std::int64_t, std::int64_t)>& progress) {
+    for (const Matrix& m : matrices_) all_ += m.rows * m.cols * static_cast<std::int64_t>(sizeof(float));
+    hf::PlainWriter plain(dtype_, read_);
+    files_.save(directory, config(), [&](OutputFile& file, std::size_t shard) {
+      for (const hf::Placed& p : plain_) {
+        if (p.place.shard == shard) plain.write(file, files_, p);
+      }
+      for (const Matrix& m : matrices_) {
+        if (m.codes.shard == shard) write(file, m, progress);
+      }
+    });
+  }
+
+  CodedSave result;
+
+ private:
+  [[noreturn]] void fail(const std::string& problem, const std::string& hint) const {
+    throw Error(Errc::kUsage, from_, problem, hint);
+  }
+
+  void add(const Unit& unit) {
+    const bool block = &unit != &model_.units().front() && &unit != &model_.units().back();
+    for (const Param& p : unit.params) {
+      if (p.vector || !block) {
+        plain_.push_back(
+            hf::add_plain(files_, unit, p, dtype_, plain_.empty() ? hf::Placed{} : plain_.back()));
+        const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
+        if (p.file_row == 0) result.bytes += rows * p.whole_cols * static_cast<std::int64_t>(size_of(dtype_));
+      } else if (p.file_row > 0) {
+        matrices_.back().params.push_back(&p);
+      } else {
+        add_matrix(unit, p);
+      }
+    }
+  }
+
+  void add_matrix(const Unit& unit, const Param& p) {
+    Matrix m;
+    m.unit = &unit, m.params = {&p}, m.rows = p.file_rows > 0 ? p.file_rows : p.whole_rows,
+    m.cols = p.whole_cols;
+    m.format = format();
+    const CodeFormat& f = m.format;
+    const std::string name = m.name(), module = m.module();
+    const std::int64_t blocks = f.blocks(m.rows, m.cols), codes = f.code_bytes(m.rows, m.cols);
+    std::vector<FileTensor> group;
+    std::vector<std::string> contents;
+    switch (code_) {
+      case SavedCode::kNf4: {
+        std::string state = nlohmann::json{
+            {"quant_type", "nf4"},
+            {"blocksize", f.block_cols},
+            {"dtype", dtype_ == DType::kBF16 ? "bfloat16" : "float32"},
+            {"shape",
+             {m.rows, m.cols}}}.dump();
+        group = {{name, "U8", {codes, 1}, codes},
+                 {name + ".absmax", "F32", {blocks}, 4 * blocks},
+                 {name + ".quant_map", "F32", {16}, 64},
+                 {name + ".quant_state.bitsandbytes__nf4",
+                  "U8",
+                  {static_cast<std::int64_t>(state.size())},
+                  static_cast<std::int64_t>(state.size())}};
+        contents = {bytes_of(kNf4Levels.data(), kNf4Levels.size()), std::move(state)};
+        break;
+      }
+      case SavedCode::kFp8: {
+        const std::int64_t across = f.row_blocks(m.rows, m.cols);
+        group = {{name, "F8_E4M3", {m.rows, m.cols}, codes},
+                 {module + ".weight_scale_inv", "F32", {blocks / across, across}, 4 * blocks}};
+        break;
+      }
+      case SavedCode::kInt4: {
+        const std::int64_t shape[] = {m.rows, m.cols};
+        group = {{module + ".weight_packed", "I32", {m.rows, f.row_bytes(m.cols) / 4}, codes},
+                 {module + ".weight_scale", "BF16", {m.rows, blocks / m.rows}, 2 * blocks},
+                 {module + ".weight_shape", "I64", {2}, 16}};
+        contents = {bytes_of(shape, 2)};
+        break;
+      }
+    }
+    m.codes = files_.add(group);
+    m.scales = {m.codes.shard, m.codes.tensor + 1};
+    for (std::size_t i = 0; i < contents.size(); ++i)
+      m.constants.push_back({{m.codes.shard, m.codes.tensor + 2 + i}, std::move(contents[i])});
+    for (const FileTensor& t : group) result.bytes += t.bytes;
+    ++result.matrices;
+    matrices_.push_back(std::move(m));
+  }
+
+  CodeFormat format() {
+    if (code_ == SavedCode::kNf4) return {WeightCode::kNf4, CodeScale::kF32, 1, 64};
+    if (code_ == SavedCode::kFp8) return {WeightCode::kFp8, CodeScale::kF32, 128, 128};
+    if (group_ == 0) choose_group();
+    return {WeightCode::kInt4, CodeScale::kBF16, 1, group_};
+  }
+  // The largest group that all widths are multiples of: the description in config.json has one for all.
+  void choose_group() {
+    for (const std::int64_t group : {128, 64, 32}) {
+      bool fits = true;
+      for (std::int64_t l = 0; l < model_.config().layers; ++l) {
+        for (const Param& p : model_.block(l).unit().params)
+          fits = fits && (p.vector || p.whole_cols % group == 0);
+      }
+      if (fits) {
+        group_ = group;
+        return;
+      }
+    }
+    fail("has matrices whose inputs are no multiple of 32, the smallest group of INT4", "take nf4 or fp8");
+  }
+
+  // Rows [first, last) of the file's matrix, from its parameters.
+  void read_rows(const Matrix& m, std::int64_t first, std::int64_t last, float* out) const {
+    for (const Param* p : m.params) {
+      const std::int64_t from = std::max(first, p->file_row),
+                         to = std::min(last, p->file_row + p->whole_rows);
+      if (from >= to) continue;
+      read_(*m.unit, *p, (from - p->file_row) * m.cols, (to - p->file_row) * m.cols,
+            out + (from - first) * m.cols);
+    }
+  }
+
+  void write(OutputFile& file, const Matrix& m,
+             const std::function<void(std::int64_t, std::int64_t)>& progress) {
+    const CodeFormat& f = m.format;
+    const auto width = static_cast<std::int64_t>(size_of(scale_type(f.scale)));
+    for (std::int64_t first = 0; first < m.rows; first += kBand) {
+      const std::int64_t rows = std::min(kBand, m.rows - first), count = rows * m.cols;
+      values_.resize(static_cast<std::size_t>(count)), decoded_.resize(values_.size());
+      codes_.resize(static_cast<std::size_t>(f.code_bytes(rows, m.cols)));
+      scales_.resize(static_cast<std::size_t>(f.blocks(rows, m.cols) * width));
+      read_rows(m, first, first + rows, values_.data());
+      for (const float v : values_) {
+        if (!std::isfinite(v)) {
+          fail(fmt::format("{} holds {}, which has no code", hf::in_quotes(m.name()), v),
+               "take a model whose weights are finite");
+        }
+      }
+      host::encode(f, {rows, m.cols}, values_.data(), codes_.data(), scales_.data());
+      host::decode<float>(
+          {.format = f, .rows = rows, .cols = m.cols, .codes = codes_.data(), .scales = scales_.data()},
+          decoded_.data());
+      for (std::size_t i = 0; i < values_.size(); ++i) {
+        const double error = std::abs(static_cast<double>(values_[i]) - static_cast<double>(decoded_[i]));
+        if (error > result.largest_error) result.largest_error = error, result.largest_error_in = m.name();
+      }
+      // A band of 128 rows begins at a whole byte and at a block.
+      const std::int64_t before = f.is_flat() ? first * m.cols / 2 : first * f.row_bytes(m.cols);
+      file.write_at(files_.tensor(m.codes).begin + before, codes_.data(),
+                    static_cast<std::int64_t>(codes_.size()));
+      file.write_at(files_.tensor(m.scales).begin + f.blocks(first, m.cols) * width, scales_.data(),
+                    static_cast<std::int64_t>(scales_.size()));
+      done_ += count * static_cast<std::int64_t>(sizeof(float));
+      if (progress) progress(done_, all_);
+    }
+    for (const auto& [place, content] : m.constants)
+      file.write_at(files_.tensor(place).begin, content.data(), static_cast<std::int64_t>(content.size()));
+  }
+
+  std::string config() const {
+    ordered_json object = ordered_json::parse(write_hf_config(model_.config(), dtype_));
+    object["quantization_config"] = description();
+    return object.dump(2) + "\n";
+  }
+  ordered_json description() const {
+    const char* const type = dtype_ == DType::kBF16 ? "bfloat16" : "float32";
+    switch (code_) {
+      case SavedCode::kNf4:
+        return {{"quant_method", "bitsandbytes"},
+                {"load_in_4bit", true},
+                {"load_in_8bit", false},
+                {"bnb_4bit_quant_type", "nf4"},
+                {"bnb_4bit_use_double_quant", false},
+                {"bnb_4bit_compute_dtype", type},
+                {"bnb_4bit_quant_storage", "uint8"}};
+      case SavedCode::kFp8:
+        return {{"quant_method", "fp8"},
+                {"fmt", "e4m3"},
+                {"weight_block_size", {128, 128}},
+                {"activation_scheme", "dynamic"},
+                {"modules_to_not_convert", {"lm_head"}}};
+      case SavedCode::kInt4:
+        break;
+    }
+    const ordered_json weights = {{"num_bits", 4},       {"type", "int"},        {"symmetric", true},
+                                  {"strategy", "group"}, {"group_size", group_}, {"dynamic", false}};
+    const ordered_json group = {{"targets", {"Linear"}}, {"weights", weights}};
+    return {{"quant_method", "compressed-tensors"},
+            {"format", "pack-quantized"},
+            {"quantization_status", "compressed"},
+            {"config_groups", {{"group_0", group}}},
+            {"ignore", {"lm_head"}}};
+  }
+
+  const std::string& from_;
+  const Model& model_;
+  SavedCode code_;
+  DType dtype_;
+  const ReadParam& read_;
+  std::int64_t group_ = 0;  // kInt4
+  WeightFiles files_{kShardBytes};
+  std::vector<hf::Placed> plain_;
+  std::vector<Matrix> matrices_;
+  std::int64_t done_ = 0, all_ = 0;
+  std::vector<float> values_, decoded_;
+  std::vector<std::uint8_t> codes_, scales_;
+};
+
+}  // namespace
+
+CodedSave save_hf_coded(const std::string& directory, const std::string& from, const Model& model,
+                        SavedCode code, const std::pair<DType, ReadParam>& plain,
+                        const std::function<void(std::int64_t, std::int64_t)>& progress) {
+  CodedWriter writer(from, model, code, plain.first, plain.second);
+  writer.save(directory, progress);
+  return writer.result;
+}
+
+}  // namespace zg

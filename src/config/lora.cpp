@@ -13,6 +13,12 @@ const Keys& lora_keys() {
        "Whether adapters are multiplied by `alpha` / sqrt(rank) instead."},
       {"dropout", &LoraConfig::dropout, NumberSpec{.range = kBelowOne},
        "Share of the elements of a matrix's input that training drops on their way to the adapter."},
+      {"base", &LoraConfig::base,
+       ChoiceSpec(LoraConfig::Base::kElements,
+                  {{"elements", LoraConfig::Base::kElements}, {"codes", LoraConfig::Base::kCodes}}),
+       "How a base whose files have matrices in 4 or 8 bits is kept: as `elements` of the run's type, or as "
+       "the "
+       "`codes` of the files, of which each forward and backward decodes a layer."},
       {"target", FormSpec{},
        "Modules of each layer that get an adapter, by Hugging Face's names (`q_proj`, `k_proj`, `v_proj`, "
        "`o_proj`, `gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`; GPT-2: `c_attn`, "

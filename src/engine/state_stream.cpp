@@ -129,6 +129,7 @@ void StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
 }
 
 void StateStream::save(const StepOp& op, const TileVisitor& take) {
+  ZG_ASSERT(!layout_.tile(op.tile).is_coded(), "a checkpoint of unit {}, which is kept in codes", op.unit);
   const bool has_state = op.has(Operand::kState), has_weight = op.has(Operand::kWeight);
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
@@ -169,6 +170,7 @@ void StateStream::save(const StepOp& op, const TileVisitor& take) {
 }
 
 void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
+  if (layout_.tile(op.tile).is_coded()) return restore_codes(op, fill);
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
   const HostLease weight_lease = weight_to_fill(op, tier);
@@ -202,6 +204,22 @@ void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
           .count = count,
           .master = weight.col_range(p.offset + first - shard, count)});
   });
+}
+
+void StateStream::restore_codes(const StepOp& op, const TileVisitor& fill) {
+  const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
+  const HostLease lease = weight_to_fill(op, tier_of(op));
+  const View all = whole_view(layout_, lease.data(), layout_.tile(op.tile).stored);
+  for (const Layout::CodedParam& coded : layout_.tile(op.tile).coded) {
+    const Param& p = params[static_cast<std::size_t>(coded.param)];
+    StateTile tile{.unit = op.unit, .param = &p, .frozen = true, .count = p.count()};
+    if (coded.code) {
+      tile.codes = all, tile.places = coded.places;
+    } else {
+      tile.master = View(all.as<std::uint8_t>() + coded.places.codes, layout_.model->dtype(), 1, p.count());
+    }
+    fill(tile);
+  }
 }
 
 // Makes the weights of a segment of state by rounding its masters.

@@ -44,6 +44,7 @@ class StateStream {
   void visit_tile(std::int32_t tile, const Param& param, std::int64_t begin, std::int64_t end,
                   Weights weights, const Visitor& visitor);
   using FrozenVisitor = std::function<void(const Param& param, std::int64_t first, std::int64_t count)>;
+  void restore_codes(const StepOp& op, const TileVisitor& fill);
   void visit_frozen(const StepOp& op, const FrozenVisitor& visit);
   using Part = std::optional<HostLease::Part>;  // empty: the whole segment
   HostLease on_host(Lease lease, Tier tier, Access access, const Part& part = std::nullopt);

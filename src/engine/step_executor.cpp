@@ -426,10 +426,11 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 
-void StepExecutor::initialize(const ParamSource& source) {
+void StepExecutor::initialize(const ParamSource& source, const CodeSource& codes) {
   constexpr std::int64_t kPart = 1 << 20;  // elements at a time
   std::vector<float> values;
   restore_state([&](const StateTile& tile) {
+    if (tile.codes) return codes(*tile.param, tile.places, static_cast<std::byte*>(tile.codes.data));
     for (std::int64_t at = 0; at < tile.count; at += kPart) {
       const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
       values.assign(static_cast<std::size_t>(n), 0);

@@ -22,6 +22,7 @@ class WeightOps {
   void update(const StepOp& op);
 
  private:
+  void decode(const StepOp& op);
   void gather_quantized(const View& shard, const View& weight);
   View sum_quantized(Communicator& group, const View& sum);
   void sum_copies(const StepOp& op);

@@ -360,6 +360,34 @@ std::int64_t CodedSource::end_of_rows(std::int64_t first) const {
   return first + most / format_.block_rows * format_.block_rows;
 }
 
+void CodedSource::read_codes(const CodePlaces& at, std::byte* base) const {
+  const auto read_all = [&](const Source& source, std::int64_t to) {
+    source.file->read(*source.entry, 0, source.entry->bytes, base + to);
+  };
+  const auto copy = [&](const auto& values, std::int64_t to) {
+    if (!values.empty()) std::memcpy(base + to, values.data(), values.size() * sizeof(values[0]));
+  };
+  copy(groups_, at.groups), copy(nested_levels_, at.nested_levels);
+  if (nested_scales_) read_all(*nested_scales_, at.nested_scales);
+  const bool as_stored = order_ == Order::kRows;
+  if (as_stored) read_all(*codes_, at.codes), read_all(*scales_, at.scales);
+  if (as_stored && !zeros_) return;
+  // What the file has in another order is read some rows at a time.
+  const std::int64_t groups = format_.row_blocks(rows_, cols_),
+                     scales = groups * static_cast<std::int64_t>(size_of(scale_type(format_.scale)));
+  Arrays arrays;
+  for (std::int64_t first = 0; first < rows_;) {
+    const std::int64_t last = std::min(rows_, end_of_rows(first));
+    as_stored ? read_rows(arrays, first, last) : read_columns(arrays, first, last);
+    copy(arrays.zeros, at.zeros + first * groups);
+    if (!as_stored) {
+      copy(arrays.codes, at.codes + first * format_.row_bytes(cols_));
+      copy(arrays.scales, at.scales + first * scales);
+    }
+    first = last;
+  }
+}
+
 void CodedSource::read_flat(std::int64_t begin, std::int64_t end, float* out) const {
   // Chunks begin where a block of nested scales does.
   const std::int64_t n = rows_ * cols_,

@@ -3,6 +3,7 @@
 //
 // Objects are immutable; any thread.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,7 +12,7 @@
 
 #include "model/quantization.hpp"
 #include "model/safetensors_values.hpp"
-#include "ziggurat/kernels/coded.hpp"
+#include "ziggurat/model/param_code.hpp"
 
 namespace zg::hf {
 
@@ -26,7 +27,9 @@ class CodedSource {
   static std::optional<CodedSource> find(const std::string& weight, std::int64_t rows, std::int64_t cols,
                                          const Quantization& quantization, const FindSource& find);
 
-  const CodeFormat& format() const { return format_; }
+  ParamCode code() const { return {format_, zeros_.has_value(), !groups_.empty(), nested_offset_}; }
+  // Writes all codes and scales to memory from `base` on. Throws Error(kIo).
+  void read_codes(const CodePlaces& places, std::byte* base) const;
   // The names of all tensors of the files that belong to the matrix.
   const std::vector<std::string>& names() const { return names_; }
   // Writes elements [begin, end), row after row, to out [end - begin], through some MiB of memory. A matrix

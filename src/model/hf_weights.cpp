@@ -435,6 +435,19 @@ bool HfWeights::any_coded() const {
   return !state_->coded.empty();
 }
 
+std::optional<ParamCode> HfWeights::code_of(const Param& param) const {
+  const auto it = state_->params.find(param.name);
+  if (it == state_->params.end() || it->second.coded == nullptr) return std::nullopt;
+  if (!param.is_whole() || param.file_rows > 0) return std::nullopt;
+  return it->second.coded->code();
+}
+
+void HfWeights::read_codes(const Param& param, const CodePlaces& places, std::byte* base) const {
+  const auto it = state_->params.find(param.name);
+  ZG_ASSERT(it != state_->params.end() && it->second.coded != nullptr, "{} has no codes", param.name);
+  it->second.coded->read_codes(places, base);
+}
+
 bool HfWeights::all_bf16() const {
   return std::all_of(state_->params.begin(), state_->params.end(), [](const auto& of) {
     return of.second.coded != nullptr || of.second.source.dtype == DType::kBF16;

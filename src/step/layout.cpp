@@ -153,6 +153,7 @@ class Layout::Builder {
     t.piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
     const std::int64_t shard = t.piece * sharding.replicas();
     const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
+    if (is_coded(u, i)) return add_coded(name, weights);
     // A weight that is materialized for each pass is dead after its use, so it need not be demoted.
     const bool brief_weight = t.is_sharded() && !sharding.keep_weights;
     // The number of versions of the weight's stored form. A weight in which nothing is trained never changes,
@@ -177,6 +178,43 @@ class Layout::Builder {
     if (t.state != kNone)
       t.gradient = add("gradient", options_.gradient, Role::kGradient, optimizer,
                        sharding.ranks == 1 ? tile.count : shard);
+  }
+
+  // Whether the tile is kept in codes: some of its parameters are coded, and none is trained.
+  bool is_coded(std::int32_t u, std::size_t tile) const {
+    if (options_.codes.empty() || trains(u, tile)) return false;
+    const Unit& unit = model_.units()[static_cast<std::size_t>(u)];
+    const auto& codes = options_.codes[static_cast<std::size_t>(u)];
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      if (codes[i] && unit.params[i].adapter == unit.is_adapters(tile)) return true;
+    }
+    return false;
+  }
+
+  // The tensors of the tile that was added last: its codes, and the weight that is made of them for each
+  // pass.
+  void add_coded(const std::string& name, Tier lowest) {
+    TileTensors& t = layout_.tiles.back();
+    const Unit& unit = model_.units()[static_cast<std::size_t>(t.unit)];
+    ZG_ASSERT(!t.is_sharded() && !unit.in_tiles(), "{} is coded, and sharded or in tiles", name);
+    const auto size = static_cast<std::int64_t>(size_of(model_.dtype()));
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      const Param& p = unit.params[i];
+      if (p.adapter) continue;
+      CodedParam coded{static_cast<std::int32_t>(i), options_.codes[static_cast<std::size_t>(t.unit)][i]};
+      if (coded.code) {
+        coded.places = CodePlaces(*coded.code, p.rows, p.cols, bytes);
+      } else {
+        coded.places.codes = bytes;
+        coded.places.end = round_up(bytes + p.count() * size, CodePlaces::kAlign);
+      }
+      bytes = coded.places.end;
+      t.coded.push_back(coded);
+    }
+    t.weight =
+        layout_.table.add({name + ".weight", model_.dtype(), t.count, Role::kWeight, Tier::kDevice, 0});
+    t.stored = layout_.table.add({name + ".codes", DType::kU8, bytes, Role::kWeight, lowest, 0});
   }
 
   // Adds the optimizer state of the tile that was added last.
@@ -344,7 +382,7 @@ SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
 Materialize Layout::materialize(std::int32_t u) const {
   const TileTensors& t = tile(first_tile(u));
   if (!t.is_materialized()) return Materialize::kNo;
-  return t.sharding.keep_weights ? Materialize::kOnceAStep : Materialize::kForEachPass;
+  return t.sharding.keep_weights && !t.is_coded() ? Materialize::kOnceAStep : Materialize::kForEachPass;
 }
 
 bool Layout::update_rebuilds_weight(std::int32_t t) const {

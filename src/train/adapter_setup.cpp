@@ -2,6 +2,7 @@
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/model/adapter_files.hpp"
+#include "ziggurat/model/hf.hpp"
 
 namespace zg {
 
@@ -32,6 +33,27 @@ Lora lora_of(const RunConfig& config, const ModelConfig& model) {
     lora.modules |= found;
   }
   return lora;
+}
+
+std::vector<std::vector<std::optional<ParamCode>>> codes_of_base(const RunConfig& config,
+                                                                 const Model& model) {
+  const HfWeights weights(config.model_from, model);
+  std::vector<std::vector<std::optional<ParamCode>>> codes;
+  bool any = false;
+  for (const Unit& unit : model.units()) {
+    codes.emplace_back();
+    for (const Param& p : unit.params) {
+      codes.back().push_back(p.adapter ? std::nullopt : weights.code_of(p));
+      any = any || codes.back().back();
+    }
+  }
+  if (!any) {
+    throw Error(Errc::kUsage, "lora.base",
+                fmt::format("is \"codes\", and {} has no matrices in 4 or 8 bits that can be kept so",
+                            config.model_from),
+                "write such a model (ziggurat quantize), or remove the key");
+  }
+  return codes;
 }
 
 }  // namespace zg

@@ -59,11 +59,15 @@ void Rank::initialize() {
     const HfWeights weights(plan_.config.model_from, *plan_.model);
     std::optional<AdapterWeights> adapters;
     if (!plan_.config.lora.from.empty()) adapters.emplace(plan_.config.lora.from, model);
-    engine_->initialize([&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-      if (!p.adapter) return weights.read(p, begin, end, out);
-      if (adapters) return adapters->read(p, begin, end, out);
-      begin_adapter(p, begin, end, out);
-    });
+    engine_->initialize(
+        [&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+          if (!p.adapter) return weights.read(p, begin, end, out);
+          if (adapters) return adapters->read(p, begin, end, out);
+          begin_adapter(p, begin, end, out);
+        },
+        [&](const Param& p, const CodePlaces& places, std::byte* tile) {
+          weights.read_codes(p, places, tile);
+        });
     return;
   }
   const double std_residual = model.init_std / std::sqrt(2.0 * static_cast<double>(model.layers));

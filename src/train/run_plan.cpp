@@ -105,6 +105,7 @@ class Planner {
     if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
+    if (config_.lora.base == LoraConfig::Base::kCodes) o.codes = codes_of_base(config_, *plan_.model);
     o.saves = config_.checkpoint.asked();
     plan_.copies_because.clear(), plan_.choices.pins = false;
     o.micro_batch.documents = config_.data.packing == Packing::kDocuments;
@@ -328,7 +329,7 @@ class Planner {
   // them, and small units gain little.
   bool may_become_tiles() const {
     constexpr std::int64_t kLeast = 1 << 16;  // elements
-    return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
+    return config_.tiers.tiles == TierConfig::Tiles::kAuto && config_.lora.base != LoraConfig::Base::kCodes &&
            config_.offload_param != OffloadTarget::kDevice &&
            std::any_of(plan_.model->units().begin(), plan_.model->units().end(),
                        [](const Unit& unit) { return unit.count >= kLeast; });

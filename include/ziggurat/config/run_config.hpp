@@ -121,6 +121,9 @@ struct ParallelConfig {
 
 // LoRA adapters, trained instead of the model's weights (Lora).
 struct LoraConfig {
+  // How the matrices of a base whose files have them in 4 or 8 bits are kept.
+  enum class Base { kElements, kCodes };
+  Base base = Base::kElements;
   std::int64_t rank = 0;             // 0: no adapters, unless `from` names some
   std::optional<double> alpha = {};  // none: equal to the rank
   double dropout = 0;

@@ -7,6 +7,7 @@
 // and gradient sums over ranks run on a third stream, for the same reason. The sends and the receives between
 // the stages of a pipeline run on two more streams, so that neither waits for the other.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,8 +26,12 @@ namespace zg {
 // from a file.
 using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
 
+// Writes the codes of a parameter to `tile`, the first byte of its tile's codes, at the parameter's places.
+using CodeSource = std::function<void(const Param& param, const CodePlaces& places, std::byte* tile)>;
+
 // Consecutive elements of a parameter in host memory: their master weights, moments and scales. For a frozen
-// parameter only `master` is set: it holds the weight, in the model's type.
+// parameter only `master` is set: it holds the weight, in the model's type; or, if its codes are kept in
+// place of its elements, `codes` and `places`.
 struct StateTile {
   std::int32_t unit = 0;
   const Param* param = nullptr;
@@ -37,6 +42,8 @@ struct StateTile {
   View master = {};     // [1, count], fp32 (fp64 with fp64 models), whatever the MasterFormat
   View moment[2] = {};  // [1, count] in StateFormat's type; int8 codes: count rounded up to whole blocks
   View scale[2] = {};   // int8 moments: [1, blocks]
+  View codes = {};      // u8: all codes of the tile
+  CodePlaces places = {};
 };
 using TileVisitor = std::function<void(const StateTile& tile)>;
 
@@ -105,8 +112,8 @@ class StepExecutor {
   ~StepExecutor();
 
   // Fills the master weights from `source`, makes the weights from them, and zeroes the moments. Called once,
-  // before the first step.
-  void initialize(const ParamSource& source);
+  // before the first step. `codes`: for parameters with LayoutOptions::codes.
+  void initialize(const ParamSource& source, const CodeSource& codes = {});
 
   // Called instead of initialize(): `fill` writes all values of each tile, as save_state() passed them to
   // `take`.

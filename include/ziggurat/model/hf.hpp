@@ -3,9 +3,11 @@
 // Call these functions at set-up or between steps. Objects that have been opened are immutable, so several
 // threads may call their const members at once.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +15,7 @@
 
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/model/model.hpp"
+#include "ziggurat/model/param_code.hpp"
 
 namespace zg {
 
@@ -93,6 +96,11 @@ class HfWeights {
   // Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   bool any_coded() const;
+  // How a parameter is coded; none: it is not, or `param` is a part of a coded matrix.
+  std::optional<ParamCode> code_of(const Param& param) const;
+  // Writes all codes and scales of a parameter that has a code_of() to memory from `base` on, in their
+  // places. Any thread. Throws Error(kIo).
+  void read_codes(const Param& param, const CodePlaces& places, std::byte* base) const;
   bool all_bf16() const;  // whether all parameters in the files are BF16 or coded
 
  private:

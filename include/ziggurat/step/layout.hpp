@@ -2,10 +2,12 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ziggurat/model/model.hpp"
+#include "ziggurat/model/param_code.hpp"
 #include "ziggurat/optim/state.hpp"
 #include "ziggurat/step/pipeline.hpp"
 #include "ziggurat/step/schedule.hpp"
@@ -29,6 +31,9 @@ struct LayoutOptions {
   // [unit][parameter]: the parameter's group (an index into UpdateRule::groups), or kFrozen. Empty: all
   // parameters are in group 0.
   std::vector<std::vector<int>> groups = {};
+  // [unit][parameter]: how the parameter's codes are kept, if its elements are not; only of parameters that
+  // are not trained. Empty: all parameters are kept as elements.
+  std::vector<std::vector<std::optional<ParamCode>>> codes = {};
   // Units [0, device_updates) are updated on the device, the others on the host; an update uses its state
   // there. The next forward waits for the first units first.
   std::int32_t device_updates = 0;
@@ -79,6 +84,13 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // index in the parameter; not 0 if the shard begins within it
   };
+  // A parameter of a tile whose stored form has codes: as `code` says or, without one, as elements of the
+  // model's type.
+  struct CodedParam {
+    std::int32_t param = 0;  // its index in the unit
+    std::optional<ParamCode> code = {};
+    CodePlaces places = {};  // of elements: `codes` alone
+  };
   // The tensors of one tile; a unit that is not cut is one tile. TensorSpec has the type and the number of
   // elements of each tensor, and `sharding` says which elements of the tile this rank's shard has.
   struct TileTensors {
@@ -89,9 +101,10 @@ struct Layout {
     // padded to a whole number of pieces (Sharding). kNone: another stage has the unit, or, for the
     // accumulator, it is frozen.
     TensorId weight = kNone, accumulator = kNone;
-    // The form of the weight that is kept between uses and that the update writes. It is this rank's shard,
-    // from which OpKind::kMaterialize makes the weight, or the weight itself.
+    // The form of the weight that is kept between uses and that the update writes: this rank's shard or the
+    // tile's codes, from which OpKind::kMaterialize makes the weight, or the weight itself.
     TensorId stored = kNone;
+    std::vector<CodedParam> coded;             // all parameters of a tile that is kept in codes; else empty
     std::int64_t piece = 0;                    // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
     std::vector<StateRange> ranges;  // of this rank's shard, in ascending order in the unit and in the state
@@ -100,6 +113,7 @@ struct Layout {
     std::int64_t state_elements = 0;
 
     bool is_sharded() const { return sharding.shards > 1; }
+    bool is_coded() const { return !coded.empty(); }
     bool is_materialized() const { return stored != weight; }
   };
 

@@ -99,8 +99,8 @@ void dequantize(std::int64_t n, const std::uint8_t* in, int bits, bool add, T* o
 template <class T>
 void decode(const CodedMatrix& matrix, T* out);
 
-// Writes codes and scales of a matrix in [rows, cols] of finite numbers, without gaps. Scales are fp32 for kNf4 and
-// kFp8, and bf16 for kInt4, which gets no zero points; kMxfp4 cannot be encoded.
+// Writes codes and scales of a matrix `in` [rows, cols] of finite numbers, without gaps. kNf4 and kFp8 have
+// scales in fp32; kInt4 has them in bf16, and no zero points. kMxfp4 cannot be encoded.
 void encode(const CodeFormat& format, Extent extent, const float* in, std::uint8_t* codes, void* scales);
 
 // out = in, rounded. Returns the sum of squares of the rounded values, in double and in an order that depends

@@ -7,6 +7,7 @@
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/merge.hpp"
+#include "ziggurat/train/quantize.hpp"
 
 namespace zg {
 namespace {
@@ -144,6 +145,67 @@ TEST_F(LoraRuns, OverACodedBaseAreThoseOverItsElements) {
       EXPECT_EQ(a, b) << p.name;
     }
   }
+}
+
+// A base whose layers are decoded for each pass: the bits of one that was decoded when it was read, wherever
+// its codes lie, and fewer bytes over the links.
+TEST_F(LoraRuns, ABaseInCodesHasTheBitsOfItsElements) {
+  ModelConfig c = test::FamilyFile("qwen3").config();
+  c.vocab_size = 256, c.layers = 4, c.width = 128, c.heads = 4, c.kv_heads = 2, c.head_size = 32,
+  c.inner = 256;
+  const std::string plain = directory_ + "/deep";
+  save_hf(plain, Model(c, DType::kF32, host_ops()), DType::kBF16,
+          [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+            for (std::int64_t i = begin; i < end; ++i)
+              out[i - begin] =
+                  static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
+          });
+  std::filesystem::create_directories(directory_ + "/drive");
+  const Strings drive{"tiers.host=500KiB", "tiers.device=1200KiB",
+                      "tiers.nvme.0.path=" + directory_ + "/drive"};
+  for (const SavedCode code : {SavedCode::kNf4, SavedCode::kFp8, SavedCode::kInt4}) {
+    const std::string base = fmt::format("{}/base{}", directory_, static_cast<int>(code));
+    (void)quantize_model(plain, base, code);
+    for (const Strings& more :
+         {Strings{"bf16.enabled=true"},
+          Strings{"lora.dropout=0.1", "activation_checkpointing.recompute=true", "steps=2"}}) {
+      SCOPED_TRACE(testing::PrintToString(more) + base);
+      const Strings settings = kRank4 + Strings{"model.from=" + base} + more, codes{"lora.base=codes"};
+      const Outcome elements = train("elements", settings);
+      const auto expect_same = [&](const Outcome& other) {
+        EXPECT_EQ(other.losses, elements.losses);
+        EXPECT_EQ(other.norms, elements.norms);
+        EXPECT_TRUE(weights("elements") == weights("codes"));
+      };
+      expect_same(train("codes", settings + codes));
+      const Outcome moved = train("elements", settings + drive);
+      const Outcome on_drive = train("codes", settings + codes + drive);
+      expect_same(on_drive);
+      EXPECT_LT(on_drive.summary.measured.nvme_read(), moved.summary.measured.nvme_read() * 3 / 4);
+      const Outcome two =
+          train("elements", settings + Strings{"devices=host:2", "zero_optimization.stage=0"});
+      EXPECT_EQ(
+          train("codes", settings + codes + Strings{"devices=host:2", "zero_optimization.stage=0"}).losses,
+          two.losses);
+    }
+  }
+}
+
+TEST_F(LoraRuns, ABaseInCodesThatCannotBeIsRefused) {
+  const std::string coded = test::reference_directory() + "coded/nf4";
+  const auto refused = [&](const Strings& more) {
+    return usage_error(
+        [&] { Trainer(adapted("none", kRank4 + Strings{"lora.base=codes"} + more), {}).start(); });
+  };
+  EXPECT_HAS(refused({}), "has no matrices in 4 or 8 bits");
+  const Strings from{"model.from=" + coded};
+  EXPECT_HAS(refused(from + Strings{"devices=host:2", "zero_optimization.stage=3"}),
+             "zero_optimization.stage");
+  EXPECT_HAS(refused(from + Strings{"devices=host:2", "parallel.tensor=2"}), "parallel.tensor");
+  EXPECT_HAS(refused(from + Strings{"devices=host:2", "parallel.pipeline=2", "zero_optimization.stage=0"}),
+             "parallel.pipeline");
+  EXPECT_HAS(refused(from + Strings{"tiers.tiles=on"}), "tiers.tiles");
+  EXPECT_HAS(refused(from + Strings{"checkpoint.every=1"}), "checkpoint");
 }
 
 TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {

@@ -8,18 +8,18 @@
 // The product is computed in fp32 and rounded once to the type that the matrix is decoded to, so every device
 // decodes to the same bits.
 //
-//   code     bits  level                          a byte's first code  a block is
-//   kNf4     4     one of kNf4Levels              in the high half     block_cols consecutive elements, row
-//   after row kFp8     8     the e4m3 number, which has     -                    block_rows x block_cols
-//   elements; those at
-//                  NaNs but no infinities                              the edges may be smaller
-//   kMxfp4   4     the e2m1 number                in the low half      block_cols elements of a row
-//   kInt4    4     code - zero point              in the low half      block_cols elements of a row, or the
-//   columns
-//                                                                      that `groups` gives to it
+//   kNf4    4 bits: one of kNf4Levels, the first code of a byte in its high half. A block is block_cols
+//           consecutive elements, row after row.
+//   kFp8    8 bits: the e4m3 number, which has NaNs but no infinities. A block is block_rows x block_cols
+//           elements; blocks at the edges may be smaller.
+//   kMxfp4  4 bits: the e2m1 number, the first code of a byte in its low half. A block is block_cols elements
+//           of a row.
+//   kInt4   4 bits: code - zero point, the first code of a byte in its low half. A block is block_cols
+//           elements of a row, or the columns that `groups` gives to it.
 //
 // Codes of kNf4 lie without gaps; a last half byte is not used. Rows of the others begin at whole bytes, and
-// those of kInt4 at whole words of 8 codes.
+// those of kInt4 at whole words of 8 codes. Scales lie in the order of their blocks, row after row of blocks.
+// A NaN, of kFp8 or of a scale, decodes to a NaN, whose bits a device may choose.
 //
 // Sources: bitsandbytes 0.50 (NF4 and nested scales; Dettmers et al., 2023), DeepSeek-V3's files (FP8), OCP
 // Microscaling Formats 1.0 (MXFP4), compressed-tensors 0.20 (packed INT4).
@@ -37,8 +37,7 @@ enum class WeightCode : std::uint8_t { kNf4, kFp8, kMxfp4, kInt4 };
 //   kF32, kBF16, kF16  as a number
 //   kPower             as a byte: 2^(byte - 127), NaN for 255 (E8M0)
 //   kNested            as a byte that is a code itself: nested_levels[byte] * nested_scale + nested_offset,
-//   where
-//                      nested_block consecutive scales share a nested_scale; computed in fp32, rounded twice
+//                      in fp32 and rounded twice; nested_block consecutive scales share a nested_scale
 enum class CodeScale : std::uint8_t { kF32, kBF16, kF16, kPower, kNested };
 constexpr DType scale_type(CodeScale scale) {
   return scale == CodeScale::kF32    ? DType::kF32
@@ -47,6 +46,7 @@ constexpr DType scale_type(CodeScale scale) {
                                      : DType::kU8;
 }
 
+// A format, and the sizes of its arrays for a matrix [rows, cols].
 struct CodeFormat {
   WeightCode code = WeightCode::kNf4;
   CodeScale scale = CodeScale::kF32;
@@ -103,7 +103,7 @@ struct CodedMatrix {
   std::int64_t rows = 0, cols = 0;
   const std::uint8_t* codes = nullptr;  // format.code_bytes()
   const void* scales = nullptr;         // format.blocks(), of the type that format.scale says
-  const std::uint8_t* zeros = nullptr;  // kInt4: a zero point, 0 to 15, for each block; null: kInt4Middle
+  const std::uint8_t* zeros = nullptr;  // kInt4: a zero point, 0 to 16, for each block; null: kInt4Middle
   const std::int32_t* groups =
       nullptr;  // kInt4: the block in the row for each column; null: col / block_cols
   const float* nested_levels = nullptr;  // kNested: 256

@@ -32,6 +32,24 @@ struct Place {
   }
 };
 
+// Reads elements [begin, end) of a parameter that has some columns of a coded matrix. Whole rows are decoded,
+// many at a time, since a file may have to be walked over for each call.
+void read_some_columns(const Place& place, const Param& param, std::int64_t begin, std::int64_t end,
+                       float* out) {
+  const std::int64_t cols = param.whole_cols, most = std::max<std::int64_t>(1, (4 << 20) / cols) * cols;
+  const std::int64_t stop = (param.whole_element(end - 1) / cols + 1) * cols;
+  std::vector<float> window;
+  std::int64_t from = 0, to = 0;  // elements of the matrix that are in the window
+  param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
+    if (whole < from || whole + n > to) {
+      from = whole / cols * cols, to = std::min(std::max(stop, from + cols), from + most);
+      window.resize(static_cast<std::size_t>(to - from));
+      place.read(from, to, window.data());
+    }
+    std::copy_n(window.begin() + (whole - from), n, out + at - begin);
+  });
+}
+
 // Coded matrices by the name that their plain weights would have.
 using Coded = std::map<std::string, CodedSource>;
 
@@ -459,6 +477,9 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
   ZG_ASSERT(it != state_->params.end(), "no parameter {}", param.name);
   ZG_ASSERT(0 <= begin && begin <= end && end <= param.count(), "{} [{}, {})", param.name, begin, end);
   const Place& place = it->second;
+  if (begin == end) return;
+  if (place.coded != nullptr && param.cols != param.whole_cols)
+    return read_some_columns(place, param, begin, end, out);
   if (!param.conv1d || place.coded != nullptr) {
     param.for_runs(begin, end, [&](std::int64_t at, std::int64_t whole, std::int64_t n) {
       place.read(whole, whole + n, out + at - begin);

@@ -57,6 +57,38 @@ TEST_F(LoraCommands, AreExportedFromCheckpoints) {
   EXPECT_HAS(o.err, "--model");
 }
 
+// A base in few bits: made, used, trained beside and merged.
+TEST_F(LoraCommands, GoWithAQuantizedBase) {
+  for (const char* code : {"nf4", "fp8"}) {
+    SCOPED_TRACE(code);
+    const std::string name = std::string("base-") + code;
+    const Outcome made = run(Strings{"quantize", "base/model", name, "--to", code});
+    EXPECT_EQ(made.code, 0) << made.err;
+    EXPECT_HAS(made.out, name + ": 14 matrices in " + code);
+    EXPECT_HAS(made.out, "largest error");
+    EXPECT_NE(answer({"--model", name}), "");
+    const Strings settings{"lora.rank=4", "steps=4", "optimizer.params.lr=0.01"};
+    train(Strings{"model={\"from\": \"" + name + "\"}", "output.dir=elements"} + settings);
+    train(Strings{"model={\"from\": \"" + name + "\"}", "output.dir=codes", "lora.base=codes"} + settings);
+    EXPECT_TRUE(read("elements/adapter/adapter_model.safetensors") ==
+                read("codes/adapter/adapter_model.safetensors"));
+    const Outcome merged = run(Strings{"merge", name, "codes/adapter", "merged"});
+    EXPECT_EQ(merged.code, 0) << merged.err;
+    EXPECT_HAS(merged.out, "14 matrices of " + name + " have changed");
+    EXPECT_TRUE(read("merged/config.json").find("quantization_config") == std::string::npos)
+        << "a plain model";
+  }
+  const auto refused = [&](const Strings& words, const std::string& said) {
+    const Outcome o = run(words);
+    EXPECT_EQ(o.code, 2) << o.out;
+    EXPECT_HAS(o.err, said);
+  };
+  refused({"quantize", "base-nf4", "again"}, "coded in few bits already");
+  refused({"quantize", "base/model", "again", "--to", "int8"}, "nf4, fp8 or int4");
+  refused({"quantize", "base/model", "base/model"}, "is the directory that is read");
+  refused({"quantize", "base/model", "again", "--to", "int4"}, "multiple of 32");
+}
+
 TEST_F(LoraCommands, RefuseWhatDoesNotFit) {
   const auto refused = [&](const Strings& words, const std::string& said) {
     const Outcome o = run(words);

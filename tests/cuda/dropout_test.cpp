@@ -1,5 +1,5 @@
 // Dropout leaves out the same, and gives the same bits, as on the host.
-#include "tests/cuda/operand.hpp"
+#include "tests/cuda/cuda_kernels.hpp"
 
 namespace zg::test {
 namespace {
@@ -33,7 +33,7 @@ void expect_bits_of_the_host(Extent extent, Layout layout, const Dropout& d, boo
 TYPED_TEST(CudaDropout, HasTheBitsOfTheHost) {
   // Columns that end rows in the middle of a block of Philox, of a pack, and of neither.
   for (const std::int64_t cols : {1, 2, 4, 12, 43, 64, 1026, 4104}) {
-    for (const Layout layout : kLayouts) {
+    for (const Layout layout : CudaKernels::kLayouts) {
       const Dropout d{
           .rate = 0.1, .key = {{0xdeadbeefu, 17}}, .step = 3, .positions = {4, 7, 30}, .first_row = 2};
       for (const bool in_place : {false, true}) {

@@ -63,6 +63,7 @@ class Matrix {
   std::int64_t ld() const { return ld_; }
   T* data() { return data_.data(); }
   T& at(std::int64_t r, std::int64_t c) { return data_[static_cast<std::size_t>(r * ld_ + c)]; }
+  const T& at(std::int64_t r, std::int64_t c) const { return data_[static_cast<std::size_t>(r * ld_ + c)]; }
   double get(std::int64_t r, std::int64_t c) const {
     const T value = data_[static_cast<std::size_t>(r * ld_ + c)];
     if constexpr (sizeof(T) == 2) {
@@ -195,5 +196,8 @@ double slope(double& element, const F& f) {
 inline constexpr double kSlopeBound = 2e-6;
 
 using StorageTypes = testing::Types<float, bf16, fp16, double>;
+// Parameters of tests that several back ends run: Kernels<T> has the kernels of one of them, for operands T.
+template <template <class> class Kernels>
+using ForStorageTypes = testing::Types<Kernels<float>, Kernels<bf16>, Kernels<fp16>, Kernels<double>>;
 
 }  // namespace zg::test

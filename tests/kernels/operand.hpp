@@ -3,7 +3,7 @@
 #pragma once
 #include <optional>
 
-#include "tests/cuda/harness.hpp"
+#include "tests/kernels/on_device.hpp"
 
 namespace zg::test {
 
@@ -14,9 +14,13 @@ struct Layout {
 inline std::ostream& operator<<(std::ostream& out, const Layout& l) {
   return out << "gap " << l.gap << ", offset " << l.offset;
 }
-// Without gaps; aligned for widths of whole packs; aligned for a width of 43, which is none; and never
-// aligned.
-inline constexpr Layout kLayouts[] = {{0, 0}, {16, 0}, {5, 0}, {15, 1}};
+inline constexpr Layout kUnaligned = {15, 1};
+
+// A layout as aligned as this one, with rows at other distances if there are gaps: operands with layouts of
+// their own show a kernel that takes one's distance for another's.
+constexpr Layout apart(Layout layout, std::int64_t operand) {
+  return {layout.gap > 0 ? layout.gap + 16 * operand : 0, layout.offset};
+}
 
 template <class T>
 class Operand {
@@ -63,13 +67,21 @@ class Operand {
   std::int64_t cols() const { return cols_; }
   double operator()(std::int64_t r, std::int64_t c) const { return host_.get(r, offset_ + c); }
   T& at(std::int64_t r, std::int64_t c) { return host_.at(r, offset_ + c); }
+  const T& at(std::int64_t r, std::int64_t c) const { return host_.at(r, offset_ + c); }
+  Matrix<double> values() const {
+    Matrix<double> all(rows(), cols_);
+    for (std::int64_t r = 0; r < rows(); ++r) {
+      for (std::int64_t c = 0; c < cols_; ++c) all.at(r, c) = (*this)(r, c);
+    }
+    return all;
+  }
   void set(std::int64_t r, std::int64_t c, double value) { host_.set(r, offset_ + c, value); }
   T* data() { return device_->data() + offset_; }
   Strided<T> view() { return {data(), host_.ld()}; }
   Strided<const T> read() { return view(); }
   // Compares the host's copies.
   Strided<T> host_view() { return {host_.data() + offset_, host_.ld()}; }
-  bool same_bits(Operand& other) {
+  bool same_bits(const Operand& other) const {
     for (std::int64_t r = 0; r < rows(); ++r) {
       if (std::memcmp(&at(r, 0), &other.at(r, 0), static_cast<std::size_t>(cols_) * sizeof(T)) != 0)
         return false;

@@ -1,0 +1,49 @@
+// CUDA's kernels, for cases that the host's run, too: tests/kernels/host_kernels.hpp says what the members
+// are.
+#pragma once
+#include "tests/cuda/harness.hpp"
+#include "tests/kernels/operand.hpp"
+
+namespace zg::test {
+
+struct CudaKernels {
+  // Without gaps; aligned for widths of whole packs; aligned for a width of 43, which is none; and never
+  // aligned.
+  static constexpr Layout kLayouts[] = {{0, 0}, {16, 0}, {5, 0}, kUnaligned};
+  static constexpr std::int64_t kRowGroups = cuda::kRowGroups;
+  static constexpr std::int64_t kSumPartials = cuda::kSumPartials;
+
+  static void layernorm(const auto&... args) { cuda::layernorm(launch(), args...); }
+  static void layernorm_backward(const auto&... args) { cuda::layernorm_backward(launch(), args...); }
+  static void rmsnorm(const auto&... args) { cuda::rmsnorm(launch(), args...); }
+  static void rmsnorm_backward(const auto&... args) { cuda::rmsnorm_backward(launch(), args...); }
+  static void head_rmsnorm(const auto&... args) { cuda::head_rmsnorm(launch(), args...); }
+  static void head_rmsnorm_backward(const auto&... args) { cuda::head_rmsnorm_backward(launch(), args...); }
+  static void bias_backward(const auto&... args) { cuda::bias_backward(launch(), args...); }
+  static void gelu(const auto&... args) { cuda::gelu(launch(), args...); }
+  static void gelu_backward(const auto&... args) { cuda::gelu_backward(launch(), args...); }
+  static void swiglu(const auto&... args) { cuda::swiglu(launch(), args...); }
+  static void swiglu_backward(const auto&... args) { cuda::swiglu_backward(launch(), args...); }
+  static void add(const auto&... args) { cuda::add(launch(), args...); }
+  static void scale(const auto&... args) { cuda::scale(launch(), args...); }
+  static void dropout(const auto&... args) { cuda::dropout(launch(), args...); }
+  static void rope(const auto&... args) { cuda::rope(launch(), args...); }
+  static void cast(const auto&... args) { cuda::cast(launch(), args...); }
+  static void embedding(const auto&... args) { cuda::embedding(launch(), args...); }
+  static void embedding_backward(const auto&... args) { cuda::embedding_backward(launch(), args...); }
+  static void cross_entropy(const auto&... args) { cuda::cross_entropy(launch(), args...); }
+  static void softmax_part(const auto&... args) { cuda::softmax_part(launch(), args...); }
+  static void cross_entropy_part(const auto&... args) { cuda::cross_entropy_part(launch(), args...); }
+
+  static void for_each_variant(const std::function<void()>& body) { body(); }
+  static void for_each_order(const std::function<void()>& body) { test::for_each_order(body); }
+};
+
+template <class Type>
+struct Cuda : CudaKernels {
+  using T = Type;
+  using A = Acc<T>;
+  static constexpr std::int64_t kPack = 16 / static_cast<std::int64_t>(sizeof(T));  // elements of a pack
+};
+
+}  // namespace zg::test

@@ -206,20 +206,26 @@ Roofs measure_roofs(Device& device, DType dtype) {
 Roofs measure_roofs(DType dtype) {
   Roofs roofs;
   HostStream now("roofs", HostStream::Mode::kInline);
-  // Sizes as of a matrix product in a layer of width 1024, large enough to be limited by arithmetic.
+  // Sizes as of a matrix product in a layer of width 1024, large enough to be limited by arithmetic. Where
+  // fewer rows take long enough to be measured, they are limited by it, too.
   constexpr std::int64_t kM = 2048, kN = 2048, kK = 1024;
+  constexpr double kLong = 0.01;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t shrink = dtype == DType::kF64 ? 4 : 1;  // fp64 is slow, and for tests only
-  const std::int64_t m = kM / shrink, n = kN / shrink, k = kK / shrink;
-  std::vector<char> a(static_cast<std::size_t>(m * k * element)),
-      b(static_cast<std::size_t>(n * k * element)), c(static_cast<std::size_t>(m * n * element));
+  const std::int64_t most = kM / shrink, n = kN / shrink, k = kK / shrink;
+  std::vector<char> a, b(static_cast<std::size_t>(n * k * element)), c;
   GemmOptions options;
   options.b = Trans::kYes;
-  const double product = best_of(6, [&] {
-    host_ops().gemm(now, View(a.data(), dtype, m, k), View(b.data(), dtype, n, k),
-                    View(c.data(), dtype, m, n), options);
-  });
-  roofs.flops = 2.0 * static_cast<double>(m * n * k) / product;
+  for (std::int64_t m = most / 4; m <= most; m *= 2) {
+    a.resize(static_cast<std::size_t>(m * k * element));
+    c.resize(static_cast<std::size_t>(m * n * element));
+    const double product = best_of(m < most ? 3 : 6, [&] {
+      host_ops().gemm(now, View(a.data(), dtype, m, k), View(b.data(), dtype, n, k),
+                      View(c.data(), dtype, m, n), options);
+    });
+    roofs.flops = 2.0 * static_cast<double>(m * n * k) / product;
+    if (product >= kLong) break;
+  }
   std::vector<char> from(8 * kMiB, 1), to(8 * kMiB);
   const double copy = best_of(4, [&] { std::memcpy(to.data(), from.data(), from.size()); });
   roofs.host_to_device = roofs.device_to_host = static_cast<double>(from.size()) / copy;

@@ -312,7 +312,7 @@ TEST_F(ProcessesTest, AProcessThatIsDelayedChangesNoBit) {
       const std::vector<pid_t> all = processes("ziggurat");
       if (all.size() != 2) return;
       kill(all[which], SIGSTOP);
-      sleep_for(2);
+      sleep_for(0.5);  // of some hundredths of a second a step
       kill(all[which], SIGCONT);
     }
   });

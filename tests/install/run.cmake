@@ -1,6 +1,6 @@
 # Installs the build into WORK, then configures, builds and runs projects of others against it: this folder's, the
 # examples, and requests for single components.
-#   cmake -DBUILD=... -DWORK=... -DSOURCE=... -DEXAMPLE=... -DCXX=... -P run.cmake
+#   cmake -DBUILD=... -DWORK=... -DSOURCE=... -DEXAMPLE=... -DCXX=... [-DLAUNCHER=ccache] -P run.cmake
 function(step)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)
   if(NOT code EQUAL 0)
@@ -14,7 +14,8 @@ function(expect text pattern)
   endif()
 endfunction()
 
-set(configure ${CMAKE_COMMAND} -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${CXX})
+set(configure ${CMAKE_COMMAND} -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${CXX}
+  -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER} -DCMAKE_C_COMPILER_LAUNCHER=${LAUNCHER})
 file(REMOVE_RECURSE ${WORK})
 step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
 step(${WORK}/prefix/bin/ziggurat --version)

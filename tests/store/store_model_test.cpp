@@ -1,5 +1,5 @@
 // Random operations from several threads against a plain map, in all configurations. ZG_STORE_OPS says how
-// many operations (20,000), ZG_TEST_SEED which.
+// many operations (20,000, over the emulation 10,000), ZG_TEST_SEED which.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -17,7 +17,8 @@ constexpr int kStallSeconds = 30;
 
 std::int64_t operations_wanted() {
   const char* text = std::getenv("ZG_STORE_OPS");
-  return text != nullptr ? std::strtoll(text, nullptr, 0) : 20000;
+  const std::int64_t usual = test_device() == TestDevice::kEmulated ? 10000 : 20000;
+  return text != nullptr ? std::strtoll(text, nullptr, 0) : usual;
 }
 
 bool can_open(Drives drives) {

@@ -29,12 +29,14 @@ bool some_direct(Random& random) {
 }
 
 constexpr int kDepths[] = {0, 1, 8, 1000};
+// The emulation has half of the host device's.
+const int kTrials = test_device() == TestDevice::kEmulated ? 10 : 20;
 
 TEST(StoreProgram, RandomProgramsMatchTheModelAndTheDryRun) {
   const std::uint64_t seed = test_seed(303);
   SCOPED_TRACE(seed);
   Random random(seed);
-  for (int trial = 0; trial < 20; ++trial) {
+  for (int trial = 0; trial < kTrials; ++trial) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, below(random, 4), 6 + below(random, 12), {.ops = 25});
     const Budgets least = smallest_budgets(s, some_direct(random));
@@ -49,7 +51,7 @@ TEST(StoreProgram, TheSmallestBudgetsSuffice) {
   const std::uint64_t seed = test_seed(404);
   SCOPED_TRACE(seed);
   Random random(seed);
-  for (int trial = 0; trial < 20; ++trial) {
+  for (int trial = 0; trial < kTrials; ++trial) {
     SCOPED_TRACE(trial);
     const Scenario s = random_scenario(random, 1 + below(random, 2), 6 + below(random, 8), {.ops = 25});
     const Budgets budgets = smallest_budgets(s, some_direct(random));

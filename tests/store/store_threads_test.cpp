@@ -230,7 +230,8 @@ TEST(StoreThreads, NoCopyIsMadeOfWhatIsBeingWritten) {
   const auto pause = [](int length) {
     for (volatile int i = 0; i < length;) i = i + 1;
   };
-  in_threads(*rig.store, 2, 6000, [&](int t, int i) {
+  const int times = test_device() == TestDevice::kEmulated ? 3000 : 6000;
+  in_threads(*rig.store, 2, times, [&](int t, int i) {
     if (i == 0) {
       ++ready;
       while (ready < 2) std::this_thread::yield();

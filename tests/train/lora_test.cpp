@@ -194,8 +194,9 @@ TEST_F(LoraRuns, ABaseInCodesHasTheBitsOfItsElements) {
 TEST_F(LoraRuns, ABaseInCodesThatCannotBeIsRefused) {
   const std::string coded = test::reference_directory() + "coded/nf4";
   const auto refused = [&](const Strings& more) {
-    return usage_error(
+    const Error error = usage_error(
         [&] { Trainer(adapted("none", kRank4 + Strings{"lora.base=codes"} + more), {}).start(); });
+    return std::string(error.what());
   };
   EXPECT_HAS(refused({}), "has no matrices in 4 or 8 bits");
   const Strings from{"model.from=" + coded};

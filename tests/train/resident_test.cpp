@@ -24,9 +24,9 @@ class ResidentMemory : public testing::Test {
     std::string text;
     for (std::uint64_t i = 0; i < 20000; ++i) text += static_cast<char>('a' + letters.below(i, 26));
     test::write_file(directory_ / "text.txt", text);
-    // 24 layers of 12 * 288^2 elements: with weights, gradients, master and moments 20 bytes each.
+    // 18 layers of 12 * 288^2 elements: with weights, gradients, master and moments 20 bytes each.
     test::write_file(directory_ / "config.json", R"({
-  "model": {"arch": "gpt2", "n_layer": 24, "n_head": 6, "n_embd": 288, "n_positions": 32},
+  "model": {"arch": "gpt2", "n_layer": 18, "n_head": 6, "n_embd": 288, "n_positions": 32},
   "data": {"train": "text.txt", "validation": 0.1, "tokenizer": "bytes", "seq_len": 32},
   "steps": 3, "eval": {"batches": 1},
   "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0,
@@ -74,7 +74,7 @@ TEST_F(ResidentMemory, StaysWithinBudgetsWithStateTwentyTimesTheHost) {
   const test::Outcome ended = train(with_device(device));
   ASSERT_EQ(ended.code, 0) << ended.out;
   // weights, gradients, master, two moments: fp32
-  const std::int64_t state = 5 * 4 * 24 * 12 * 288 * 288;
+  const std::int64_t state = 5 * 4 * 18 * 12 * 288 * 288;
   ASSERT_GE(state, 20 * kHost);
   ASSERT_LT(device + kHost + kProcessOverhead, state);
   EXPECT_LE(ended.peak_bytes, device + kHost + kProcessOverhead) << ended.out;

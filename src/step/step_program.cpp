@@ -47,7 +47,10 @@ class Emitter : private SlotOperands {
         return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
       case OpKind::kMaterialize:
         if (made_by_use(slot.unit)) return;
-        return for_tiles(slot.unit, [&](std::int32_t t) { materialize(t, slot.last); });
+        return for_tiles(slot.unit, [&](std::int32_t t) {
+          // The adapters of a coded unit are elements.
+          if (layout_.tile(t).is_materialized()) materialize(t, slot.last);
+        });
       case OpKind::kSend:
         if (slot.passed == PipelineEvent::Kind::kTable || slot.passed == PipelineEvent::Kind::kTableGradient)
           return for_tiles(0, [&](std::int32_t t) { send_table(slot, t); });

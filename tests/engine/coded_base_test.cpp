@@ -16,6 +16,7 @@ struct CodedUnits : testing::Test {
   CodedUnits() {
     options.micro_batch = {2, 8};
     options.micro_batches = 2;
+    options.drives = 1;
     for (std::size_t u = 0; u < model.units().size(); ++u) {
       const Unit& unit = model.units()[u];
       options.groups.emplace_back(), options.codes.emplace_back();

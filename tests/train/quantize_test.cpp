@@ -35,7 +35,7 @@ class Quantize : public testing::Test {
  protected:
   std::string save(const ModelConfig& c, DType dtype = DType::kBF16,
                    const std::function<float(const Param&, std::int64_t)>& value = {}) {
-    const std::string path = (directory_ / "plain").string();
+    const std::string path = directory_ / "plain";
     save_hf(path, Model(c, DType::kF32, host_ops()), dtype,
             [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
               for (std::int64_t i = begin; i < end; ++i) {
@@ -47,7 +47,7 @@ class Quantize : public testing::Test {
     write_file(path + "/tokenizer.json", "{}");
     return path;
   }
-  std::string out(const std::string& name) const { return (directory_ / name).string(); }
+  std::string out(const std::string& name) const { return directory_ / name; }
 
   const TempDir directory_;
 };

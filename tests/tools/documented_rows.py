@@ -414,7 +414,7 @@ ROWS = (
                       "python make_ranks.py", "make_parts.py", "python make_parts.py",
                       "venv/bin/python tests/reference/make_families.py", "python make_families.py *",
                       "python load_family.py *", "make_families.py", "load_family.py",
-                      "venv/bin/python tests/reference/make_lora.py", "python make_lora.py *", "python make_lora_targets.py",
+                      "venv/bin/python tests/reference/make_lora.py", "python make_lora.py *", "python make_lora_targets.py", "python make_codes.py", "python make_coded.py *",
                       "python load_adapter.py *", "venv/bin/python tests/reference/make_chats.py"),
         why="needs PyTorch, and makes files that lie in the tree"),
     Row("random", ("venv/bin/python tests/reference/random/*",),

@@ -21,10 +21,14 @@
 #ifndef ZG_DECODE_KERNELS
 #define ZG_DECODE_KERNELS
 namespace zg::host {
-// Decodes n consecutive codes of one block, of which the first begins a byte. kPairs: 4-bit codes, which are
-// looked up among `values`, the 16 products of level and scale.
+// Codes of 4 bits, two to a byte: their 16 levels, and which half of a byte comes first.
+struct Pairs {
+  const float* levels;
+  bool high_first;
+};
+// These decode n consecutive codes of one block, of which the first begins a byte.
 template <class T>
-using DecodePairs = void (*)(std::int64_t n, const std::uint8_t* codes, bool high_first, const float* values,
+using DecodePairs = void (*)(std::int64_t n, const std::uint8_t* codes, const Pairs& pairs, float scale,
                              T* out);
 template <class T>
 using DecodeBytes = void (*)(std::int64_t n, const std::uint8_t* codes, float scale, T* out);
@@ -38,47 +42,47 @@ HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace {
 
-HWY_INLINE int code_at(const std::uint8_t* codes, std::int64_t i, bool high_first) {
-  const unsigned byte = codes[i / 2];
-  return static_cast<int>((i % 2 == 0) == high_first ? byte >> 4 : byte & 15);
-}
-
-// The 16 values are rounded once, and codes then look up their bytes: 32 elements at a time.
+// The 16 products are rounded once, and codes then look up their bytes: 32 elements at a time.
 template <class T>
-void decode_pairs(std::int64_t n, const std::uint8_t* codes, bool high_first, const float* values, T* out) {
-  T table[16];
+void decode_pairs(std::int64_t n, const std::uint8_t* codes, const Pairs& pairs, float scale, T* out) {
+  alignas(32) T table[16];
   const hn::CappedTag<float, 16> d;
   for (std::size_t i = 0; i < 16; i += hn::Lanes(d))
-    save(d, hn::LoadU(d, values + i), table + i, FullVector{});
+    save(d, hn::Mul(hn::LoadU(d, pairs.levels + i), hn::Set(d, scale)), table + i, FullVector{});
+  const bool high_first = pairs.high_first;
   std::int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (sizeof(T) == 2) {
-    alignas(16) std::uint8_t low[16], high[16];
-    for (int j = 0; j < 16; ++j) {
-      low[j] = static_cast<std::uint8_t>(table[j].bits);
-      high[j] = static_cast<std::uint8_t>(table[j].bits >> 8);
-    }
     const hn::FixedTag<std::uint8_t, 16> bytes;
     const hn::FixedTag<std::uint16_t, 8> words;
-    const auto low_bytes = hn::Load(bytes, low), high_bytes = hn::Load(bytes, high);
+    const auto* const at = reinterpret_cast<const std::uint8_t*>(table);
+    const auto first_half = hn::Load(bytes, at), second_half = hn::Load(bytes, at + 16);
+    const auto low_bytes = hn::ConcatEven(bytes, second_half, first_half),
+               high_bytes = hn::ConcatOdd(bytes, second_half, first_half);
     const auto half = hn::Set(bytes, 15);
     const auto put = [&](auto index, T* to) HWY_ATTR {
       const auto l = hn::TableLookupBytes(low_bytes, index), h = hn::TableLookupBytes(high_bytes, index);
-      auto* const at = reinterpret_cast<std::uint8_t*>(to);
-      hn::StoreU(hn::InterleaveLower(bytes, l, h), bytes, at);
-      hn::StoreU(hn::InterleaveUpper(bytes, l, h), bytes, at + 16);
+      auto* const bytes_out = reinterpret_cast<std::uint8_t*>(to);
+      hn::StoreU(hn::InterleaveLower(bytes, l, h), bytes, bytes_out);
+      hn::StoreU(hn::InterleaveUpper(bytes, l, h), bytes, bytes_out + 16);
     };
     for (; i + 32 <= n; i += 32) {
-      const auto pairs = hn::LoadU(bytes, codes + i / 2);
-      const auto lower = hn::And(pairs, half);
-      const auto upper = hn::And(hn::BitCast(bytes, hn::ShiftRight<4>(hn::BitCast(words, pairs))), half);
+      const auto both = hn::LoadU(bytes, codes + i / 2);
+      const auto lower = hn::And(both, half);
+      const auto upper = hn::And(hn::BitCast(bytes, hn::ShiftRight<4>(hn::BitCast(words, both))), half);
       const auto first = high_first ? upper : lower, second = high_first ? lower : upper;
       put(hn::InterleaveLower(bytes, first, second), out + i);
       put(hn::InterleaveUpper(bytes, first, second), out + i + 16);
     }
   }
 #endif
-  for (; i < n; ++i) out[i] = table[code_at(codes, i, high_first)];
+  const int first = high_first ? 4 : 0, second = 4 - first;
+  for (; i + 2 <= n; i += 2) {
+    const unsigned byte = codes[i / 2];
+    out[i] = table[(byte >> first) & 15u];
+    out[i + 1] = table[(byte >> second) & 15u];
+  }
+  if (i < n) out[i] = table[(codes[i / 2] >> first) & 15u];
 }
 
 // e4m3 and fp32 have the same order of sign, exponent and mantissa, so seven bits that are shifted into their
@@ -146,16 +150,13 @@ float scale_at(const CodedMatrix& m, std::int64_t block) {
   return 0;
 }
 
-// The products of the 16 levels with the scale of a block.
-void products(const CodedMatrix& m, std::int64_t block, float* values) {
-  const float scale = scale_at(m, block);
-  if (m.format.code == WeightCode::kInt4) {
-    const int zero = m.zeros == nullptr ? kInt4Middle : m.zeros[block];
-    for (int i = 0; i < 16; ++i) values[i] = static_cast<float>(i - zero) * scale;
-  } else {
-    const auto& levels = m.format.code == WeightCode::kNf4 ? kNf4Levels : kE2m1Levels;
-    for (std::size_t i = 0; i < 16; ++i) values[i] = levels[i] * scale;
-  }
+// The 16 levels of the codes of a block; `own` is room for those that depend on its zero point.
+const float* levels_of(const CodedMatrix& m, std::int64_t block, float* own) {
+  if (m.format.code == WeightCode::kNf4) return kNf4Levels.data();
+  if (m.format.code == WeightCode::kMxfp4) return kE2m1Levels.data();
+  const int zero = m.zeros == nullptr ? kInt4Middle : m.zeros[block];
+  for (int i = 0; i < 16; ++i) own[i] = static_cast<float>(i - zero);
+  return own;
 }
 
 // A row whose columns are in groups: the products of each of its blocks, of which each column takes one.
@@ -163,8 +164,13 @@ template <class T>
 void decode_grouped(const CodedMatrix& m, std::int64_t row, std::vector<float>& values, T* out) {
   const std::int64_t blocks = m.format.row_blocks(m.rows, m.cols);
   values.resize(static_cast<std::size_t>(16 * blocks));
-  for (std::int64_t b = 0; b < blocks; ++b)
-    products(m, row / m.format.block_rows * blocks + b, values.data() + 16 * b);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t block = row / m.format.block_rows * blocks + b;
+    float own[16];
+    const float* const levels = levels_of(m, block, own);
+    for (std::int64_t i = 0; i < 16; ++i)
+      values[static_cast<std::size_t>(16 * b + i)] = levels[i] * scale_at(m, block);
+  }
   const std::uint8_t* const codes = m.codes + row * m.format.row_bytes(m.cols);
   for (std::int64_t c = 0; c < m.cols; ++c) {
     const unsigned code = (codes[c / 2] >> (c % 2 * 4)) & 15u;
@@ -179,29 +185,40 @@ struct Run {
   std::int64_t byte = 0;  // of its first code
 };
 
+// The runs of a matrix, in the order of its elements.
 class Runs {
  public:
   explicit Runs(const CodedMatrix& m)
-      : longest(std::min(m.format.block_cols, m.format.is_flat() ? m.rows * m.cols : m.cols)),
-        format_(m.format),
+      : format_(m.format),
         cols_(m.format.is_flat() ? m.rows * m.cols : m.cols),
-        per_row_(m.format.row_blocks(m.rows, m.cols)) {
-    count = per_row_ * (m.format.is_flat() ? 1 : m.rows);
+        per_row_(m.format.row_blocks(m.rows, m.cols)),
+        count_(per_row_ * (m.format.is_flat() ? 1 : m.rows)) {}
+  std::int64_t count() const { return count_; }
+  // Runs of a task.
+  std::int64_t grain() const {
+    return std::max<std::int64_t>(1, kElements / std::min(format_.block_cols, cols_));
   }
-  Run at(std::int64_t run) const {
-    const std::int64_t row = run / per_row_, b = run % per_row_, first = b * format_.block_cols;
-    const std::int64_t start = format_.is_flat() ? 0 : row * format_.row_bytes(cols_);
-    return {row * cols_ + first, std::min(format_.block_cols, cols_ - first),
-            row / format_.block_rows * per_row_ + b,
-            start + (format_.code == WeightCode::kFp8 ? first : first / 2)};
+  // Calls f(run) for the runs [begin, end). Divides once a row at most, since a run may have 32 elements.
+  template <class F>
+  void each(std::int64_t begin, std::int64_t end, const F& f) const {
+    std::int64_t row = begin / per_row_, b = begin % per_row_;
+    const std::int64_t row_bytes = format_.is_flat() ? 0 : format_.row_bytes(cols_);
+    const int halves = format_.code == WeightCode::kFp8 ? 0 : 1;
+    while (begin < end) {
+      const std::int64_t blocks = row / format_.block_rows * per_row_,
+                         last = std::min(per_row_, b + end - begin);
+      for (; b < last; ++b, ++begin) {
+        const std::int64_t first = b * format_.block_cols;
+        f(Run{row * cols_ + first, std::min(format_.block_cols, cols_ - first), blocks + b,
+              row * row_bytes + (first >> halves)});
+      }
+      b = 0, ++row;
+    }
   }
-  std::int64_t grain() const { return std::max<std::int64_t>(1, kElements / longest); }
-
-  std::int64_t count = 0, longest = 0;
 
  private:
-  const CodeFormat& format_;
-  std::int64_t cols_, per_row_;
+  const CodeFormat format_;
+  std::int64_t cols_, per_row_, count_;
 };
 
 template <class T>
@@ -210,9 +227,32 @@ void decode_run(const DecodeKernels& kernels, const CodedMatrix& m, const Run& r
   if (m.format.code == WeightCode::kFp8) {
     return std::get<DecodeBytes<T>>(kernels)(run.length, codes, scale_at(m, run.block), out);
   }
-  float values[16];
-  products(m, run.block, values);
-  std::get<DecodePairs<T>>(kernels)(run.length, codes, m.format.is_flat(), values, out);
+  float own[16];
+  std::get<DecodePairs<T>>(kernels)(run.length, codes, {levels_of(m, run.block, own), m.format.is_flat()},
+                                    scale_at(m, run.block), out);
+}
+
+// Large blocks of bytes: each looks its elements up among the 256 that there are.
+template <class T>
+void decode_large_blocks(const DecodeKernels& kernels, const CodedMatrix& m, T* out) {
+  const CodeFormat& f = m.format;
+  const std::int64_t across = f.row_blocks(m.rows, m.cols);
+  std::uint8_t all[256];
+  for (int i = 0; i < 256; ++i) all[i] = static_cast<std::uint8_t>(i);
+  parallel_for(f.blocks(m.rows, m.cols), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      T table[256];
+      std::get<DecodeBytes<T>>(kernels)(256, all, scale_at(m, block), table);
+      const std::int64_t row = block / across * f.block_rows, col = block % across * f.block_cols;
+      const std::int64_t last = std::min(m.rows, row + f.block_rows),
+                         n = std::min(f.block_cols, m.cols - col);
+      for (std::int64_t r = row; r < last; ++r) {
+        const std::uint8_t* const codes = m.codes + r * m.cols + col;
+        T* const to = out + r * m.cols + col;
+        for (std::int64_t c = 0; c < n; ++c) to[c] = table[codes[c]];
+      }
+    }
+  });
 }
 
 }  // namespace
@@ -228,11 +268,16 @@ void decode(const CodedMatrix& m, T* out) {
     return;
   }
   const DecodeKernels kernels = HWY_DYNAMIC_DISPATCH(decoders)();
+  if constexpr (sizeof(T) == 2) {
+    constexpr std::int64_t kLarge = 4096;
+    if (m.format.code == WeightCode::kFp8 && m.format.block_rows * m.format.block_cols >= kLarge &&
+        m.format.block_rows > 1)
+      return decode_large_blocks(kernels, m, out);
+  }
   const Runs runs(m);
-  parallel_for(runs.count, runs.grain(), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(runs.count(), runs.grain(), [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> floats;  // double has no kernels of its own
-    for (std::int64_t i = begin; i < end; ++i) {
-      const Run run = runs.at(i);
+    runs.each(begin, end, [&](const Run& run) {
       if constexpr (std::is_same_v<T, double>) {
         floats.resize(static_cast<std::size_t>(run.length));
         decode_run(kernels, m, run, floats.data());
@@ -240,7 +285,7 @@ void decode(const CodedMatrix& m, T* out) {
       } else {
         decode_run(kernels, m, run, out + run.element);
       }
-    }
+    });
   });
 }
 

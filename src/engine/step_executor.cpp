@@ -435,10 +435,6 @@ void StepExecutor::initialize(const ParamSource& source, const CodeSource& codes
       const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
       values.assign(static_cast<std::size_t>(n), 0);
       source(*tile.param, first, first + n, values.data());
-      // A frozen weight is no master's half: ties go to even, as they do where codes are decoded.
-      if (tile.frozen && tile.master.dtype == DType::kBF16) {
-        for (float& value : values) value = static_cast<float>(bf16(value));
-      }
       write_weights(tile.master.col_range(at, n), values.data());
     }
   });

@@ -453,6 +453,11 @@ bool HfWeights::any_coded() const {
   return !state_->coded.empty();
 }
 
+bool HfWeights::is_coded(const Param& param) const {
+  const auto it = state_->params.find(param.name);
+  return it != state_->params.end() && it->second.coded != nullptr;
+}
+
 std::optional<ParamCode> HfWeights::code_of(const Param& param) const {
   const auto it = state_->params.find(param.name);
   if (it == state_->params.end() || it->second.coded == nullptr) return std::nullopt;

@@ -61,7 +61,15 @@ void Rank::initialize() {
     if (!plan_.config.lora.from.empty()) adapters.emplace(plan_.config.lora.from, model);
     engine_->initialize(
         [&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-          if (!p.adapter) return weights.read(p, begin, end, out);
+          if (!p.adapter) {
+            weights.read(p, begin, end, out);
+            // Ties go to even here, as where codes are decoded on the device; masters round them away from
+            // zero.
+            if (weights.is_coded(p) && plan_.model->dtype() == DType::kBF16)
+              std::transform(out, out + (end - begin), out,
+                             [](float v) { return static_cast<float>(bf16(v)); });
+            return;
+          }
           if (adapters) return adapters->read(p, begin, end, out);
           begin_adapter(p, begin, end, out);
         },

@@ -114,23 +114,27 @@ TEST_F(LoraRuns, OverACodedBaseAreThoseOverItsElements) {
   while (shouting.size() < 4000) shouting += "ALL WORK AND NO PLAY MAKES JACK A DULL BOY, ";
   write("loud.txt", shouting);  // of the models' 97 tokens
   for (const char* format : {"nf4_double", "fp8", "int4_zeros", "gptq", "awq"}) {
-    SCOPED_TRACE(format);
-    const std::string coded = test::reference_directory() + "coded/" + format,
-                      plain = directory_ + "/plain-" + format;
+    const std::string coded = test::reference_directory() + "coded/" + format;
     const Model model(read_hf_config(coded), DType::kF32, host_ops());
     const HfWeights elements(coded, model);
-    save_hf(plain, model, DType::kF32,
-            [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-              elements.read(p, begin, end, out);
-            });
-    for (const char* type : {"bf16.enabled=false", "bf16.enabled=true"}) {
-      const Strings settings = kRank4 + Strings{type, "data.train=" + directory_ + "/loud.txt", "steps=2"};
+    for (const DType type : {DType::kBF16, DType::kF32}) {
+      SCOPED_TRACE(testing::Message() << format << " in " << name_of(type));
+      // In the type of the run: what a wider file has is rounded as masters are, with other ties.
+      const std::string plain = fmt::format("{}/plain-{}-{}", directory_, format, name_of(type));
+      save_hf(plain, model, type,
+              [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+                elements.read(p, begin, end, out);
+              });
+      const Strings settings =
+          kRank4 + Strings{type == DType::kBF16 ? "bf16.enabled=true" : "bf16.enabled=false",
+                           "data.train=" + directory_ + "/loud.txt", "steps=2"};
       const Outcome over_codes = train("codes", settings + Strings{"model.from=" + coded});
       const std::string adapters = weights("codes");
       const Outcome over_elements = train("elements", settings + Strings{"model.from=" + plain});
       EXPECT_EQ(over_codes.losses, over_elements.losses);
       EXPECT_TRUE(adapters == weights("elements"));
     }
+    const std::string plain = fmt::format("{}/plain-{}-f32", directory_, format);
     merge_adapters(coded, adapter("codes"), directory_ + "/merged-codes");
     merge_adapters(plain, adapter("codes"), directory_ + "/merged-elements");
     const HfWeights merged_codes(directory_ + "/merged-codes", model),

@@ -96,6 +96,7 @@ class HfWeights {
   // Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   bool any_coded() const;
+  bool is_coded(const Param& param) const;  // also as a part of a coded matrix
   // How a parameter is coded; none: it is not, or `param` is a part of a coded matrix.
   std::optional<ParamCode> code_of(const Param& param) const;
   // Writes all codes and scales of a parameter that has a code_of() to memory from `base` on, in their

@@ -92,6 +92,7 @@ TEST_F(CodedUnits, AreDecodedForEachPassAndDroppedAfterIt) {
       };
       if (op.kind == OpKind::kMaterialize) {
         ++decoded;
+        EXPECT_FALSE(made) << "the decoded weight was kept since the pass before";
         EXPECT_EQ(use(Operand::kStored).segment, layout.whole(t.stored));
         EXPECT_EQ(use(Operand::kStored).access, Access::kRead);
         EXPECT_EQ(use(Operand::kWeight).access, Access::kOverwrite);

@@ -119,6 +119,21 @@ TEST_F(Codes, Fp8IsThatOfTransformers) {
       {.format = format, .rows = kRows, .cols = kCols, .codes = codes.data(), .scales = powers.data()});
 }
 
+// Halfway between two neighbours, normal and subnormal ones, the code is the even one. The largest is 448, so
+// that the factor is 1.
+TEST_F(Codes, Fp8RoundsTiesToEven) {
+  const CodeFormat format{WeightCode::kFp8, CodeScale::kF32, 1, 8};
+  const std::vector<float> x = {448, 17, 19, -17, 0x1p-10f, 3 * 0x1p-10f, 5 * 0x1p-10f, 0x1p-6f - 0x1p-10f};
+  std::vector<std::uint8_t> codes(8);
+  float scale = 0;
+  host::encode(format, {1, 8}, x.data(), codes.data(), &scale);
+  ASSERT_EQ(scale, 1.0f);
+  std::vector<float> back(8);
+  host::decode<float>({.format = format, .rows = 1, .cols = 8, .codes = codes.data(), .scales = &scale},
+                      back.data());
+  EXPECT_EQ(back, (std::vector<float>{448, 16, 20, -16, 0, 2 * 0x1p-9f, 2 * 0x1p-9f, 0x1p-6f}));
+}
+
 TEST_F(Codes, Int4IsThatOfCompressedTensors) {
   constexpr std::int64_t kRows = 96, kCols = 512;
   const CodeFormat format{WeightCode::kInt4, CodeScale::kBF16, 1, 128};

@@ -171,7 +171,7 @@ TEST_F(HfConfigTest, RefusesAndSaysWhy) {
       {kGpt2, R"({"vocab_size": 50257.5})", "\"vocab_size\" is 50257.5"},
       {kGpt2, R"({"initializer_range": -0.1})", "a number > 0"},
       {kGpt2, R"({"add_cross_attention": true})", "only false is supported"},
-      {kGpt2, R"({"quantization_config": {"bits": 4}})", "\"quantization_config\" is {\"bits\":4}"},
+      {kGpt2, R"({"quantization_config": {"bits": 4}})", "has no \"quant_method\""},
       {kGpt2, R"({"model_type": "gpt_neo"})", "the architecture is \"gpt_neo\""},
       {kGpt2, R"({"model_type": null, "architectures": ["MixtralForCausalLM"]})", "\"MixtralForCausalLM\""},
       {kGpt2, R"({"model_type": null, "architectures": []})", "a list of names"},

@@ -56,4 +56,4 @@ zg_checked(fuzz 100 ${fuzz_tests})
 zg_checked(data 10 data/damage_test.cpp data/file_kind_test.cpp data/hostile_tokenizer_test.cpp
   data/records_test.cpp data/sentencepiece_test.cpp)
 zg_checked(model 100 model/safetensors_test.cpp model/hf_config_test.cpp model/hf_test.cpp model/lora_test.cpp
-  support/process.cpp)
+  model/coded_files_test.cpp support/process.cpp)

@@ -53,7 +53,7 @@ __device__ __forceinline__ float e4m3(unsigned code) {
   return __uint_as_float((size == 0x7fu ? 0x7fc00000u : __float_as_uint(number)) | (code & 0x80u) << 24);
 }
 
-// A level of the code; `levels` are those of kNf4 and kMxfp4.
+// The level of a code; `levels` has the levels of kNf4 and kMxfp4.
 template <WeightCode kCode>
 __device__ __forceinline__ float level_of(const CodedMatrix& m, unsigned code, std::int64_t block,
                                           const float* levels) {

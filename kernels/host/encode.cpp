@@ -1,4 +1,4 @@
-// Encodes matrices; ziggurat/kernels/coded.hpp defines the formats. The rules are those of the libraries
+// Encodes matrices; ziggurat/kernels/coded.hpp defines the formats. The rules come from the libraries
 // whose files have them: bitsandbytes (kNf4), transformers' quantizer of block-wise FP8, compressed-tensors
 // (kInt4, symmetric).
 #include <algorithm>

@@ -47,7 +47,7 @@ class WeightFiles {
     std::vector<FileTensor> tensors;
     std::int64_t bytes = 0;
   };
-  // Gives all tensors their places, those of wider types first, so that each lies at a multiple of its type's
+  // Gives all tensors their places, wider types first, so that each lies at a multiple of its type's
   // size. Returns the header.
   std::string header_of(Shard& shard) const;
   std::string index() const;

@@ -145,7 +145,7 @@ TEST_F(Codes, Int4IsThatOfCompressedTensors) {
   host::CodedMatrix m{
       .format = format, .rows = kRows, .cols = kCols, .codes = codes.data(), .scales = scales.data()};
   expect_decoded("int4", m);
-  // Zero points lie 8 above those of the library, as codes do.
+  // Zero points lie 8 above the library's, as codes do.
   auto zeros = octets("int4.zeros", kRows * 4);
   for (std::uint8_t& z : zeros) z %= 16;
   m.zeros = zeros.data();

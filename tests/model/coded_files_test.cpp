@@ -59,7 +59,7 @@ TEST_P(CodedFiles, HaveTheElementsThatTheirLibraryDecodes) {
     expect_digest("decoded." + name, {of.begin(), of.end()}, 1e-14);
   }
   EXPECT_EQ(matrices, 7);
-  // Coded matrices are saved as bf16, as most files have the rest; those of bitsandbytes have it in fp32
+  // Coded matrices are saved as bf16, as most files have the rest; bitsandbytes' files have it in fp32
   // here.
   EXPECT_EQ(weights.all_bf16(), std::string(GetParam()).rfind("nf4", 0) != 0);
 }

@@ -119,7 +119,8 @@ TEST_F(LoraRuns, OverACodedBaseAreThoseOverItsElements) {
     const HfWeights elements(coded, model);
     for (const DType type : {DType::kBF16, DType::kF32}) {
       SCOPED_TRACE(testing::Message() << format << " in " << name_of(type));
-      // In the type of the run: what a wider file has is rounded as masters are, with other ties.
+      // The plain model has the run's type: elements of a wider file are rounded as masters are, with other
+      // ties.
       const std::string plain = fmt::format("{}/plain-{}-{}", directory_, format, name_of(type));
       save_hf(plain, model, type,
               [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {

@@ -185,7 +185,7 @@ struct DecodeArgs {
   View scales = {};         // [1, blocks], of type scale_type(format.scale)
   View zeros = {};          // u8 [1, blocks], or null; kInt4 only
   View groups = {};         // i32 [1, columns], each from 0 to format.row_blocks() - 1, or null; kInt4 only
-  View nested_levels = {};  // f32 [1, 256]; the nested operands are those of CodeScale::kNested only
+  View nested_levels = {};  // f32 [1, 256]; CodeScale::kNested alone has nested operands
   View nested_scales = {};  // f32 [1, format.nested_blocks()]
   float nested_offset = 0;
   View out = {};  // T [rows, columns], written

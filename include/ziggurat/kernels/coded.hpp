@@ -17,9 +17,9 @@
 //   kInt4   4 bits: code - zero point, the first code of a byte in its low half. A block is block_cols
 //           elements of a row, or the columns that `groups` gives to it.
 //
-// Codes of kNf4 lie without gaps; a last half byte is not used. Rows of the others begin at whole bytes, and
-// those of kInt4 at whole words of 8 codes. Scales lie in the order of their blocks, row after row of blocks.
-// A NaN, of kFp8 or of a scale, decodes to a NaN, whose bits a device may choose.
+// Codes of kNf4 lie without gaps; a last half byte is not used. Rows of the others begin at whole bytes;
+// rows of kInt4 begin at whole words of 8 codes. Scales lie in the order of their blocks, row after row of
+// blocks. A NaN, of kFp8 or of a scale, decodes to a NaN, whose bits a device may choose.
 //
 // Sources: bitsandbytes 0.50 (NF4 and nested scales; Dettmers et al., 2023), DeepSeek-V3's files (FP8), OCP
 // Microscaling Formats 1.0 (MXFP4), compressed-tensors 0.20 (packed INT4).

@@ -21,7 +21,7 @@ struct CodePlaces {
   static constexpr std::int64_t kAlign = 64;
 
   CodePlaces() = default;
-  // Of a matrix [rows, cols] whose first array begins at `first`.
+  // The places for a matrix [rows, cols] whose first array begins at `first`.
   CodePlaces(const ParamCode& code, std::int64_t rows, std::int64_t cols, std::int64_t first) : end(first) {
     const CodeFormat& f = code.format;
     const std::int64_t blocks = f.blocks(rows, cols);

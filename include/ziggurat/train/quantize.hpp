@@ -14,7 +14,7 @@ SavedCode parse_code(const std::string& name);
 // Writes the model of `from`, whose weights are plain, to `out`, as a Hugging Face directory that includes
 // the tokenizer's files: matrices of layers in `code`, the rest in bf16 if all of the model's weights are
 // bf16, else in fp32. Needs memory for 128 rows of a matrix and a few MiB, whatever the model's size; gives
-// the same bytes each time. `out` appears complete or not at all. `progress`: as that of save_hf_coded();
+// the same bytes each time. `out` appears complete or not at all. save_hf_coded() explains `progress`;
 // null: none. Throws Error(kUsage) as save_hf_coded() does, for a model that is coded already, and if `out`
 // is `from`; Error(kIo).
 CodedSave quantize_model(const std::string& from, const std::string& out, SavedCode code,

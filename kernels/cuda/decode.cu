@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kEach = 8;  // elements of a thread
 
-// What a thread needs of the layout, computed once.
+// The layout of a matrix in eights, computed once for all threads.
 struct Eights {
   std::int64_t cols = 0;       // of a row; of the whole matrix where codes have no rows
   std::int64_t per_row = 0;    // eights

@@ -97,6 +97,19 @@ inline void expect_coded(const DecodeArgs& a) {
   expect_dense(a.nested_levels, "nested_levels", DType::kF32, 256);
   expect_dense(a.nested_scales, "nested_scales", DType::kF32, f.nested_blocks(rows, cols));
 }
+inline CodedMatrix coded_matrix(const DecodeArgs& a) {
+  const auto optional = []<class T>(const View& v, T) -> const T* { return v ? v.as<T>() : nullptr; };
+  return {.format = a.format,
+          .rows = a.out.rows,
+          .cols = a.out.cols,
+          .codes = a.codes.as<std::uint8_t>(),
+          .scales = a.scales.data,
+          .zeros = optional(a.zeros, std::uint8_t{}),
+          .groups = optional(a.groups, std::int32_t{}),
+          .nested_levels = optional(a.nested_levels, float{}),
+          .nested_scales = optional(a.nested_scales, float{}),
+          .nested_offset = a.nested_offset};
+}
 // Libraries refuse a leading dimension that is too small, even if there is only one row.
 inline void expect_leading_dimension(const View& v) {
   ZG_ASSERT_GE(v.ld, v.cols);

@@ -547,17 +547,7 @@ class CheckedOps : public Ops {
     expect_coded(args);
     const View& out = args.out;
     if (out.count() == 0) return;
-    const auto optional = []<class T>(const View& v, T) -> const T* { return v ? v.as<T>() : nullptr; };
-    const CodedMatrix matrix{.format = args.format,
-                             .rows = out.rows,
-                             .cols = out.cols,
-                             .codes = args.codes.as<std::uint8_t>(),
-                             .scales = args.scales.data,
-                             .zeros = optional(args.zeros, std::uint8_t{}),
-                             .groups = optional(args.groups, std::int32_t{}),
-                             .nested_levels = optional(args.nested_levels, float{}),
-                             .nested_scales = optional(args.nested_scales, float{}),
-                             .nested_offset = args.nested_offset};
+    const CodedMatrix matrix = coded_matrix(args);
     with_type(out.dtype, [&]<class T>() { backend_.template decode<T>(s, matrix, out.as<T>()); });
   }
 

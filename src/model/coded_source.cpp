@@ -113,9 +113,8 @@ class CodedSource::Builder {
       }
     }
     const Source& state = need(weight_ + ".quant_state.bitsandbytes__nf4");
-    const std::string text(static_cast<std::size_t>(std::min<std::int64_t>(state.entry->bytes, 1 << 16)),
-                           '\0');
-    state.file->read(*state.entry, 0, static_cast<std::int64_t>(text.size()), const_cast<char*>(text.data()));
+    std::string text(static_cast<std::size_t>(std::min<std::int64_t>(state.entry->bytes, 1 << 16)), '\0');
+    state.file->read(*state.entry, 0, static_cast<std::int64_t>(text.size()), text.data());
     const std::string where = state.file->path() + ": " + in_quotes(state.entry->name);
     const json object = parse_object(text, where);
     const Keys keys(object, where);

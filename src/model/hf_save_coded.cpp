@@ -262,9 +262,9 @@ class CodedWriter {
 }  // namespace
 
 CodedSave save_hf_coded(const std::string& directory, const std::string& from, const Model& model,
-                        SavedCode code, const std::pair<DType, ReadParam>& plain,
+                        SavedCode code, DType dtype, const ReadParam& read,
                         const std::function<void(std::int64_t, std::int64_t)>& progress) {
-  CodedWriter writer(from, model, code, plain.first, plain.second);
+  CodedWriter writer(from, model, code, dtype, read);
   writer.save(directory, progress);
   return writer.result;
 }

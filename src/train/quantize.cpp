@@ -36,7 +36,7 @@ CodedSave quantize_model(const std::string& from, const std::string& out, SavedC
   CodedSave result;
   write_derived_model(from, out, [&](const std::string& fresh) {
     const DType plain = weights.all_bf16() ? DType::kBF16 : DType::kF32;
-    result = save_hf_coded(fresh, from, model, code, {plain, read}, progress);
+    result = save_hf_coded(fresh, from, model, code, plain, read, progress);
   });
   return result;
 }

@@ -121,7 +121,7 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
   check_copies(config, model);
 }
 
-// What a base that is kept in codes cannot be combined with yet.
+// Refuses choices that do not go with a base in codes yet.
 void check_base(const RunConfig& config) {
   if (config.lora.base != LoraConfig::Base::kCodes) return;
   const auto refuse = [](bool refused, const char* problem, const char* instead) {

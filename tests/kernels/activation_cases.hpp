@@ -1,5 +1,5 @@
 // Activations, sums and multiples of elements against fp64 formulae, for the kernels of the host and of CUDA.
-// K has what is particular to one of them: how often a sigmoid is rounded, and where its exponent is bounded.
+// K has the differences between the two: how often a sigmoid is rounded, and where its exponent is bounded.
 #pragma once
 #include <algorithm>
 #include <cmath>

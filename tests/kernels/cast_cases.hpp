@@ -54,7 +54,7 @@ double value_of(T x) {
   }
 }
 
-// By the types' own conversions; from double to 16 bits by way of float.
+// Converts x by the types' own conversions; a double becomes a float on its way to 16 bits.
 template <class Out, class In>
 Out converted(In x) {
   if constexpr (std::is_same_v<In, Out>) {
@@ -141,7 +141,7 @@ TYPED_TEST_P(Casts, FromSixteenBits) {
   expect_casts<TypeParam>(brains), expect_casts<TypeParam>(halves);
 }
 
-// Among them doubles that are ties of 16 bits only once they are floats.
+// Some of these doubles are ties of 16 bits only once they are floats.
 TYPED_TEST_P(Casts, FromDouble) {
   std::vector<double> values;
   for (const float f : half_rounding_cases()) {
@@ -192,8 +192,8 @@ void expect_finish(std::size_t n) {
     if (testing::Test::HasFatalFailure()) return;
     exact += static_cast<long double>(value_of(out[i])) * static_cast<long double>(value_of(out[i]));
   }
-  // Each square and each addition rounds once in double; all terms are positive, so that of n elements the
-  // relative error is below 2 n 2^-53, whatever the order.
+  // Each square and each addition rounds once in double; all terms are positive. So the relative
+  // error of a sum over n elements is below 2 n 2^-53, whatever the order.
   EXPECT_NEAR(norm, static_cast<double>(exact),
               2 * static_cast<double>(n + 1) * 0x1p-53 * static_cast<double>(exact));
   // The order depends on n alone: not on addresses, on the device's size or on what runs first.
@@ -211,7 +211,7 @@ TYPED_TEST_P(FinishGradient, WritesAndAddsSquares) {
   }
 }
 
-// What was written counts: too_large is infinite in Out.
+// The written values count: too_large is infinite in Out.
 template <class K, class Out>
 void expect_not_finite(float too_large) {
   constexpr std::size_t kCount = 5000;

@@ -1,5 +1,5 @@
-// Softmax cross entropy against its definition in double, for the kernels of the host and of CUDA. K has what
-// is particular to one of them: the shapes that take its branches, and how often its sums are rounded.
+// Softmax cross entropy against its definition in double, for the kernels of the host and of CUDA. K has
+// the differences between the two: the shapes that take its branches, and how often its sums are rounded.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -209,7 +209,7 @@ TYPED_TEST_P(CrossEntropy, CappedLogitsMatchTheirDefinition) {
   });
 }
 
-// In parts of equal and of unequal width, one of which has nothing but -infinity in a row. With a cap, too.
+// The parts have equal or unequal widths, and one has nothing but -infinity in a row. A cap is tested, too.
 TYPED_TEST_P(CrossEntropy, PartsTogetherMatchItsDefinition) {
   TypeParam::for_each_variant([] {
     for (const auto& [extent, cap] : TypeParam::extents_and_caps_of_parts()) {

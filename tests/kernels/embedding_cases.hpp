@@ -1,5 +1,5 @@
 // Embeddings and their gradients, for the kernels of the host and of CUDA: exact, since the order of the sums
-// is told. K has what is particular to one of them.
+// is told. K has the differences between the two.
 #pragma once
 #include <array>
 #include <utility>
@@ -137,7 +137,7 @@ struct EmbeddingCase {
     ASSERT_TRUE(by_positions.same_bits(in_order(dwpe, by_position())));
   }
 
-  // Within the bound of sums in any order. Of k terms each is rounded k times at most, the table's own too.
+  // Expects sums within the bound for any order. A sum of k terms rounds each of them k times at most.
   template <class RowOf>
   void expect_near(const Matrix<A>& actual, const Matrix<A>& table, const RowOf& row_of) const {
     Matrix<double> sums = copy_as<double>(table), sizes(table.rows(), cols);

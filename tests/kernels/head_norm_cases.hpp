@@ -1,5 +1,5 @@
 // RMSNorm of each head by itself, and with 1 + w, against its definition in double, for the kernels of the
-// host and of CUDA. K has what is particular to one of them, as in norm_cases.hpp.
+// host and of CUDA. K has the differences between the two, as in norm_cases.hpp.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ inline std::ostream& operator<<(std::ostream& out, const HeadNormShape& s) {
              << (s.weight == NormWeight::kPlusOne ? ", 1 + w" : ", w");
 }
 
-// From x, dy (row, column) and w (column) as functions, and eps.
+// Makes the reference of x, dy (row, column) and w (column) as functions, and eps.
 struct HeadNormReference {
   HeadNormShape shape;
   std::vector<double> rstd;            // [rows, heads]

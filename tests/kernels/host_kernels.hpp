@@ -33,7 +33,7 @@ struct HostKernels {
 
   // Runs `body` once for each variant of a kernel that may round in another way: here an instruction set.
   static void for_each_variant(const std::function<void()>& body) { for_each_target(body); }
-  // Runs `body` in several orders of what is parallel, which must not change a bit.
+  // Runs `body` with several numbers of threads, which must not change a bit.
   static void for_each_order(const std::function<void()>& body) {
     for_each_thread_count([&](int) { body(); });
   }

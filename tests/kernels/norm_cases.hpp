@@ -1,5 +1,5 @@
-// LayerNorm, RMSNorm and column sums against fp64 formulae, for the kernels of the host and of CUDA. What is
-// particular to one of them is K's: the shapes that take its branches, and how often its sums are rounded.
+// LayerNorm, RMSNorm and column sums against fp64 formulae, for the kernels of the host and of CUDA. K has
+// the differences between the two: the shapes that take its branches, and how often its sums are rounded.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -60,7 +60,7 @@ struct NormCase {
     }
     x.fetch("x"), y.fetch("y"), stats.fetch("stats");
   }
-  // With the stats as defined, rounded.
+  // Runs the backward with the stats as defined, rounded.
   void backward() {
     for (std::int64_t r = 0; r < rows; ++r) {
       if (centered) stats.set(r, 0, mean[static_cast<std::size_t>(r)]);

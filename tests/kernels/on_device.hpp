@@ -1,5 +1,5 @@
-// The memory that the kernels under test work on: a GPU's, or, for the host's kernels and the emulation of
-// CUDA, memory of its own on the host.
+// The memory that the kernels under test work on: a GPU's memory; or host memory apart from the operands, for
+// the host's kernels and the emulation of CUDA.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -12,7 +12,7 @@ namespace zg::test {
 void* device_allocate(std::int64_t bytes);
 void device_release(void* data);
 void device_write(void* device, const void* host, std::int64_t bytes);
-// Comes after all that was launched, and throws what a kernel failed by.
+// Waits for all launched kernels, and throws the error of a kernel that failed.
 void device_read(void* host, const void* device, std::int64_t bytes);
 
 // A vector's or a matrix's copy on the device, gaps included.

@@ -1,5 +1,8 @@
 // AdamW as the reference values were trained with.
 #pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -65,5 +68,23 @@ class AdamW {
   const double valid_;  // targets that count
   std::vector<Bytes> master_, m_, v_;
 };
+
+// Trains ten steps over `batches`, of which `valid` targets count, with gradients clipped to a norm of 0.5.
+// Expects these losses and gradient norms, within 1e-8.
+inline void expect_ten_steps(ModelRunner& runner, Stream& stream, const std::vector<Batch>& batches,
+                             double valid, const std::vector<double>& losses,
+                             const std::vector<double>& norms) {
+  AdamW optimizer(runner, valid);
+  for (std::size_t step = 0; step < 10; ++step) {
+    SCOPED_TRACE(step);
+    runner.clear_grads();
+    double loss = 0;
+    for (const Batch& b : batches) loss += runner.forward_backward(b);
+    const double norm = optimizer.gradient_norm(stream), clip = std::min(1.0, 0.5 / (norm + 1e-6));
+    EXPECT_NEAR(loss / valid, losses[step], 1e-8);
+    EXPECT_NEAR(norm, norms[step], 1e-8);
+    optimizer.step(stream, static_cast<std::int64_t>(step) + 1, clip / valid);
+  }
+}
 
 }  // namespace zg::test

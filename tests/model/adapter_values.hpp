@@ -84,20 +84,9 @@ class AdapterValues {
     }
   }
   void expect_ten_steps_of_adamw() {
-    const std::vector<double> losses = file.values<double>("adamw.loss"),
-                              norms = file.values<double>("adamw.grad_norm");
     ModelRunner runner = runner_of(config);
-    AdamW optimizer(runner, kFamilyValid);
-    for (std::size_t step = 0; step < 10; ++step) {
-      SCOPED_TRACE(step);
-      runner.clear_grads();
-      double loss = 0;
-      for (const Batch& b : batches) loss += runner.forward_backward(b);
-      const double norm = optimizer.gradient_norm(stream), clip = std::min(1.0, 0.5 / (norm + 1e-6));
-      EXPECT_NEAR(loss / kFamilyValid, losses[step], 1e-8);
-      EXPECT_NEAR(norm, norms[step], 1e-8);
-      optimizer.step(stream, static_cast<std::int64_t>(step) + 1, clip / kFamilyValid);
-    }
+    expect_ten_steps(runner, stream, batches, kFamilyValid, file.values<double>("adamw.loss"),
+                     file.values<double>("adamw.grad_norm"));
     expect_digests(runner.units(), "final.", 1, 1e-8,
                    [&](std::size_t u, const Param& p) { return runner.weight(u, p); });
   }

@@ -7,7 +7,7 @@
 namespace zg::test {
 namespace {
 
-// Memory of the device with the given bytes, `offset` bytes behind an aligned address, and 8 bytes behind
+// Device memory with the given bytes, `offset` bytes behind an aligned address, and 8 bytes behind
 // them that must stay as they are.
 class DeviceBytes {
  public:
@@ -21,7 +21,7 @@ class DeviceBytes {
   DeviceBytes& operator=(const DeviceBytes&) = delete;
   ~DeviceBytes() { device_.arena().release(data_, static_cast<std::int64_t>(host_.size())); }
 
-  // A view of all elements, or a null one where there is none.
+  // A view of all elements; a null view if there are none.
   View view(DType dtype, std::int64_t rows, std::int64_t cols) const {
     return size_ == 0 ? View() : View(static_cast<std::byte*>(data_) + offset_, dtype, rows, cols);
   }

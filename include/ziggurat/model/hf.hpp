@@ -135,11 +135,12 @@ struct CodedSave {
   std::string largest_error_in;          // the tensor's name
 };
 // As save_hf(), but the matrices of all layers are coded; norms, biases, the embedding and the output matrix
-// are written in `dtype`. `progress` is called with the bytes of elements that are done and of all. Besides
-// what save_hf() throws, Error(kUsage) with the place `from` for a family whose matrices no library reads
-// coded (GPT-2), for a matrix that does not fit the format, and for an element that is not finite.
+// are written in `dtype`. `progress` (null: none) is called with the bytes of elements that are done and of
+// all. Besides what save_hf() throws, Error(kUsage) with the place `from` for a family whose matrices no
+// library reads coded (GPT-2), for a matrix that does not fit the format, and for an element that is not
+// finite.
 CodedSave save_hf_coded(const std::string& directory, const std::string& from, const Model& model,
-                        SavedCode code, const std::pair<DType, ReadParam>& plain,
+                        SavedCode code, DType dtype, const ReadParam& read,
                         const std::function<void(std::int64_t done, std::int64_t all)>& progress);
 
 }  // namespace zg

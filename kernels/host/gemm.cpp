@@ -344,6 +344,23 @@ void product_tile<double, double>(const GemmShape& s, const double* a, const dou
   }
 }
 
+// oneDNN crashes if it gets no memory for the first kernels that it makes. So they are made, by a small
+// product, before the threads of the first loop take address space for their stacks and heaps.
+template <class In, class Out>
+void make_first_kernels() {
+  if constexpr (!std::is_same_v<In, double>) {
+    static const bool made = [] {
+      constexpr std::int64_t kSize = 32;
+      const std::vector<In> operand(kSize * kSize);
+      std::vector<Out> product(operand.size());
+      const GemmShape shape{.m = kSize, .n = kSize, .k = kSize, .lda = kSize, .ldb = kSize, .ldc = kSize};
+      product_tile<In, Out>(shape, operand.data(), operand.data(), product.data(), nullptr);
+      return true;
+    }();
+    (void)made;
+  }
+}
+
 template <class In>
 Grid grid_of(const GemmShape& s) {
   if constexpr (std::is_same_v<In, double>) return {32, 128};
@@ -375,6 +392,7 @@ void gemm(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) 
                            .accumulate = s.accumulate,
                            .y = c});
   }
+  make_first_kernels<In, Out>();
   const Grid grid = grid_of<In>(s);
   const std::int64_t rows = (s.m + grid.tile_m - 1) / grid.tile_m,
                      cols = (s.n + grid.tile_n - 1) / grid.tile_n;

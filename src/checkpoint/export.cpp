@@ -159,9 +159,18 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
     throw Error(Errc::kUsage, checkpoint.path(), "is of a run that trains no adapters, which could be merged",
                 "export it without --merged");
   }
+  const BitKeys& bits = checkpoint.manifest().bits;
+  if (merged &&
+      std::any_of(bits.begin(), bits.end(), [](const auto& key) { return key.first == kBaseKey; })) {
+    throw Error(Errc::kUsage, checkpoint.path(),
+                "has the adapters alone: its run kept the model that they belong to in codes (lora.base)",
+                "export it without --merged, and then merge the adapters into that model (ziggurat merge)");
+  }
   std::vector<CheckpointTensor> masters;
   for (const Unit& unit : model.units()) {
-    for (const Param& param : unit.params) masters.push_back({param.name, "F32", param.whole_count()});
+    for (const Param& param : unit.params) {
+      if (param.adapter || merged || !adapted) masters.push_back({param.name, "F32", param.whole_count()});
+    }
   }
   checkpoint.expect(masters, Checkpoint::Others::kAny);
   checkpoint.verify(progress);

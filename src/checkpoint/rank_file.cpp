@@ -54,8 +54,10 @@ std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, co
   const std::vector<Param>& params = layout.model->units()[static_cast<std::size_t>(unit)].params;
   const auto index = static_cast<std::size_t>(&param - params.data());
   const auto& groups = layout.options.groups;
-  if (!groups.empty() && groups[static_cast<std::size_t>(unit)][index] == kFrozen)
+  if (!groups.empty() && groups[static_cast<std::size_t>(unit)][index] == kFrozen) {
+    if (layout.has_codes(unit)) return {};
     return {{param.name, safetensors_name(layout.model->dtype())}};
+  }
   const StateFormat& format = layout.state().format();
   const bool codes = format.moments == MomentFormat::kInt8;
   std::vector<CheckpointPart> parts{{param.name, safetensors_name(format.full)}};

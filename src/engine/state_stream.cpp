@@ -129,7 +129,6 @@ void StateStream::visit_frozen(const StepOp& op, const FrozenVisitor& visit) {
 }
 
 void StateStream::save(const StepOp& op, const TileVisitor& take) {
-  ZG_ASSERT(!layout_.tile(op.tile).is_coded(), "a checkpoint of unit {}, which is kept in codes", op.unit);
   const bool has_state = op.has(Operand::kState), has_weight = op.has(Operand::kWeight);
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
@@ -206,24 +205,43 @@ void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
   });
 }
 
+// Of each parameter that this rank's shard has bytes of, all codes are made.
 void StateStream::restore_codes(const StepOp& op, const TileVisitor& fill) {
+  const Layout::TileTensors& tensors = layout_.tile(op.tile);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
   const HostLease lease = weight_to_fill(op, tier_of(op));
-  const View all = whole_view(layout_, lease.data(), layout_.tile(op.tile).stored);
-  for (const Layout::CodedParam& coded : layout_.tile(op.tile).coded) {
+  const View shard = whole_view(layout_, lease.data(), tensors.stored);
+  auto* const out = shard.as<std::uint8_t>();
+  const std::int64_t first = tensors.sharding.shard() * shard.count(), last = first + shard.count();
+  std::vector<std::uint8_t> apart;
+  for (const Layout::CodedParam& coded : tensors.coded) {
     const Param& p = params[static_cast<std::size_t>(coded.param)];
-    StateTile tile{.unit = op.unit, .param = &p, .frozen = true, .count = p.count()};
+    const std::int64_t from = std::max(coded.places.codes, first), to = std::min(coded.places.end, last);
+    if (from >= to) continue;
+    const bool here = from == coded.places.codes && to == coded.places.end;
+    apart.assign(here ? 0 : static_cast<std::size_t>(coded.places.end - coded.places.codes), 0);
+    std::uint8_t* const bytes = here ? out + (from - first) : apart.data();
+    StateTile tile{.unit = op.unit,
+                   .param = &p,
+                   .frozen = true,
+                   .first = coded.first_row * p.cols,
+                   .count = coded.rows * p.cols};
     if (coded.code) {
-      tile.codes = all, tile.places = coded.places;
+      tile.codes = View(bytes, DType::kU8, 1, coded.places.end - coded.places.codes);
+      tile.places = coded.places.from_zero();
     } else {
-      tile.master = View(all.as<std::uint8_t>() + coded.places.codes, layout_.model->dtype(), 1, p.count());
+      tile.master = View(bytes, layout_.model->dtype(), 1, tile.count);
     }
     fill(tile);
+    if (!here)
+      std::memcpy(out + (from - first), bytes + (from - coded.places.codes),
+                  static_cast<std::size_t>(to - from));
   }
 }
 
-// Makes the weights of a segment of state by rounding its masters.
-void StateStream::adopt(const StepOp& op) {
+// Makes the weights of a segment of state by rounding its masters. `base` fills what is kept in codes.
+void StateStream::adopt(const StepOp& op, const TileVisitor& base) {
+  if (layout_.tile(op.tile).is_coded()) return restore_codes(op, base);
   const Tier tier = tier_of(op);
   const HostLease weight_lease = weight_to_fill(op, tier);
   const View weight = whole_view(layout_, weight_lease.data(), layout_.tile(op.tile).stored);

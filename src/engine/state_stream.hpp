@@ -25,7 +25,7 @@ class StateStream {
   // lowest tiers. Returns the store's traffic so far.
   LinkBytes initialize(const ProgramStart& start, const EachOp& each);
   void restore(const StepOp& op, const TileVisitor& fill);
-  void adopt(const StepOp& op);
+  void adopt(const StepOp& op, const TileVisitor& base);
   void save(const StepOp& op, const TileVisitor& take);
 
   // Visits elements [begin, end) of a parameter, one state segment after the other. The visitor receives the

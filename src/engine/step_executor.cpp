@@ -426,18 +426,20 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
   return loss * (1.0 / static_cast<double>(std::max<std::int64_t>(1, tokens)));
 }
 
-void StepExecutor::initialize(const ParamSource& source, const CodeSource& codes) {
+void fill_tile(const StateTile& tile, const ParamSource& source, const TileVisitor& codes) {
+  if (tile.codes) return codes(tile);
   constexpr std::int64_t kPart = 1 << 20;  // elements at a time
   std::vector<float> values;
-  restore_state([&](const StateTile& tile) {
-    if (tile.codes) return codes(*tile.param, tile.places, static_cast<std::byte*>(tile.codes.data));
-    for (std::int64_t at = 0; at < tile.count; at += kPart) {
-      const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
-      values.assign(static_cast<std::size_t>(n), 0);
-      source(*tile.param, first, first + n, values.data());
-      write_weights(tile.master.col_range(at, n), values.data());
-    }
-  });
+  for (std::int64_t at = 0; at < tile.count; at += kPart) {
+    const std::int64_t n = std::min(kPart, tile.count - at), first = tile.first + at;
+    values.assign(static_cast<std::size_t>(n), 0);
+    source(*tile.param, first, first + n, values.data());
+    write_weights(tile.master.col_range(at, n), values.data());
+  }
+}
+
+void StepExecutor::initialize(const ParamSource& source) {
+  restore_state([&](const StateTile& tile) { fill_tile(tile, source); });
 }
 
 void StepExecutor::restore_state(const TileVisitor& fill) {
@@ -447,10 +449,11 @@ void StepExecutor::restore_state(const TileVisitor& fill) {
                               [&](const StepOp& op) { state.restore(op, fill); });
 }
 
-void StepExecutor::adopt_state() {
+void StepExecutor::adopt_state(const TileVisitor& base) {
   context_->store.run(nullptr, nullptr);
   StateStream state(*context_);
-  initial_ = state.initialize(begin_activity(Activity::kAdopt), [&](const StepOp& op) { state.adopt(op); });
+  initial_ =
+      state.initialize(begin_activity(Activity::kAdopt), [&](const StepOp& op) { state.adopt(op, base); });
 }
 
 void StepExecutor::save_state(const TileVisitor& take) {

@@ -54,45 +54,53 @@ WeightOps::WeightOps(OpContext& context, std::uint64_t seed) : context_(context)
   }
 }
 
+// A weight is gathered from all shards. Codes are gathered first if ranks have shards of them, and decoded.
 void WeightOps::materialize(const StepOp& op) {
-  if (layout_.tile(op.tile).is_coded()) return decode(op);
-  const View shard = whole_view(layout_, context_.data(op, Operand::kStored), layout_.tile(op.tile).stored),
-             weight = whole_view(layout_, context_.data(op, Operand::kWeight), layout_.tile(op.tile).weight);
-  const OpTimer::Comm timed(context_.timer, *context_.comm, CommAxis::kShards, op);
-  if (layout_.options.weight_bits > 0) return gather_quantized(shard, weight);
-  context_.shards->all_gather(*context_.comm, shard.data, weight.data, shard.count(), shard.dtype);
+  const Layout::TileTensors& tile = layout_.tile(op.tile);
+  const bool coded = tile.is_coded();
+  if (tile.is_sharded()) {
+    const View shard = whole_view(layout_, context_.data(op, Operand::kStored), tile.stored);
+    void* const whole = context_.data(op, coded ? Operand::kGathered : Operand::kWeight);
+    const OpTimer::Comm timed(context_.timer, *context_.comm, CommAxis::kShards, op);
+    if (layout_.options.weight_bits > 0 && !coded)
+      return gather_quantized(shard, whole_view(layout_, whole, tile.weight));
+    context_.shards->all_gather(*context_.comm, shard.data, whole, shard.count(), shard.dtype);
+  }
+  if (coded) decode(op);
 }
 
 // The gaps between parameters keep what they have: no operation reads them.
 void WeightOps::decode(const StepOp& op) {
   const Layout::TileTensors& tile = layout_.tile(op.tile);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;
-  auto* const stored = static_cast<std::byte*>(context_.data(op, Operand::kStored));
+  auto* const codes =
+      static_cast<std::byte*>(context_.data(op, tile.is_sharded() ? Operand::kGathered : Operand::kStored));
   const View weight = whole_view(layout_, context_.data(op, Operand::kWeight), tile.weight);
   Stream& stream = context_.stream_of(op);
   const auto array = [&](std::int64_t at, DType type, std::int64_t count) {
-    return at < 0 ? View() : View(stored + at, type, 1, count);
+    return at < 0 ? View() : View(codes + at, type, 1, count);
   };
   for (const Layout::CodedParam& coded : tile.coded) {
     const Param& p = params[static_cast<std::size_t>(coded.param)];
     const CodePlaces& at = coded.places;
-    const View flat = weight.col_range(p.offset - tile.first, p.count());
+    const std::int64_t rows = coded.rows, cols = p.cols, count = rows * cols;
+    const View flat = weight.col_range(p.offset + coded.first_row * cols - tile.first, count);
     if (!coded.code) {
-      context_.device.ops().cast(stream, array(at.codes, weight.dtype, p.count()), flat);
+      context_.device.ops().cast(stream, array(at.codes, weight.dtype, count), flat);
       continue;
     }
     const CodeFormat& f = coded.code->format;
-    const std::int64_t blocks = f.blocks(p.rows, p.cols);
+    const std::int64_t blocks = f.blocks(rows, cols);
     context_.device.ops().decode(
         stream, {.format = f,
-                 .codes = array(at.codes, DType::kU8, f.code_bytes(p.rows, p.cols)),
+                 .codes = array(at.codes, DType::kU8, f.code_bytes(rows, cols)),
                  .scales = array(at.scales, scale_type(f.scale), blocks),
                  .zeros = array(at.zeros, DType::kU8, blocks),
-                 .groups = array(at.groups, DType::kI32, p.cols),
+                 .groups = array(at.groups, DType::kI32, cols),
                  .nested_levels = array(at.nested_levels, DType::kF32, 256),
-                 .nested_scales = array(at.nested_scales, DType::kF32, f.nested_blocks(p.rows, p.cols)),
+                 .nested_scales = array(at.nested_scales, DType::kF32, f.nested_blocks(rows, cols)),
                  .nested_offset = coded.code->nested_offset,
-                 .out = View(flat.data, weight.dtype, p.rows, p.cols)});
+                 .out = View(flat.data, weight.dtype, rows, cols)});
   }
 }
 

@@ -359,31 +359,98 @@ std::int64_t CodedSource::end_of_rows(std::int64_t first) const {
   return first + most / format_.block_rows * format_.block_rows;
 }
 
-void CodedSource::read_codes(const CodePlaces& at, std::byte* base) const {
-  const auto read_all = [&](const Source& source, std::int64_t to) {
-    source.file->read(*source.entry, 0, source.entry->bytes, base + to);
-  };
+void CodedSource::read_codes(const CodePart& part, const CodePlaces& at, std::byte* base) const {
   const auto copy = [&](const auto& values, std::int64_t to) {
-    if (!values.empty()) std::memcpy(base + to, values.data(), values.size() * sizeof(values[0]));
+    if (to >= 0) std::memcpy(base + to, values.data(), values.size() * sizeof(values[0]));
   };
   copy(groups_, at.groups), copy(nested_levels_, at.nested_levels);
-  if (nested_scales_) read_all(*nested_scales_, at.nested_scales);
-  const bool as_stored = order_ == Order::kRows;
-  if (as_stored) read_all(*codes_, at.codes), read_all(*scales_, at.scales);
-  if (as_stored && !zeros_) return;
-  // What the file has in another order is read some rows at a time.
-  const std::int64_t groups = format_.row_blocks(rows_, cols_),
-                     scales = groups * static_cast<std::int64_t>(size_of(scale_type(format_.scale)));
-  Arrays arrays;
-  for (std::int64_t first = 0; first < rows_;) {
-    const std::int64_t last = std::min(rows_, end_of_rows(first));
-    as_stored ? read_rows(arrays, first, last) : read_columns(arrays, first, last);
-    copy(arrays.zeros, at.zeros + first * groups);
-    if (!as_stored) {
-      copy(arrays.codes, at.codes + first * format_.row_bytes(cols_));
-      copy(arrays.scales, at.scales + first * scales);
+  write_scales(part, at, base);
+  write_codes(part, at, base);
+}
+
+// Each block of the part has the scale and the zero point of the matrix's block in which it lies.
+void CodedSource::write_scales(const CodePart& part, const CodePlaces& at, std::byte* base) const {
+  const CodeFormat& f = format_;
+  const CodeFormat own = code_of_part(code(), part)->format;
+  Arrays all;
+  order_ == Order::kRows ? read_row_scales(all, 0, rows_) : read_column_scales(all, 0, rows_);
+  const auto width = static_cast<std::int64_t>(size_of(scale_type(f.scale)));
+  const bool plain = own.scale != f.scale;  // nested scales whose blocks the part cuts
+  std::int64_t block = 0;                   // of the part
+  const auto put = [&](std::int64_t matrix_block) {
+    const std::uint8_t* const scale = all.scales.data() + matrix_block * width;
+    const std::int64_t nested = matrix_block / f.nested_block;
+    if (plain) {
+      const float value = nested_levels_[*scale] * all.nested_scales[static_cast<std::size_t>(nested)];
+      const float sum = value + nested_offset_;
+      std::memcpy(base + at.scales + block * 4, &sum, 4);
+    } else {
+      std::memcpy(base + at.scales + block * width, scale, static_cast<std::size_t>(width));
     }
-    first = last;
+    if (at.nested_scales >= 0 && block % f.nested_block == 0) {
+      std::memcpy(base + at.nested_scales + block / f.nested_block * 4,
+                  &all.nested_scales[static_cast<std::size_t>(nested)], 4);
+    }
+    if (at.zeros >= 0) {
+      base[at.zeros + block] = std::byte{all.zeros[static_cast<std::size_t>(matrix_block)]};
+    }
+    ++block;
+  };
+  const std::int64_t rows = part.rows(), per_row = own.row_blocks(rows, part.cols);
+  if (f.is_flat()) {
+    std::int64_t held = 0;  // elements before the run
+    for (const CodePart::Run& run : part.runs) {
+      const std::int64_t end = held + run.rows * part.cols;
+      while (block * own.block_cols < end) {
+        const std::int64_t element = std::max(block * own.block_cols, held) - held;
+        put(((run.first + element / part.cols) * cols_ + part.first_col + element % part.cols) /
+            f.block_cols);
+      }
+      held = end;
+    }
+    return;
+  }
+  const std::int64_t in_row = f.row_blocks(rows_, cols_);
+  std::int64_t held = 0;  // rows before the run
+  for (const CodePart::Run& run : part.runs) {
+    for (std::int64_t row = round_up(held, own.block_rows); row < held + run.rows; row += own.block_rows) {
+      const std::int64_t blocks = (run.first + row - held) / f.block_rows * in_row;
+      for (std::int64_t c = 0; c < per_row; ++c)
+        put(blocks + (part.first_col + c * own.block_cols) / f.block_cols);
+    }
+    held += run.rows;
+  }
+}
+
+void CodedSource::write_codes(const CodePart& part, const CodePlaces& at, std::byte* base) const {
+  const int halves = format_.code == WeightCode::kFp8 ? 0 : 1;
+  std::byte* to = base + at.codes;
+  const bool as_stored = order_ == Order::kRows && part.has_all_columns();
+  const std::int64_t from_bytes = format_.is_flat() ? cols_ / 2 : format_.row_bytes(cols_),
+                     to_bytes = format_.is_flat() ? part.cols / 2 : format_.row_bytes(part.cols),
+                     piece = (part.cols + halves) >> halves;
+  Arrays arrays;
+  for (const CodePart::Run& run : part.runs) {
+    const std::int64_t end = run.first + run.rows;
+    if (as_stored) {
+      const auto byte_of = [&](std::int64_t row) {
+        return format_.is_flat() ? (row * cols_ + 1) / 2 : row * from_bytes;
+      };
+      const std::int64_t first = byte_of(run.first), bytes = byte_of(end) - first;
+      codes_->file->read(*codes_->entry, first, bytes, to);
+      to += bytes;
+      continue;
+    }
+    for (std::int64_t row = run.first; row < end;) {
+      const std::int64_t last = std::min(end, end_of_rows(row));
+      read_codes_of(arrays, row, last);
+      for (std::int64_t r = row; r < last; ++r, to += to_bytes) {
+        const std::uint8_t* const codes =
+            arrays.codes.data() + (r - row) * from_bytes + (part.first_col >> halves);
+        std::memcpy(to, codes, static_cast<std::size_t>(piece));
+      }
+      row = last;
+    }
   }
 }
 
@@ -416,15 +483,33 @@ void CodedSource::read_flat(std::int64_t begin, std::int64_t end, float* out) co
 }
 
 void CodedSource::read_rows(Arrays& arrays, std::int64_t first, std::int64_t last) const {
-  const std::int64_t row = format_.row_bytes(cols_);
-  // MXFP4 has rows of whole blocks, INT4 of whole words.
+  read_codes_of(arrays, first, last);
+  read_row_scales(arrays, first, last);
+}
+
+void CodedSource::read_codes_of(Arrays& arrays, std::int64_t first, std::int64_t last) const {
+  if (order_ != Order::kRows) return read_column_codes(arrays, first, last);
+  // MXFP4 has rows of whole blocks, INT4 of whole words. Where rows of NF4 are read one by one, each has
+  // whole bytes.
+  const std::int64_t row = format_.is_flat() ? cols_ / 2 : format_.row_bytes(cols_);
   read_bytes(*codes_, first * row, last * row, arrays.codes);
-  const std::int64_t scales =
-      format_.row_blocks(rows_, cols_) * static_cast<std::int64_t>(size_of(scale_type(format_.scale)));
+}
+
+void CodedSource::read_row_scales(Arrays& arrays, std::int64_t first, std::int64_t last) const {
+  const auto width = static_cast<std::int64_t>(size_of(scale_type(format_.scale)));
+  if (format_.is_flat()) {
+    read_bytes(*scales_, 0, format_.blocks(rows_, cols_) * width, arrays.scales);
+    if (!nested_scales_) return;
+    arrays.nested_scales.resize(static_cast<std::size_t>(format_.nested_blocks(rows_, cols_)));
+    nested_scales_->file->read(*nested_scales_->entry, 0,
+                               static_cast<std::int64_t>(arrays.nested_scales.size()) * 4,
+                               arrays.nested_scales.data());
+    return;
+  }
+  const std::int64_t groups = format_.row_blocks(rows_, cols_), scales = groups * width;
   read_bytes(*scales_, first / format_.block_rows * scales, ceil_div(last, format_.block_rows) * scales,
              arrays.scales);
   if (!zeros_) return;
-  const std::int64_t groups = format_.row_blocks(rows_, cols_);
   std::vector<std::uint8_t> words;
   read_bytes(*zeros_, first / 8 * groups * 4, ceil_div(last, 8) * groups * 4, words);
   arrays.zeros.clear();
@@ -438,8 +523,13 @@ void CodedSource::read_rows(Arrays& arrays, std::int64_t first, std::int64_t las
 
 // Turns codes, scales and zero points of the outputs [first, last), of which the words of 8 are read.
 void CodedSource::read_columns(Arrays& arrays, std::int64_t first, std::int64_t last) const {
+  read_column_codes(arrays, first, last);
+  read_column_scales(arrays, first, last);
+}
+
+void CodedSource::read_column_codes(Arrays& arrays, std::int64_t first, std::int64_t last) const {
   const std::int64_t rows = last - first, from = first / 8, to = ceil_div(last, 8), words = to - from;
-  const std::int64_t row_bytes = format_.row_bytes(cols_), groups = format_.row_blocks(rows_, cols_);
+  const std::int64_t row_bytes = format_.row_bytes(cols_);
   arrays.codes.assign(static_cast<std::size_t>(rows * row_bytes), 0);
   if (order_ == Order::kGptq) {
     // A word has 8 inputs of an output, in the order of our codes.
@@ -462,6 +552,11 @@ void CodedSource::read_columns(Arrays& arrays, std::int64_t first, std::int64_t 
       }
     }
   }
+}
+
+void CodedSource::read_column_scales(Arrays& arrays, std::int64_t first, std::int64_t last) const {
+  const std::int64_t rows = last - first, from = first / 8, to = ceil_div(last, 8), words = to - from;
+  const std::int64_t groups = format_.row_blocks(rows_, cols_);
   const auto width = static_cast<std::int64_t>(size_of(scale_type(format_.scale)));
   const auto scales = read_columns_of(*scales_, groups, rows_, first, last, width);
   const auto zeros = read_columns_of(*zeros_, groups, rows_ / 8, from, to, 4);

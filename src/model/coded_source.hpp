@@ -28,8 +28,9 @@ class CodedSource {
                                          const Quantization& quantization, const FindSource& find);
 
   ParamCode code() const { return {format_, zeros_.has_value(), !groups_.empty(), nested_offset_}; }
-  // Writes all codes and scales to memory from `base` on. Throws Error(kIo).
-  void read_codes(const CodePlaces& places, std::byte* base) const;
+  // Writes all codes and scales of a part that has a code_of_part() to memory from `base` on, through some
+  // MiB of memory and the matrix's scales. Throws Error(kIo).
+  void read_codes(const CodePart& part, const CodePlaces& places, std::byte* base) const;
   // The names of all tensors of the files that belong to the matrix.
   const std::vector<std::string>& names() const { return names_; }
   // Writes elements [begin, end), row after row, to out [end - begin], through some MiB of memory. A matrix
@@ -47,8 +48,16 @@ class CodedSource {
 
   CodedSource(std::int64_t rows, std::int64_t cols) : rows_(rows), cols_(cols) {}
   void read_flat(std::int64_t begin, std::int64_t end, float* out) const;
+  // Read codes, scales and zero points of the rows [first, last), in the order that CodedMatrix has.
   void read_rows(Arrays& arrays, std::int64_t first, std::int64_t last) const;
+  void read_row_scales(Arrays& arrays, std::int64_t first, std::int64_t last) const;
   void read_columns(Arrays& arrays, std::int64_t first, std::int64_t last) const;
+  void read_column_codes(Arrays& arrays, std::int64_t first, std::int64_t last) const;
+  void read_column_scales(Arrays& arrays, std::int64_t first, std::int64_t last) const;
+  // Codes of the rows [first, last) alone, row after row.
+  void read_codes_of(Arrays& arrays, std::int64_t first, std::int64_t last) const;
+  void write_scales(const CodePart& part, const CodePlaces& places, std::byte* base) const;
+  void write_codes(const CodePart& part, const CodePlaces& places, std::byte* base) const;
   std::int64_t end_of_rows(std::int64_t first) const;
 
   std::int64_t rows_, cols_;

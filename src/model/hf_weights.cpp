@@ -461,14 +461,20 @@ bool HfWeights::is_coded(const Param& param) const {
 std::optional<ParamCode> HfWeights::code_of(const Param& param) const {
   const auto it = state_->params.find(param.name);
   if (it == state_->params.end() || it->second.coded == nullptr) return std::nullopt;
-  if (!param.is_whole() || param.file_rows > 0) return std::nullopt;
   return it->second.coded->code();
 }
 
-void HfWeights::read_codes(const Param& param, const CodePlaces& places, std::byte* base) const {
+void HfWeights::read_codes(const Param& param, std::int64_t first_row, std::int64_t rows,
+                           const CodePlaces& places, std::byte* base) const {
   const auto it = state_->params.find(param.name);
   ZG_ASSERT(it != state_->params.end() && it->second.coded != nullptr, "{} has no codes", param.name);
-  it->second.coded->read_codes(places, base);
+  it->second.coded->read_codes(code_part(param, first_row, rows), places, base);
+}
+
+std::vector<std::string> HfWeights::files() const {
+  std::vector<std::string> paths;
+  for (const auto& file : state_->files) paths.push_back(file->path());
+  return paths;
 }
 
 bool HfWeights::all_bf16() const {

@@ -162,8 +162,12 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
   if (op.goes_on) return calls;  // a forward's or backward's first operation counts all its calls
   const std::int64_t shard = shard_elements(layout, op.tile).count;
   if (op.kind == OpKind::kMaterialize) {
-    if (layout.tile(op.tile).is_coded()) return calls;
-    if (const int bits = layout.options.weight_bits; bits > 0) {
+    const Layout::TileTensors& tile = layout.tile(op.tile);
+    if (tile.is_coded()) {
+      if (tile.is_sharded()) {
+        add({CommAxis::kShards, false, layout.table.tensor(tile.stored).spec.count, DType::kU8});
+      }
+    } else if (const int bits = layout.options.weight_bits; bits > 0) {
       add_quantized(CommAxis::kShards, false, shard, bits);
     } else {
       add({CommAxis::kShards, false, shard, layout.model->dtype()});

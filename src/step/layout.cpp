@@ -153,7 +153,7 @@ class Layout::Builder {
     t.piece = round_up((tile.count + sharding.ranks - 1) / sharding.ranks, kQuantBlock);
     const std::int64_t shard = t.piece * sharding.replicas();
     const std::int64_t whole = sharding.ranks == 1 ? tile.count : shard * sharding.shards;
-    if (is_coded(u, i)) return add_coded(name, weights);
+    if (layout_.has_codes(u) && !adapters) return add_coded(name, weights);
     // A weight that is materialized for each pass is dead after its use, so it need not be demoted.
     const bool brief_weight = t.is_sharded() && !sharding.keep_weights;
     // The number of versions of the weight's stored form. A weight in which nothing is trained never changes,
@@ -180,41 +180,37 @@ class Layout::Builder {
                        sharding.ranks == 1 ? tile.count : shard);
   }
 
-  // Whether the tile is kept in codes: some of its parameters are coded, and none is trained.
-  bool is_coded(std::int32_t u, std::size_t tile) const {
-    if (options_.codes.empty() || trains(u, tile)) return false;
-    const Unit& unit = model_.units()[static_cast<std::size_t>(u)];
-    const auto& codes = options_.codes[static_cast<std::size_t>(u)];
-    for (std::size_t i = 0; i < unit.params.size(); ++i) {
-      if (codes[i] && unit.params[i].adapter == unit.is_adapters(tile)) return true;
-    }
-    return false;
-  }
-
   // The tensors of the tile that was added last: its codes, and the weight that is made of them for each
   // pass.
   void add_coded(const std::string& name, Tier lowest) {
     TileTensors& t = layout_.tiles.back();
-    const Unit& unit = model_.units()[static_cast<std::size_t>(t.unit)];
-    ZG_ASSERT(!t.is_sharded() && !unit.in_tiles(), "{} is coded, and sharded or in tiles", name);
+    const std::vector<Param>& params = model_.units()[static_cast<std::size_t>(t.unit)].params;
     const auto size = static_cast<std::int64_t>(size_of(model_.dtype()));
     std::int64_t bytes = 0;
-    for (std::size_t i = 0; i < unit.params.size(); ++i) {
-      const Param& p = unit.params[i];
-      if (p.adapter) continue;
-      CodedParam coded{static_cast<std::int32_t>(i), options_.codes[static_cast<std::size_t>(t.unit)][i]};
-      if (coded.code) {
-        coded.places = CodePlaces(*coded.code, p.rows, p.cols, bytes);
-      } else {
-        coded.places.codes = bytes;
-        coded.places.end = round_up(bytes + p.count() * size, CodePlaces::kAlign);
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const Param& p = params[i];
+      const std::int64_t first = std::max(p.offset, t.first),
+                         last = std::min(p.offset + p.count(), t.first + t.count);
+      if (first >= last) continue;
+      CodedParam c{static_cast<std::int32_t>(i), (first - p.offset) / p.cols, (last - first) / p.cols};
+      if (const auto& of_matrix = options_.codes[static_cast<std::size_t>(t.unit)][i]) {
+        c.code = code_of_part(*of_matrix, code_part(p, c.first_row, c.rows));
+        ZG_ASSERT(c.code, "rows {} to {} of {} have no codes of their own", c.first_row, c.first_row + c.rows,
+                  p.name);
       }
-      bytes = coded.places.end;
-      t.coded.push_back(coded);
+      c.places = c.code ? CodePlaces(*c.code, c.rows, p.cols, bytes)
+                        : CodePlaces::of_elements(c.rows * p.cols * size, bytes);
+      bytes = c.places.end;
+      t.coded.push_back(c);
     }
-    t.weight =
-        layout_.table.add({name + ".weight", model_.dtype(), t.count, Role::kWeight, Tier::kDevice, 0});
-    t.stored = layout_.table.add({name + ".codes", DType::kU8, bytes, Role::kWeight, lowest, 0});
+    const auto add = [&](const char* what, DType dtype, std::int64_t count, Tier lowest_tier) {
+      return layout_.table.add({name + what, dtype, count, Role::kWeight, lowest_tier, 0});
+    };
+    t.weight = add(".weight", model_.dtype(), t.count, Tier::kDevice);
+    const std::int64_t shards = t.sharding.shards;
+    bytes = round_up(bytes, shards * CodePlaces::kAlign);
+    t.stored = add(".codes", DType::kU8, bytes / shards, lowest);
+    if (shards > 1) t.gathered = add(".gathered", DType::kU8, bytes, Tier::kDevice);
   }
 
   // Adds the optimizer state of the tile that was added last.
@@ -388,6 +384,12 @@ Materialize Layout::materialize(std::int32_t u) const {
 bool Layout::update_rebuilds_weight(std::int32_t t) const {
   return tile(t).state != kNone && state_.format().master == MasterFormat::kFull &&
          tile(t).state_elements == held_of_tile(*this, t).count;
+}
+
+bool Layout::has_codes(std::int32_t u) const {
+  if (options.codes.empty() || !is_frozen(u)) return false;
+  const auto& codes = options.codes[static_cast<std::size_t>(u)];
+  return std::any_of(codes.begin(), codes.end(), [](const auto& code) { return code.has_value(); });
 }
 
 bool Layout::has_frozen(std::int32_t u) const {

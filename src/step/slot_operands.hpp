@@ -66,7 +66,7 @@ class SlotOperands {
   }
   // Whether a tile's weight is dead after its last use in the slot, a forward or backward.
   bool tile_is_dead(const Slot& slot, std::int32_t t) const {
-    if (made_by_use(layout_.tile(t).unit)) return true;
+    if (made_by_use(layout_.tile(t).unit) && layout_.tile(t).is_materialized()) return true;
     if (slot.kind == OpKind::kForward) return slot.drop && layout_.tile(t).is_materialized();
     if (slot.kind == OpKind::kEmbedding) {
       const bool read_by_head = tied() && !layout_.options.is_pipeline();

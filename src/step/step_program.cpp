@@ -47,10 +47,7 @@ class Emitter : private SlotOperands {
         return finish_gradient(slot.unit, layout_.trained_tile(slot.unit));
       case OpKind::kMaterialize:
         if (made_by_use(slot.unit)) return;
-        return for_tiles(slot.unit, [&](std::int32_t t) {
-          // The adapters of a coded unit are elements.
-          if (layout_.tile(t).is_materialized()) materialize(t, slot.last);
-        });
+        return for_tiles(slot.unit, [&](std::int32_t t) { materialize(t, slot.last); });
       case OpKind::kSend:
         if (slot.passed == PipelineEvent::Kind::kTable || slot.passed == PipelineEvent::Kind::kTableGradient)
           return for_tiles(0, [&](std::int32_t t) { send_table(slot, t); });
@@ -98,6 +95,7 @@ class Emitter : private SlotOperands {
   // each segment if it holds half of the masters, and otherwise with the last segment if it holds frozen
   // parameters.
   void save(const Slot& slot, std::int32_t t) {
+    if (layout_.tile(t).is_coded()) return;  // its content is in the model's files
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
     const AccessStep weight{stored(t), tier, Access::kRead};
@@ -134,10 +132,19 @@ class Emitter : private SlotOperands {
     add({OpKind::kFinishGradient, unit}, t, uses);
   }
 
-  // `last`: the stored form is not read again before the update.
+  // `last`: the stored form is not read again before the update. The adapters of a coded unit may be stored
+  // as they are used.
   void materialize(std::int32_t t, bool last) {
-    add({OpKind::kMaterialize, layout_.tile(t).unit}, t,
-        {{Operand::kStored, read(stored(t), last && rebuilt(t))}, {Operand::kWeight, overwrite(weight(t))}});
+    const Layout::TileTensors& tile = layout_.tile(t);
+    if (!tile.is_materialized()) return;
+    std::vector<Use> uses{{Operand::kStored, read(stored(t), last && rebuilt(t))},
+                          {Operand::kWeight, overwrite(weight(t))}};
+    if (tile.gathered != Layout::kNone) {
+      AccessStep gathered = overwrite(layout_.whole(tile.gathered));
+      gathered.last = true;
+      uses.push_back({Operand::kGathered, gathered});
+    }
+    add({OpKind::kMaterialize, tile.unit}, t, uses);
   }
 
   // Emits a forward or backward with one operation for each use of a tile. In the last backward of a step,

@@ -1,5 +1,7 @@
 #include "train/adapter_setup.hpp"
 
+#include <algorithm>
+
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -35,6 +37,27 @@ Lora lora_of(const RunConfig& config, const ModelConfig& model) {
   return lora;
 }
 
+namespace {
+
+// Checks that what this rank and its tiles hold of a coded parameter can be kept in codes.
+void check_parts_of(const ParamCode& code, const Unit& unit, const Param& p) {
+  for (const Tile& tile : unit.tiles) {
+    const std::int64_t first = std::max(p.offset, tile.first),
+                       last = std::min(p.offset + p.count(), tile.first + tile.count);
+    if (first >= last) continue;
+    const CodePart part = code_part(p, (first - p.offset) / p.cols, (last - first) / p.cols);
+    if (code_of_part(code, part)) continue;
+    throw Error(
+        Errc::kUsage, "lora.base",
+        fmt::format("is \"codes\", and {} of {} columns is shared by ranks or tiles {}", p.name, p.whole_cols,
+                    code.groups ? "although its columns are in act order"
+                                : "with borders within few codes of each other"),
+        "set lora.base to \"elements\", or choose another parallel.tensor");
+  }
+}
+
+}  // namespace
+
 std::vector<std::vector<std::optional<ParamCode>>> codes_of_base(const RunConfig& config,
                                                                  const Model& model) {
   const HfWeights weights(config.model_from, model);
@@ -44,7 +67,9 @@ std::vector<std::vector<std::optional<ParamCode>>> codes_of_base(const RunConfig
     codes.emplace_back();
     for (const Param& p : unit.params) {
       codes.back().push_back(p.adapter ? std::nullopt : weights.code_of(p));
-      any = any || codes.back().back();
+      if (!codes.back().back()) continue;
+      any = true;
+      check_parts_of(*codes.back().back(), unit, p);
     }
   }
   if (!any) {

@@ -12,6 +12,9 @@
 
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/base/file.hpp"
+#include "ziggurat/base/log.hpp"
+#include "ziggurat/base/trace.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -31,7 +34,33 @@ constexpr const char* kOrder = "data.order";
 // Whether a change of the key is never allowed, since checkpoint and run would have different tensors.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropoutKey || key == kResidualDropoutKey) return false;
-  return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLoraKey;
+  return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLoraKey || key == kBaseKey;
+}
+
+// A hash of all bytes of a model's configuration and weights.
+std::string hash_of_files(const RunPlan& plan) {
+  constexpr std::int64_t kPart = 8 << 20;
+  const std::string& from = plan.config.model_from;
+  std::vector<std::string> paths = HfWeights(from, *plan.model).files();
+  paths.insert(paths.begin(), from + "/config.json");
+  io::Hash hash;
+  std::vector<char> part(kPart);
+  std::int64_t done = 0;
+  auto told = Clock::now();
+  for (const std::string& path : paths) {
+    const InputFile file(path, "a model");
+    for (std::int64_t at = 0; at < file.bytes(); at += kPart) {
+      const std::int64_t n = std::min(kPart, file.bytes() - at);
+      file.read(part.data(), n, at);
+      hash.update(part.data(), n);
+      done += n;
+      if (plan.rank > 0 || seconds_between(told, Clock::now()) < 0.5) continue;
+      told = Clock::now();
+      log::progress(fmt::format("hashing {}, which checkpoints do not have: {}", from, format_bytes(done)));
+    }
+  }
+  log::progress("");
+  return io::hash_text(hash.value());
 }
 
 // A hash of windows drawn from the whole data. It finds a changed text or other tokens with near certainty,
@@ -199,6 +228,9 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
     const bool by_layers = plan.config.accumulation == Accumulation::kLayerMajor;
     writer.add(kAccumulation, by_layers ? "layer_major" : "micro_batch_major");
   }
+  // A checkpoint without this key has the base's elements.
+  if (plan.config.lora.base == LoraConfig::Base::kCodes)
+    writer.add(kBaseKey, "codes, of files with XXH3 " + hash_of_files(plan));
   writer.precision(plan.config);
   writer.optimizer(plan.config);
   writer.schedule(plan.config.schedule);
@@ -218,6 +250,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kPacking, "none"), before.emplace(kPacking, "none");
   now.emplace(kLoraKey, shape_of(Lora{})), before.emplace(kLoraKey, shape_of(Lora{}));
   now.emplace(kOrder, "random"), before.emplace(kOrder, "random");
+  now.emplace(kBaseKey, kBaseInElements), before.emplace(kBaseKey, kBaseInElements);
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

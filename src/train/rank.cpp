@@ -13,15 +13,51 @@
 
 namespace zg {
 
-// Initial values as in PEFT: A is uniform between -1 / sqrt(columns) and 1 / sqrt(columns), B is zero.
-void Rank::begin_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const {
-  std::fill(out, out + (end - begin), 0.0f);
-  if (p.init == Init::kZero) return;
-  const NamedRandom random(plan_.config.seed, p.name);
-  const auto bound = static_cast<float>(1 / std::sqrt(static_cast<double>(p.whole_cols)));
-  for (std::int64_t i = begin; i < end; ++i)
-    out[i - begin] = bound * (2 * random.uniform(static_cast<std::uint64_t>(p.whole_element(i))) - 1);
-}
+namespace {
+
+// What the directories model.from and lora.from have for a rank's parameters.
+class GivenModel {
+ public:
+  explicit GivenModel(const RunPlan& plan) : plan_(plan), weights_(plan.config.model_from, *plan.model) {
+    if (!plan.config.lora.from.empty()) adapters_.emplace(plan.config.lora.from, plan.model_config);
+  }
+
+  void fill(const StateTile& tile) const {
+    fill_tile(
+        tile,
+        [this](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+          p.adapter ? read_adapter(p, begin, end, out) : read(p, begin, end, out);
+        },
+        [this](const StateTile& t) {
+          weights_.read_codes(*t.param, t.first_row(), t.rows(), t.places, t.codes.as<std::byte>());
+        });
+  }
+
+ private:
+  void read(const Param& p, std::int64_t begin, std::int64_t end, float* out) const {
+    weights_.read(p, begin, end, out);
+    // Ties go to even here, as where codes are decoded on the device; masters round them away from zero.
+    if (weights_.is_coded(p) && plan_.model->dtype() == DType::kBF16)
+      std::transform(out, out + (end - begin), out, [](float v) { return static_cast<float>(bf16(v)); });
+  }
+
+  // Initial values as in PEFT: A is uniform between -1 / sqrt(columns) and 1 / sqrt(columns), B is zero.
+  void read_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const {
+    if (adapters_) return adapters_->read(p, begin, end, out);
+    std::fill(out, out + (end - begin), 0.0f);
+    if (p.init == Init::kZero) return;
+    const NamedRandom random(plan_.config.seed, p.name);
+    const auto bound = static_cast<float>(1 / std::sqrt(static_cast<double>(p.whole_cols)));
+    for (std::int64_t i = begin; i < end; ++i)
+      out[i - begin] = bound * (2 * random.uniform(static_cast<std::uint64_t>(p.whole_element(i))) - 1);
+  }
+
+  const RunPlan& plan_;
+  const HfWeights weights_;
+  std::optional<AdapterWeights> adapters_;
+};
+
+}  // namespace
 
 Rank::Rank(const RunPlan& plan, Node& node, Device* gpu, CommRank* comm, Trace* trace, Watchdog* watchdog,
            const AdoptedVersions* adopted)
@@ -56,26 +92,8 @@ void Rank::initialize() {
   agree(*engine_, agreement_of(plan_));
   const ModelConfig& model = plan_.model_config;
   if (!plan_.config.model_from.empty()) {
-    const HfWeights weights(plan_.config.model_from, *plan_.model);
-    std::optional<AdapterWeights> adapters;
-    if (!plan_.config.lora.from.empty()) adapters.emplace(plan_.config.lora.from, model);
-    engine_->initialize(
-        [&](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-          if (!p.adapter) {
-            weights.read(p, begin, end, out);
-            // Ties go to even here, as where codes are decoded on the device; masters round them away from
-            // zero.
-            if (weights.is_coded(p) && plan_.model->dtype() == DType::kBF16)
-              std::transform(out, out + (end - begin), out,
-                             [](float v) { return static_cast<float>(bf16(v)); });
-            return;
-          }
-          if (adapters) return adapters->read(p, begin, end, out);
-          begin_adapter(p, begin, end, out);
-        },
-        [&](const Param& p, const CodePlaces& places, std::byte* tile) {
-          weights.read_codes(p, places, tile);
-        });
+    const GivenModel given(plan_);
+    engine_->restore_state([&](const StateTile& tile) { given.fill(tile); });
     return;
   }
   const double std_residual = model.init_std / std::sqrt(2.0 * static_cast<double>(model.layers));
@@ -99,12 +117,19 @@ void Rank::initialize() {
 
 void Rank::restore(const TileVisitor& fill) {
   agree(*engine_, agreement_of(plan_));
-  engine_->restore_state(fill);
+  if (plan_.config.lora.base != LoraConfig::Base::kCodes) return engine_->restore_state(fill);
+  const GivenModel given(plan_);
+  engine_->restore_state([&](const StateTile& tile) {
+    const bool in_codes = tile.frozen && plan_.layout->has_codes(tile.unit);
+    in_codes ? given.fill(tile) : fill(tile);
+  });
 }
 
 void Rank::adopt() {
   agree(*engine_, agreement_of(plan_));
-  engine_->adopt_state();
+  if (plan_.config.lora.base != LoraConfig::Base::kCodes) return engine_->adopt_state();
+  const GivenModel given(plan_);
+  engine_->adopt_state([&](const StateTile& tile) { given.fill(tile); });
 }
 
 LinkBytes Rank::forecast() const {

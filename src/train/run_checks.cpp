@@ -121,29 +121,10 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
   check_copies(config, model);
 }
 
-// Refuses choices that do not go with a base in codes yet.
-void check_base(const RunConfig& config) {
-  if (config.lora.base != LoraConfig::Base::kCodes) return;
-  const auto refuse = [](bool refused, const char* problem, const char* instead) {
-    if (refused) throw Error(Errc::kUsage, "lora.base", std::string("is \"codes\", ") + problem, instead);
-  };
-  const char* const elements = "set lora.base to \"elements\"";
-  refuse(config.zero_stage > 0 && config.ranks() > 1,
-         "and ranks have shards of the weights (zero_optimization.stage)",
-         "set zero_optimization.stage to 0, or lora.base to \"elements\"");
-  refuse(config.parallel.tensor > 1, "and ranks have parts of each layer (parallel.tensor)", elements);
-  refuse(config.parallel.pipeline > 1, "and ranks have stages (parallel.pipeline)", elements);
-  refuse(config.tiers.tiles == TierConfig::Tiles::kOn, "and layers are multiplied in tiles (tiers.tiles)",
-         elements);
-  refuse(config.checkpoint.asked(), "and a checkpoint has the base's elements (section checkpoint)",
-         "remove the section checkpoint, or set lora.base to \"elements\"");
-}
-
 }  // namespace
 
 void check_run(const RunConfig& config, const ModelConfig& model) {
   check_composition(config);
-  check_base(config);
   check_model(config, model);
   check_pipeline(config, model);
   check_parts(config, model);

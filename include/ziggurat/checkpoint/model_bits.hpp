@@ -19,6 +19,8 @@ inline constexpr const char* kEmbeddingDropoutKey = "model.dropout.embedding";
 inline constexpr const char* kResidualDropoutKey = "model.dropout.residual";
 inline constexpr const char* kLoraKey = "lora";
 inline constexpr const char* kLoraArithmeticKey = "lora.arithmetic";
+inline constexpr const char* kBaseKey = "lora.base";
+inline constexpr const char* kBaseInElements = "elements";
 
 // The keys that the model contributes.
 BitKeys model_bits(const ModelConfig& model);

@@ -26,12 +26,9 @@ namespace zg {
 // from a file.
 using ParamSource = std::function<void(const Param& param, std::int64_t begin, std::int64_t end, float* out)>;
 
-// Writes the codes of a parameter to `tile`, the first byte of its tile's codes, at the parameter's places.
-using CodeSource = std::function<void(const Param& param, const CodePlaces& places, std::byte* tile)>;
-
 // Consecutive elements of a parameter in host memory: their master weights, moments and scales. For a frozen
-// parameter only `master` is set: it holds the weight, in the model's type; or, if its codes are kept in
-// place of its elements, `codes` and `places`.
+// parameter only `master` is set: it holds the weight, in the model's type; or, for rows whose codes are kept
+// in place of their elements, `codes` and `places`.
 struct StateTile {
   std::int32_t unit = 0;
   const Param* param = nullptr;
@@ -39,13 +36,19 @@ struct StateTile {
   // Elements [first, first + count) of the parameter. They begin at a multiple of kQuantBlock, and end at a
   // multiple of it or at the parameter's end.
   std::int64_t first = 0, count = 0;
-  View master = {};     // [1, count], fp32 (fp64 with fp64 models), whatever the MasterFormat
-  View moment[2] = {};  // [1, count] in StateFormat's type; int8 codes: count rounded up to whole blocks
-  View scale[2] = {};   // int8 moments: [1, blocks]
-  View codes = {};      // u8: all codes of the tile
-  CodePlaces places = {};
+  View master = {};        // [1, count], fp32 (fp64 with fp64 models), whatever the MasterFormat
+  View moment[2] = {};     // [1, count] in StateFormat's type; int8 codes: count rounded up to whole blocks
+  View scale[2] = {};      // int8 moments: [1, blocks]
+  View codes = {};         // u8
+  CodePlaces places = {};  // in `codes`
+
+  std::int64_t first_row() const { return first / param->cols; }
+  std::int64_t rows() const { return count / param->cols; }
 };
 using TileVisitor = std::function<void(const StateTile& tile)>;
+
+// Fills the masters of a tile with values from `source`, or its codes with `codes`.
+void fill_tile(const StateTile& tile, const ParamSource& source, const TileVisitor& codes = {});
 
 // The parameters of an update. The caller keeps the learning rate schedule and the count of updates.
 struct UpdateRule {
@@ -112,16 +115,16 @@ class StepExecutor {
   ~StepExecutor();
 
   // Fills the master weights from `source`, makes the weights from them, and zeroes the moments. Called once,
-  // before the first step. `codes`: for parameters with LayoutOptions::codes.
-  void initialize(const ParamSource& source, const CodeSource& codes = {});
+  // before the first step. Not for layouts with codes (LayoutOptions::codes).
+  void initialize(const ParamSource& source);
 
-  // Called instead of initialize(): `fill` writes all values of each tile, as save_state() passed them to
-  // `take`.
+  // Called instead of initialize(): `fill` writes all values of each tile, with fill_tile() or as
+  // save_state() passed them to `take`.
   void restore_state(const TileVisitor& fill);
 
   // Called instead of initialize() if the store has adopted all state (TensorStore::Options::adopted): makes
-  // the weights from the masters.
-  void adopt_state();
+  // the weights from the masters. `base` fills the units that are kept in codes.
+  void adopt_state(const TileVisitor& base = {});
 
   // Passes `take` everything that a later run needs to continue from here: this rank's elements of all
   // parameters, segment by segment, each parameter's elements in ascending order. Only after a step with

@@ -97,12 +97,14 @@ class HfWeights {
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   bool any_coded() const;
   bool is_coded(const Param& param) const;  // also as a part of a coded matrix
-  // How a parameter is coded; none: it is not, or `param` is a part of a coded matrix.
+  // How the files' matrix is coded of which a parameter is all or a part; none: it is not coded.
   std::optional<ParamCode> code_of(const Param& param) const;
-  // Writes all codes and scales of a parameter that has a code_of() to memory from `base` on, in their
-  // places. Any thread. Throws Error(kIo).
-  void read_codes(const Param& param, const CodePlaces& places, std::byte* base) const;
-  bool all_bf16() const;  // whether all parameters in the files are BF16 or coded
+  // Writes codes and scales of rows [first_row, first_row + rows) of a coded parameter to memory from `base`
+  // on, in the places of their code_of_part(). Any thread. Throws Error(kIo).
+  void read_codes(const Param& param, std::int64_t first_row, std::int64_t rows, const CodePlaces& places,
+                  std::byte* base) const;
+  std::vector<std::string> files() const;  // the paths of all weight files
+  bool all_bf16() const;                   // whether all parameters in the files are BF16 or coded
 
  private:
   struct State;

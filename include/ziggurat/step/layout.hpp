@@ -31,8 +31,9 @@ struct LayoutOptions {
   // [unit][parameter]: the parameter's group (an index into UpdateRule::groups), or kFrozen. Empty: all
   // parameters are in group 0.
   std::vector<std::vector<int>> groups = {};
-  // [unit][parameter]: how the parameter's codes are kept, if its elements are not; only of parameters that
-  // are not trained. Empty: all parameters are kept as elements.
+  // [unit][parameter]: how the files' matrix is coded that has the parameter, if its codes are kept and not
+  // its elements; only of parameters that are not trained. All parts that ranks and tiles have of it must
+  // have a code_of_part(). Empty: all parameters are kept as elements.
   std::vector<std::vector<std::optional<ParamCode>>> codes = {};
   // Units [0, device_updates) are updated on the device, the others on the host; an update uses its state
   // there. The next forward waits for the first units first.
@@ -84,10 +85,11 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // index in the parameter; not 0 if the shard begins within it
   };
-  // A parameter of a tile whose stored form has codes: as `code` says or, without one, as elements of the
-  // model's type.
+  // Rows [first_row, first_row + rows) of a parameter, in a tile whose stored form has codes: as `code` says
+  // or, without one, as elements of the model's type.
   struct CodedParam {
     std::int32_t param = 0;  // its index in the unit
+    std::int64_t first_row = 0, rows = 0;
     std::optional<ParamCode> code = {};
     CodePlaces places = {};  // of elements: `codes` alone
   };
@@ -101,9 +103,12 @@ struct Layout {
     // padded to a whole number of pieces (Sharding). kNone: another stage has the unit, or, for the
     // accumulator, it is frozen.
     TensorId weight = kNone, accumulator = kNone;
-    // The form of the weight that is kept between uses and that the update writes: this rank's shard or the
-    // tile's codes, from which OpKind::kMaterialize makes the weight, or the weight itself.
+    // The form of the weight that is kept between uses and that the update writes: this rank's shard of the
+    // weight, the tile's codes or this rank's shard of them, from which OpKind::kMaterialize makes the
+    // weight, or the weight itself.
     TensorId stored = kNone;
+    // All codes of a tile of which each rank stores a shard. They are there while the weight is made of them.
+    TensorId gathered = kNone;
     std::vector<CodedParam> coded;             // all parameters of a tile that is kept in codes; else empty
     std::int64_t piece = 0;                    // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
@@ -182,6 +187,9 @@ struct Layout {
   // Whether none of the unit's own parameters is trained. Their gradients are then not computed, and the
   // unit's own tiles have no accumulators.
   bool is_frozen(std::int32_t unit) const { return frozen_[static_cast<std::size_t>(unit)]; }
+  // Whether the unit's own parameters are kept in codes, by whatever rank has the unit. Their content is in
+  // the model's files, so no checkpoint has it.
+  bool has_codes(std::int32_t unit) const;
   // Whether anything in the unit is trained: its adapters or its own parameters.
   bool is_trained(std::int32_t unit) const { return !is_frozen(unit) || adapter_tile(unit) >= 0; }
   // The tile whose gradient the unit's last backward completes: the adapters' tile, or the first tile.

@@ -4,17 +4,18 @@
 
 namespace zg {
 
-// Whether the tile's unit has parameters that are not trained; false for a tile of adapters, which are
-// trained.
+// Whether the tile has parameters that are not trained and whose content is nowhere else; false for a tile of
+// adapters, which are trained, and for codes, which are in the model's files.
 inline bool holds_frozen(const Layout& layout, std::int32_t tile) {
   const std::int32_t unit = layout.tile(tile).unit;
-  return layout.has_frozen(unit) && layout.adapter_tile(unit) != tile;
+  return layout.has_frozen(unit) && layout.adapter_tile(unit) != tile && !layout.has_codes(unit);
 }
 
 // Whether a later run also needs the tile's weight: it holds one half of split masters, or parameters that
-// are not trained. Other weights are made from their masters.
+// are not trained. Other weights are made from their masters, or of the model's files.
 inline bool needs_weight(const Layout& layout, std::int32_t tile) {
-  return layout.state().format().master == MasterFormat::kSplit || holds_frozen(layout, tile);
+  const bool split = layout.state().format().master == MasterFormat::kSplit;
+  return (split && !layout.tile(tile).is_coded()) || holds_frozen(layout, tile);
 }
 inline bool pins_weight(const Layout& layout, std::int32_t tile) {
   const std::int32_t unit = layout.tile(tile).unit;

@@ -26,12 +26,13 @@ enum class Operand : std::uint8_t {
   kGradient,            // the unit's gradient, in the form that the optimizer reads
   kState,               // one segment of the unit's optimizer state
   kStored,              // the stored form of the unit's weight (Layout::TileTensors::stored)
+  kGathered,            // all codes of a tile of which the stored form is a shard
   kTile,                // the weight of the tile that the operation uses (StepOp::use)
   kTileAccumulator,     // the accumulator of that tile
   kAdapters,            // the weights of the unit's adapters, flat
   kAdapterAccumulator,  // the accumulator of the unit's adapters
 };
-inline constexpr std::size_t kOperands = 15;
+inline constexpr std::size_t kOperands = 16;
 
 // Whether a slot has one operation for each segment of the unit's state (one if the unit has no state).
 constexpr bool is_by_segment(OpKind kind) {
@@ -45,7 +46,8 @@ struct StepOp {
   std::int32_t segment = 0;  // the segment of the unit's state, if is_by_segment()
   bool first = false;        // the first to add to its accumulator, or the first segment of its tile
   // Indexed by operand: the number of its access within the operation; -1 if it has no such operand.
-  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1,
+                                               -1, -1, -1, -1, -1, -1, -1, -1};
   // The index in Layout::tiles of the tile that the operation works on. A unit in tiles has one forward (or
   // backward) operation for each use of a tile. Its first tile and its activations are operands of all of
   // these operations. A tied head uses the embedding's tiles. `use` is one of Model::tile_uses() or

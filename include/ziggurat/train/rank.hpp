@@ -27,16 +27,14 @@ class Rank {
   // Exactly one of the next three functions must be called, once, before the first step.
   // Fills the weights from the model directory that the configuration names, or at random.
   void initialize();
-  // Fills all state from a checkpoint.
+  // Fills all state from a checkpoint, and a base in codes, which no checkpoint has, from its directory.
   void restore(const TileVisitor& fill);
-  // Takes over the adopted state.
+  // Takes over the adopted state; a base in codes comes from its directory.
   void adopt();
   // The traffic forecast for the programs that have run so far, without the engine's own copies.
   LinkBytes forecast() const;
 
  private:
-  void begin_adapter(const Param& p, std::int64_t begin, std::int64_t end, float* out) const;
-
   const RunPlan& plan_;
   std::unique_ptr<Device> host_device_;  // null: a GPU computes
   Device& device_;

@@ -3,7 +3,9 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 
+#include "kernels/host/elementwise.hpp"
 #include "model/adapter_values.hpp"
 #include "model/hf_files.hpp"
 #include "support/places.hpp"
@@ -102,6 +104,66 @@ TEST_P(CodedFiles, AnyRangeHasTheElementsOfTheWhole) {
       }
     }
   }
+}
+
+// Rows and columns that ranks and tiles may have, in several bands, with borders within blocks of the matrix:
+// the codes that are read of them decode to their elements.
+TEST_P(CodedFiles, CodesOfAnyPartHaveItsElements) {
+  std::mt19937 random(49);
+  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random()) % n; };
+  int parts = 0, cut_blocks = 0, none = 0;
+  for (const Param& matrix : model.units()[1].params) {
+    const auto code = weights.code_of(matrix);
+    if (!code) continue;
+    for (int i = 0; i < 200; ++i) {
+      Param p = matrix;
+      p.bands.clear(), p.rows = 0;
+      const std::int64_t bands = 1 + below(3), step = std::int64_t{1} << below(5);
+      for (std::int64_t row = below(8) * step; row < p.whole_rows && std::ssize(p.bands) < bands;) {
+        const std::int64_t n = std::min(p.whole_rows - row, step * (1 + below(4)));
+        p.bands.push_back({p.rows, row, n});
+        p.rows += n, row += n + below(3) * step;
+      }
+      if (p.rows == 0) continue;
+      if (i % 2 == 1) {
+        const std::int64_t unit = std::int64_t{1} << below(6);
+        p.first_col = below(p.whole_cols / unit) * unit;
+        p.cols = std::min(p.whole_cols - p.first_col, unit * (1 + below(4)));
+      }
+      const std::int64_t first = below(p.rows), rows = 1 + below(p.rows - first);
+      const CodePart part = code_part(p, first, rows);
+      const auto own = code_of_part(*code, part);
+      if (!own) {
+        ++none;
+        continue;
+      }
+      SCOPED_TRACE(testing::Message() << p.name << " rows " << first << " + " << rows << " of " << p.rows
+                                      << " in " << p.bands.size() << " bands from " << p.bands[0].whole_line
+                                      << ", columns " << p.first_col << " + " << p.cols);
+      ++parts;
+      cut_blocks += own->format == code->format ? 0 : 1;
+      const CodePlaces at(*own, rows, p.cols, 0);
+      std::vector<std::byte> bytes(static_cast<std::size_t>(at.end));
+      weights.read_codes(p, first, rows, at, bytes.data());
+      const auto array = [&]<class T>(std::int64_t place, const T*& out) {
+        out = place < 0 ? nullptr : reinterpret_cast<const T*>(bytes.data() + place);
+      };
+      kernels::CodedMatrix m{.format = own->format, .rows = rows, .cols = p.cols};
+      array(at.codes, m.codes), array(at.zeros, m.zeros), array(at.groups, m.groups);
+      array(at.nested_levels, m.nested_levels), array(at.nested_scales, m.nested_scales);
+      m.scales = bytes.data() + at.scales, m.nested_offset = own->nested_offset;
+      std::vector<float> decoded(static_cast<std::size_t>(rows * p.cols)), expected(decoded.size());
+      host::decode(m, decoded.data());
+      weights.read(p, first * p.cols, (first + rows) * p.cols, expected.data());
+      ASSERT_EQ(decoded, expected);
+    }
+  }
+  EXPECT_GT(parts, 200);
+  // A row of a format by rows has one scale, of which all its parts are; and columns in act order are not
+  // cut.
+  const std::string format = GetParam();
+  EXPECT_EQ(cut_blocks > 10, format != "fp8_rows" && format != "gptq") << cut_blocks;
+  EXPECT_EQ(none > 0, format != "fp8_rows") << none;
 }
 
 // A directory with one change, and the error that it is refused with.

@@ -2,59 +2,14 @@
 #include <cstring>
 #include <filesystem>
 
-#include "support/families.hpp"
-#include "train/checkpoint_fixture.hpp"
-#include "ziggurat/model/adapter_files.hpp"
+#include "train/lora_fixture.hpp"
 #include "ziggurat/train/generate.hpp"
 #include "ziggurat/train/merge.hpp"
-#include "ziggurat/train/quantize.hpp"
 
 namespace zg {
 namespace {
 
 using test::read_file;
-
-class LoraRuns : public CheckpointFixture {
- protected:
-  LoraRuns() {
-    ModelConfig c = test::FamilyFile("qwen3").config();
-    c.vocab_size = 256;
-    save_hf(model_, Model(c, DType::kF32, host_ops()), DType::kBF16,
-            [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-              for (std::int64_t i = begin; i < end; ++i)
-                out[i - begin] =
-                    static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
-            });
-  }
-  RunConfig adapted(const std::string& out, const Strings& more = {}) const {
-    return on_book(Strings{"model.from=" + model_, "data.seq_len=16", "data.validation=0.2", "eval.batches=1",
-                           "steps=4", "train_batch_size=4", "train_micro_batch_size_per_gpu=2",
-                           "optimizer.type=AdamW", "optimizer.params.lr=0.02", "gradient_clipping=1",
-                           "output.dir=" + directory_ + "/" + out} +
-                   more);
-  }
-  Outcome train(const std::string& out, const Strings& more, std::optional<std::string> resume = {}) const {
-    Trainer trainer(adapted(out, more), {.resume = std::move(resume)});
-    trainer.start();
-    Steps steps;
-    Outcome o;
-    o.summary = trainer.run({&steps});
-    EXPECT_EQ(o.summary.measured, o.summary.formula);
-    o.losses = steps.losses, o.norms = steps.norms;
-    trainer.save_model(trainer.plan().config.model_dir());
-    const auto all = list_checkpoints(trainer.plan().config.checkpoint.path);
-    if (!all.empty()) o.newest = all.front().path, o.tensors = tensors_in(o.newest);
-    return o;
-  }
-  std::string adapter(const std::string& out) const { return directory_ + "/" + out + "/adapter"; }
-  std::string weights(const std::string& out) const {
-    return read_file(adapter(out) + "/adapter_model.safetensors");
-  }
-
-  const std::string model_ = directory_ + "/base";
-};
-
-const Strings kRank4{"lora.rank=4", "lora.alpha=8"};
 
 TEST_F(LoraRuns, LeaveAdaptersBesideAModelThatIsNotWritten) {
   const std::string before = read_file(model_ + "/model.safetensors");
@@ -105,114 +60,6 @@ TEST_F(LoraRuns, BeginAlikeWhateverTheRanks) {
     EXPECT_NEAR(square / static_cast<double>(p.count()), expected, 4 * 0.9 * expected / std::sqrt(p.count()))
         << p.name;
   }
-}
-
-// A base in 4 or 8 bits is its decoded elements: the same losses and adapters, to the bit, in either type;
-// and merged into the same model.
-TEST_F(LoraRuns, OverACodedBaseAreThoseOverItsElements) {
-  std::string shouting;
-  while (shouting.size() < 4000) shouting += "ALL WORK AND NO PLAY MAKES JACK A DULL BOY, ";
-  write("loud.txt", shouting);  // of the models' 97 tokens
-  for (const char* format : {"nf4_double", "fp8", "int4_zeros", "gptq", "awq"}) {
-    const std::string coded = test::reference_directory() + "coded/" + format;
-    const Model model(read_hf_config(coded), DType::kF32, host_ops());
-    const HfWeights elements(coded, model);
-    for (const DType type : {DType::kBF16, DType::kF32}) {
-      SCOPED_TRACE(testing::Message() << format << " in " << name_of(type));
-      // The plain model has the run's type: elements of a wider file are rounded as masters are, with other
-      // ties.
-      const std::string plain = fmt::format("{}/plain-{}-{}", directory_, format, name_of(type));
-      save_hf(plain, model, type,
-              [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-                elements.read(p, begin, end, out);
-              });
-      const Strings settings =
-          kRank4 + Strings{type == DType::kBF16 ? "bf16.enabled=true" : "bf16.enabled=false",
-                           "data.train=" + directory_ + "/loud.txt", "steps=2"};
-      const Outcome over_codes = train("codes", settings + Strings{"model.from=" + coded});
-      const std::string adapters = weights("codes");
-      const Outcome over_elements = train("elements", settings + Strings{"model.from=" + plain});
-      EXPECT_EQ(over_codes.losses, over_elements.losses);
-      EXPECT_TRUE(adapters == weights("elements"));
-    }
-    const std::string plain = fmt::format("{}/plain-{}-f32", directory_, format);
-    merge_adapters(coded, adapter("codes"), directory_ + "/merged-codes");
-    merge_adapters(plain, adapter("codes"), directory_ + "/merged-elements");
-    const HfWeights merged_codes(directory_ + "/merged-codes", model),
-        merged_elements(directory_ + "/merged-elements", model);
-    std::vector<float> a, b;
-    for (const Param& p : model.units()[1].params) {
-      a.resize(static_cast<std::size_t>(p.count())), b.resize(a.size());
-      merged_codes.read(p, 0, p.count(), a.data()), merged_elements.read(p, 0, p.count(), b.data());
-      if (merged_codes.all_bf16()) {
-        for (float& v : b) v = static_cast<float>(bf16(v));
-      }
-      EXPECT_EQ(a, b) << p.name;
-    }
-  }
-}
-
-// A base whose layers are decoded for each pass: the bits of one that was decoded when it was read, wherever
-// its codes lie, and fewer bytes over the links.
-TEST_F(LoraRuns, ABaseInCodesHasTheBitsOfItsElements) {
-  ModelConfig c = test::FamilyFile("qwen3").config();
-  c.vocab_size = 256, c.layers = 4, c.width = 128, c.heads = 4, c.kv_heads = 2, c.head_size = 32,
-  c.inner = 256;
-  const std::string plain = directory_ + "/deep";
-  save_hf(plain, Model(c, DType::kF32, host_ops()), DType::kBF16,
-          [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-            for (std::int64_t i = begin; i < end; ++i)
-              out[i - begin] =
-                  static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
-          });
-  std::filesystem::create_directories(directory_ + "/drive");
-  const Strings drive{"tiers.host=500KiB", "tiers.device=1200KiB",
-                      "tiers.nvme.0.path=" + directory_ + "/drive"};
-  for (const SavedCode code : {SavedCode::kNf4, SavedCode::kFp8, SavedCode::kInt4}) {
-    const std::string base = fmt::format("{}/base{}", directory_, static_cast<int>(code));
-    (void)quantize_model(plain, base, code);
-    for (const Strings& more :
-         {Strings{"bf16.enabled=true"},
-          Strings{"lora.dropout=0.1", "activation_checkpointing.recompute=true", "steps=2"}}) {
-      SCOPED_TRACE(testing::PrintToString(more) + base);
-      const Strings settings = kRank4 + Strings{"model.from=" + base} + more, codes{"lora.base=codes"};
-      const Outcome elements = train("elements", settings);
-      const std::string adapters = weights("elements");
-      const auto expect_same = [&](const Outcome& other) {
-        EXPECT_EQ(other.losses, elements.losses);
-        EXPECT_EQ(other.norms, elements.norms);
-        EXPECT_TRUE(adapters == weights("codes"));
-      };
-      expect_same(train("codes", settings + codes));
-      const Outcome moved = train("elements", settings + drive);  // perhaps in tiles, which round otherwise
-      const Outcome on_drive = train("codes", settings + codes + drive);
-      expect_same(on_drive);
-      EXPECT_LT(on_drive.summary.measured.nvme_read(), moved.summary.measured.nvme_read() * 3 / 4);
-      const Outcome two =
-          train("elements", settings + Strings{"devices=host:2", "zero_optimization.stage=0"});
-      EXPECT_EQ(
-          train("codes", settings + codes + Strings{"devices=host:2", "zero_optimization.stage=0"}).losses,
-          two.losses);
-    }
-  }
-}
-
-TEST_F(LoraRuns, ABaseInCodesThatCannotBeIsRefused) {
-  const std::string coded = test::reference_directory() + "coded/nf4";
-  const auto refused = [&](const Strings& more) {
-    const Error error = usage_error(
-        [&] { Trainer(adapted("none", kRank4 + Strings{"lora.base=codes"} + more), {}).start(); });
-    return std::string(error.what());
-  };
-  EXPECT_HAS(refused({}), "has no matrices in 4 or 8 bits");
-  const Strings from{"model.from=" + coded};
-  EXPECT_HAS(refused(from + Strings{"devices=host:2", "zero_optimization.stage=3"}),
-             "zero_optimization.stage");
-  EXPECT_HAS(refused(from + Strings{"devices=host:2", "parallel.tensor=2"}), "parallel.tensor");
-  EXPECT_HAS(refused(from + Strings{"devices=host:2", "parallel.pipeline=2", "zero_optimization.stage=0"}),
-             "parallel.pipeline");
-  EXPECT_HAS(refused(from + Strings{"tiers.tiles=on"}), "tiers.tiles");
-  EXPECT_HAS(refused(from + Strings{"checkpoint.every=1"}), "checkpoint");
 }
 
 TEST_F(LoraRuns, GoOnFromACheckpointToTheBit) {
@@ -296,12 +143,7 @@ TEST_F(LoraRuns, TrainGpt2) {
   c.vocab_size = 256, c.context = 32, c.width = 24, c.layers = 2, c.heads = c.kv_heads = 4, c.head_size = 6;
   c.inner = 48;
   const std::string base = directory_ + "/gpt2";
-  save_hf(base, Model(c, DType::kF32, host_ops()), DType::kF32,
-          [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-            for (std::int64_t i = begin; i < end; ++i)
-              out[i - begin] =
-                  static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
-          });
+  save_model(c, base, DType::kF32);
   const Strings settings = kRank4 + Strings{"model.from=" + base, "lora.target=[\"c_*\"]"};
   const Outcome o = train("run", settings);
   EXPECT_LT(o.losses.back(), o.losses.front());
@@ -387,12 +229,7 @@ TEST_F(LoraRuns, LayersLargerThanTheDeviceComeInTiles) {
   c.vocab_size = 256, c.width = 256, c.heads = 4, c.kv_heads = 2, c.head_size = 64, c.inner = 1024,
   c.layers = 2;
   const std::string large = directory_ + "/large";
-  save_hf(large, Model(c, DType::kF32, host_ops()), DType::kF32,
-          [&](const Unit&, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-            for (std::int64_t i = begin; i < end; ++i)
-              out[i - begin] =
-                  static_cast<float>(test::family_weight(c, p, i / p.whole_cols, i % p.whole_cols));
-          });
+  save_model(c, large, DType::kF32);
   const std::int64_t layer = (256 * 64 * (2 * 4 + 2 * 2) + 3 * 256 * 1024) * std::int64_t{sizeof(float)};
   const Strings settings = kRank4 + Strings{"model.from=" + large, "tiers.host=64MiB", "steps=2"};
   const Strings device{fmt::format("tiers.device={}", layer / 2)};

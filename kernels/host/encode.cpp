@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/nested_scales.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
 
@@ -126,6 +127,50 @@ void encode(const CodeFormat& format, Extent extent, const float* in, std::uint8
       break;
   }
   ZG_ASSERT(false, "no matrix is encoded in MXFP4");
+}
+
+// bitsandbytes' dynamic map of 8 bits: means of neighbours among 2^i + 1 equal steps from 0.1 to 1, times
+// powers of ten, with both signs; and 0 and 1. Theirs differ by roundings, which depend on the machine.
+const std::array<float, 256>& nested_levels() {
+  static const std::array<float, 256> levels = [] {
+    std::array<float, 256> all{};
+    std::size_t n = 0;
+    for (int i = 0; i < 7; ++i) {
+      const int steps = 1 << i;
+      const auto step = (1.0f - 0.1f) / static_cast<float>(steps);
+      const auto at = [&](int k) { return 0.1f + step * static_cast<float>(k); };
+      const auto factor = static_cast<float>(std::pow(10.0, i - 6));
+      for (int k = 0; k < steps; ++k) {
+        const float level = factor * ((at(k) + at(k + 1)) / 2.0f);
+        all[n++] = level, all[n++] = -level;
+      }
+    }
+    all[n++] = 0, all[n++] = 1;
+    std::sort(all.begin(), all.end());
+    return all;
+  }();
+  return levels;
+}
+
+NestedScales encode_scales(const float* scales, std::int64_t n, std::int64_t block) {
+  NestedScales out;
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(scales[i]);
+  out.offset = static_cast<float>(sum / static_cast<double>(std::max<std::int64_t>(1, n)));
+  const std::array<float, 256>& levels = nested_levels();
+  for (std::int64_t begin = 0; begin < n; begin += block) {
+    const std::int64_t end = std::min(n, begin + block);
+    float most = 0;
+    for (std::int64_t i = begin; i < end; ++i) most = std::max(most, std::abs(scales[i] - out.offset));
+    out.scales.push_back(most);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float x = most > 0 ? (scales[i] - out.offset) / most : 0;
+      const auto above = std::lower_bound(levels.begin() + 1, levels.end() - 1, x);
+      const bool lower = x - *(above - 1) <= *above - x;
+      out.codes.push_back(static_cast<std::uint8_t>(above - levels.begin() - (lower ? 1 : 0)));
+    }
+  }
+  return out;
 }
 
 }  // namespace zg::host

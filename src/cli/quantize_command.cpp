@@ -18,15 +18,14 @@ void add_quantize(CLI::App& app, int& exit_code) {
       app.add_subcommand("quantize", "Write a model with its layers' matrices in 4 or 8 bits");
   command->add_option("from", f->from, "Hugging Face directory of the model, with plain weights")->required();
   command->add_option("out", f->out, "Directory for the quantised model")->required();
-  command->add_option("--to", f->to, "nf4, fp8 or int4")->capture_default_str();
+  command->add_option("--to", f->to, "nf4, nf4_double, fp8 or int4")->capture_default_str();
   command->footer(
-      "  nf4   0.56 bytes a weight, as bitsandbytes reads it (load_in_4bit): the base of QLoRA\n"
-      "  int4  0.52 bytes, as compressed-tensors reads it (pack-quantized)\n"
-      "  fp8   1 byte, as transformers reads it (quant_method fp8): nearly the results of bf16\n"
+      "  nf4         0.56 bytes a weight, as bitsandbytes reads it (load_in_4bit): the base of QLoRA\n"
+      "  nf4_double  0.52 bytes, the same with scales in 8 bits (bnb_4bit_use_double_quant)\n"
+      "  int4        0.52 bytes, as compressed-tensors reads it (pack-quantized)\n"
+      "  fp8         1 byte, as transformers reads it (quant_method fp8): nearly the results of bf16\n"
       "Norms, biases, the embedding and the output matrix keep their type. The same model gives the same "
-      "bytes, and "
-      "memory\n"
-      "for 128 rows of a matrix suffices.\n\n"
+      "bytes.\nMemory for 128 rows of a matrix and its scales suffices.\n\n"
       "Examples:\n"
       "  ziggurat quantize Qwen3-8B Qwen3-8B-nf4\n"
       "  ziggurat quantize Qwen3-8B Qwen3-8B-fp8 --to fp8");

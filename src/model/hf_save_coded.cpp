@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/nested_scales.hpp"
 #include "model/families/family.hpp"
 #include "model/hf_text.hpp"
 #include "model/plain_tensors.hpp"
@@ -99,21 +100,21 @@ class CodedWriter {
     std::vector<FileTensor> group;
     std::vector<std::string> contents;
     switch (code_) {
-      case SavedCode::kNf4: {
-        std::string state = nlohmann::json{
-            {"quant_type", "nf4"},
-            {"blocksize", f.block_cols},
-            {"dtype", dtype_ == DType::kBF16 ? "bfloat16" : "float32"},
-            {"shape",
-             {m.rows, m.cols}}}.dump();
+      case SavedCode::kNf4:
+      case SavedCode::kNf4Double: {
+        const std::int64_t nested = f.nested_blocks(m.rows, m.cols);
+        std::string state = quant_state(m, 0);
+        const auto length = static_cast<std::int64_t>(state.size());
         group = {{name, "U8", {codes, 1}, codes},
-                 {name + ".absmax", "F32", {blocks}, 4 * blocks},
+                 nested > 0 ? FileTensor{name + ".absmax", "U8", {blocks}, blocks}
+                            : FileTensor{name + ".absmax", "F32", {blocks}, 4 * blocks},
                  {name + ".quant_map", "F32", {16}, 64},
-                 {name + ".quant_state.bitsandbytes__nf4",
-                  "U8",
-                  {static_cast<std::int64_t>(state.size())},
-                  static_cast<std::int64_t>(state.size())}};
+                 {name + ".quant_state.bitsandbytes__nf4", "U8", {length}, length}};
         contents = {bytes_of(kNf4Levels.data(), kNf4Levels.size()), std::move(state)};
+        if (nested == 0) break;
+        group.push_back({name + ".nested_quant_map", "F32", {256}, 4 * 256});
+        group.push_back({name + ".nested_absmax", "F32", {nested}, 4 * nested});
+        contents.push_back(bytes_of(host::nested_levels().data(), 256));
         break;
       }
       case SavedCode::kFp8: {
@@ -140,8 +141,22 @@ class CodedWriter {
     matrices_.push_back(std::move(m));
   }
 
+  // The text has the same length for every offset, since it is placed in the file before that is known.
+  std::string quant_state(const Matrix& m, float offset) const {
+    ordered_json state{{"quant_type", "nf4"},
+                       {"blocksize", m.format.block_cols},
+                       {"dtype", dtype_ == DType::kBF16 ? "bfloat16" : "float32"},
+                       {"shape", {m.rows, m.cols}}};
+    if (code_ == SavedCode::kNf4) return state.dump();
+    state["nested_blocksize"] = m.format.nested_block, state["nested_dtype"] = "float32";
+    std::string text = state.dump();
+    text.back() = ',';
+    return text + fmt::format("\"nested_offset\":{:<16.9g}}}", offset);
+  }
+
   CodeFormat format() {
     if (code_ == SavedCode::kNf4) return {WeightCode::kNf4, CodeScale::kF32, 1, 64};
+    if (code_ == SavedCode::kNf4Double) return {WeightCode::kNf4, CodeScale::kNested, 1, 64};
     if (code_ == SavedCode::kFp8) return {WeightCode::kFp8, CodeScale::kF32, 128, 128};
     if (group_ == 0) choose_group();
     return {WeightCode::kInt4, CodeScale::kBF16, 1, group_};
@@ -173,41 +188,99 @@ class CodedWriter {
     }
   }
 
-  void write(OutputFile& file, const Matrix& m,
-             const std::function<void(std::int64_t, std::int64_t)>& progress) {
-    const CodeFormat& f = m.format;
-    const auto width = static_cast<std::int64_t>(size_of(scale_type(f.scale)));
-    for (std::int64_t first = 0; first < m.rows; first += kBand) {
-      const std::int64_t rows = std::min(kBand, m.rows - first), count = rows * m.cols;
-      values_.resize(static_cast<std::size_t>(count)), decoded_.resize(values_.size());
-      codes_.resize(static_cast<std::size_t>(f.code_bytes(rows, m.cols)));
-      scales_.resize(static_cast<std::size_t>(f.blocks(rows, m.cols) * width));
-      read_rows(m, first, first + rows, values_.data());
-      for (const float v : values_) {
-        if (!std::isfinite(v)) {
-          fail(fmt::format("{} holds {}, which has no code", hf::in_quotes(m.name()), v),
-               "take a model whose weights are finite");
-        }
-      }
-      host::encode(f, {rows, m.cols}, values_.data(), codes_.data(), scales_.data());
-      host::decode<float>(
-          {.format = f, .rows = rows, .cols = m.cols, .codes = codes_.data(), .scales = scales_.data()},
-          decoded_.data());
-      for (std::size_t i = 0; i < values_.size(); ++i) {
-        const double error = std::abs(static_cast<double>(values_[i]) - static_cast<double>(decoded_[i]));
-        if (error > result.largest_error) result.largest_error = error, result.largest_error_in = m.name();
-      }
-      // A band of 128 rows begins at a whole byte and at a block.
-      const std::int64_t before = f.is_flat() ? first * m.cols / 2 : first * f.row_bytes(m.cols);
-      file.write_at(files_.tensor(m.codes).begin + before, codes_.data(),
-                    static_cast<std::int64_t>(codes_.size()));
-      file.write_at(files_.tensor(m.scales).begin + f.blocks(first, m.cols) * width, scales_.data(),
-                    static_cast<std::int64_t>(scales_.size()));
-      done_ += count * static_cast<std::int64_t>(sizeof(float));
-      if (progress) progress(done_, all_);
+  using Progress = std::function<void(std::int64_t, std::int64_t)>;
+
+  void write(OutputFile& file, const Matrix& m, const Progress& progress) {
+    for (const auto& [place, content] : m.constants) write_at(file, place, 0, content);
+    if (m.format.scale == CodeScale::kNested) {
+      write_nested(file, m, progress);
+    } else {
+      for_bands(m, [&](std::int64_t first, std::int64_t rows) {
+        encode_band(file, m, m.format, first, rows);
+        compare(m, m.format, rows, scales_.data());
+        const auto width = static_cast<std::int64_t>(size_of(scale_type(m.format.scale)));
+        write_at(file, m.scales, m.format.blocks(first, m.cols) * width, scales_);
+        tell(rows * m.cols, progress);
+      });
     }
-    for (const auto& [place, content] : m.constants)
-      file.write_at(files_.tensor(place).begin, content.data(), static_cast<std::int64_t>(content.size()));
+  }
+
+  // The scales of all bands are coded together. What the codes stand for is known only then, so the rows are
+  // read twice.
+  void write_nested(OutputFile& file, const Matrix& m, const Progress& progress) {
+    CodeFormat plain = m.format;
+    plain.scale = CodeScale::kF32;
+    std::vector<float> scales;
+    std::vector<std::uint8_t> codes;
+    for_bands(m, [&](std::int64_t first, std::int64_t rows) {
+      encode_band(file, m, plain, first, rows);
+      const auto* const band = reinterpret_cast<const float*>(scales_.data());
+      scales.insert(scales.end(), band, band + plain.blocks(rows, m.cols));
+      codes.insert(codes.end(), codes_.begin(), codes_.end());
+    });
+    const host::NestedScales nested =
+        host::encode_scales(scales.data(), static_cast<std::int64_t>(scales.size()), m.format.nested_block);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      const auto block = i / static_cast<std::size_t>(m.format.nested_block);
+      scales[i] = host::nested_levels()[nested.codes[i]] * nested.scales[block] + nested.offset;
+    }
+    for_bands(m, [&](std::int64_t first, std::int64_t rows) {
+      read_band(m, first, rows);
+      const auto from = codes.begin() + plain.code_bytes(first, m.cols);
+      codes_.assign(from, from + plain.code_bytes(rows, m.cols));
+      compare(m, plain, rows, scales.data() + plain.blocks(first, m.cols));
+      tell(rows * m.cols, progress);
+    });
+    write_at(file, m.scales, 0, nested.codes);
+    write_at(file, {m.scales.shard, m.scales.tensor + 2}, 0, quant_state(m, nested.offset));
+    write_at(file, {m.scales.shard, m.scales.tensor + 4}, 0, nested.scales);
+  }
+
+  template <class F>
+  static void for_bands(const Matrix& m, const F& f) {
+    for (std::int64_t first = 0; first < m.rows; first += kBand) f(first, std::min(kBand, m.rows - first));
+  }
+  template <class T>
+  void write_at(OutputFile& file, const WeightFiles::Place& place, std::int64_t offset,
+                const T& values) const {
+    file.write_at(files_.tensor(place).begin + offset, values.data(),
+                  static_cast<std::int64_t>(values.size() * sizeof(values[0])));
+  }
+  void tell(std::int64_t elements, const Progress& progress) {
+    done_ += elements * static_cast<std::int64_t>(sizeof(float));
+    if (progress) progress(done_, all_);
+  }
+
+  void read_band(const Matrix& m, std::int64_t first, std::int64_t rows) {
+    values_.resize(static_cast<std::size_t>(rows * m.cols));
+    read_rows(m, first, first + rows, values_.data());
+    for (const float v : values_) {
+      if (std::isfinite(v)) continue;
+      fail(fmt::format("{} holds {}, which has no code", hf::in_quotes(m.name()), v),
+           "take a model whose weights are finite");
+    }
+  }
+
+  // Reads a band of rows, leaves its codes and scales in codes_ and scales_, and writes the codes. A band of
+  // 128 rows begins at a whole byte and at a block.
+  void encode_band(OutputFile& file, const Matrix& m, const CodeFormat& f, std::int64_t first,
+                   std::int64_t rows) {
+    read_band(m, first, rows);
+    codes_.resize(static_cast<std::size_t>(f.code_bytes(rows, m.cols)));
+    scales_.resize(static_cast<std::size_t>(f.blocks(rows, m.cols)) * size_of(scale_type(f.scale)));
+    host::encode(f, {rows, m.cols}, values_.data(), codes_.data(), scales_.data());
+    write_at(file, m.codes, f.code_bytes(first, m.cols), codes_);
+  }
+
+  // Notes the largest error of the band in values_ and codes_.
+  void compare(const Matrix& m, const CodeFormat& f, std::int64_t rows, const void* scales) {
+    decoded_.resize(values_.size());
+    host::decode<float>({.format = f, .rows = rows, .cols = m.cols, .codes = codes_.data(), .scales = scales},
+                        decoded_.data());
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const double error = std::abs(static_cast<double>(values_[i]) - static_cast<double>(decoded_[i]));
+      if (error > result.largest_error) result.largest_error = error, result.largest_error_in = m.name();
+    }
   }
 
   std::string config() const {
@@ -219,11 +292,12 @@ class CodedWriter {
     const char* const type = dtype_ == DType::kBF16 ? "bfloat16" : "float32";
     switch (code_) {
       case SavedCode::kNf4:
+      case SavedCode::kNf4Double:
         return {{"quant_method", "bitsandbytes"},
                 {"load_in_4bit", true},
                 {"load_in_8bit", false},
                 {"bnb_4bit_quant_type", "nf4"},
-                {"bnb_4bit_use_double_quant", false},
+                {"bnb_4bit_use_double_quant", code_ == SavedCode::kNf4Double},
                 {"bnb_4bit_compute_dtype", type},
                 {"bnb_4bit_quant_storage", "uint8"}};
       case SavedCode::kFp8:

@@ -11,8 +11,10 @@
 namespace zg {
 namespace {
 
-constexpr std::array<std::pair<const char*, SavedCode>, 3> kCodes = {
-    {{"nf4", SavedCode::kNf4}, {"fp8", SavedCode::kFp8}, {"int4", SavedCode::kInt4}}};
+constexpr std::array<std::pair<const char*, SavedCode>, 4> kCodes = {{{"nf4", SavedCode::kNf4},
+                                                                      {"nf4_double", SavedCode::kNf4Double},
+                                                                      {"fp8", SavedCode::kFp8},
+                                                                      {"int4", SavedCode::kInt4}}};
 
 }  // namespace
 
@@ -20,7 +22,7 @@ SavedCode parse_code(const std::string& name) {
   for (const auto& [known, code] : kCodes) {
     if (name == known) return code;
   }
-  throw Error(Errc::kUsage, "--to", "is " + name, "take nf4, fp8 or int4");
+  throw Error(Errc::kUsage, "--to", "is " + name, "take nf4, nf4_double, fp8 or int4");
 }
 
 CodedSave quantize_model(const std::string& from, const std::string& out, SavedCode code,

@@ -5,6 +5,8 @@
 
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "kernels/host/elementwise.hpp"
 #include "model/hf_files.hpp"
@@ -150,6 +152,106 @@ TEST_F(Quantize, WritesTheTensorsThatBitsandbytesWrites) {
   EXPECT_EQ(compared, 7 * 3);
 }
 
+// The codes of elements are theirs. Their levels and the mean of scales have roundings that depend on the
+// machine, so ours agree to rounding, and a code of a scale may be its neighbour.
+TEST_F(Quantize, WritesDoubleQuantisedScalesAsBitsandbytesDoes) {
+  const std::string theirs = reference_directory() + "coded/nf4_double";
+  const ModelConfig c = read_hf_config(theirs);
+  const std::string plain = save(c, DType::kBF16, [&](const Param& p, std::int64_t i) {
+    return static_cast<float>(
+        bf16(static_cast<float>(family_weight(c, p, i / p.whole_cols, i % p.whole_cols))));
+  });
+  (void)quantize_model(plain, out("ours"), SavedCode::kNf4Double);
+  const SafeTensors ours(out("ours") + "/model.safetensors"), file(theirs + "/model.safetensors");
+  int compared = 0;
+  for (const SafeTensors::Entry& e : file.entries()) {
+    if (e.name.find("_proj.") == e.name.npos) continue;
+    const SafeTensors::Entry* const mine = ours.find(e.name);
+    ASSERT_NE(mine, nullptr) << e.name;
+    ++compared;
+    const std::string a = bytes_of(ours, *mine), b = bytes_of(file, e);
+    if (e.name.find("quant_state") != e.name.npos) {
+      const auto x = nlohmann::json::parse(a), y = nlohmann::json::parse(b);
+      EXPECT_EQ(x["nested_blocksize"], y["nested_blocksize"]);
+      EXPECT_EQ(x["nested_dtype"], y["nested_dtype"]);
+      EXPECT_NEAR(x["nested_offset"].get<double>(), y["nested_offset"].get<double>(), 1e-7);
+      continue;
+    }
+    EXPECT_EQ(mine->dtype, e.dtype) << e.name;
+    EXPECT_EQ(mine->shape, e.shape) << e.name;
+    ASSERT_EQ(a.size(), b.size());
+    if (e.name.find("nested_") != e.name.npos) {
+      for (std::size_t i = 0; i < a.size(); i += 4) {
+        float x = 0, y = 0;
+        std::memcpy(&x, a.data() + i, 4), std::memcpy(&y, b.data() + i, 4);
+        EXPECT_NEAR(x, y, 3e-7 * std::abs(y)) << e.name;
+      }
+    } else if (e.name.ends_with(".absmax")) {
+      std::size_t others = 0;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        EXPECT_LE(std::abs(int{static_cast<unsigned char>(a[i])} - int{static_cast<unsigned char>(b[i])}), 1);
+        others += a[i] == b[i] ? 0 : 1;
+      }
+      EXPECT_LE(others, a.size() / 8) << e.name;
+    } else {
+      EXPECT_TRUE(a == b) << e.name;
+    }
+  }
+  EXPECT_EQ(compared, 7 * 6);
+}
+
+// Matrices with several blocks of nested scales: decoded as a whole, by rows and in parts, and as near to
+// their elements as with plain scales.
+TEST_F(Quantize, DoubleQuantisedScalesOfSeveralBlocks) {
+  ModelConfig c = small_model("qwen3");
+  c.width = 256, c.inner = 640, c.layers = 1;
+  const std::string plain = save(c);
+  const CodedSave once = quantize_model(plain, out("once"), SavedCode::kNf4),
+                  twice = quantize_model(plain, out("twice"), SavedCode::kNf4Double);
+  EXPECT_LT(twice.bytes, once.bytes);
+  EXPECT_GT(twice.largest_error, 0);
+  EXPECT_LT(twice.largest_error, 1.1 * once.largest_error);
+  const Model model(c, DType::kF32, host_ops());
+  const HfWeights before(plain, model), after(out("twice"), model);
+  double largest = 0;
+  for (const Param& p : model.units()[1].params) {
+    const std::vector<float> x = read(before, p), y = read(after, p);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      largest = std::max(largest, std::abs(static_cast<double>(x[i]) - static_cast<double>(y[i])));
+    const auto code = after.code_of(p);
+    if (!code) continue;
+    ASSERT_EQ(code->format.scale, CodeScale::kNested);
+    // Rows that are whole blocks of nested scales keep them; others get plain ones.
+    const std::int64_t unit = 64 * 256 / std::gcd<std::int64_t>(64 * 256, p.cols);
+    for (const auto& [first, rows] :
+         {std::pair<std::int64_t, std::int64_t>{unit, unit}, {unit, p.rows - unit}, {16, p.rows - 16}}) {
+      if (rows <= 0 || first + rows > p.rows) continue;
+      const auto own = code_of_part(*code, code_part(p, first, rows));
+      ASSERT_TRUE(own);
+      EXPECT_EQ(own->format.scale,
+                first == unit || p.count() <= 64 * 256 ? CodeScale::kNested : CodeScale::kF32);
+      const CodePlaces at(*own, rows, p.cols, 0);
+      std::vector<std::byte> bytes(static_cast<std::size_t>(at.end));
+      after.read_codes(p, first, rows, at, bytes.data());
+      std::vector<float> part(static_cast<std::size_t>(rows * p.cols));
+      const auto floats = [&](std::int64_t place) {
+        return place < 0 ? nullptr : reinterpret_cast<const float*>(bytes.data() + place);
+      };
+      host::decode<float>({.format = own->format,
+                           .rows = rows,
+                           .cols = p.cols,
+                           .codes = reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                           .scales = bytes.data() + at.scales,
+                           .nested_levels = floats(at.nested_levels),
+                           .nested_scales = floats(at.nested_scales),
+                           .nested_offset = own->nested_offset},
+                          part.data());
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), y.begin() + first * p.cols)) << p.name << " " << first;
+    }
+  }
+  EXPECT_EQ(twice.largest_error, largest);
+}
+
 TEST_F(Quantize, GivesTheSameBytesAgain) {
   const std::string plain = save(small_model("qwen3"));
   for (const Named& n : kCodes) {
@@ -176,7 +278,7 @@ TEST_F(Quantize, RefusesWhatHasNoCode) {
   EXPECT_FALSE(std::filesystem::exists(out("new"))) << "half a model was left";
   EXPECT_TRUE(has(error_of([&] { return quantize_model(infinite, infinite, SavedCode::kFp8).matrices; }),
                   "is the directory that is read"));
-  EXPECT_TRUE(has(error_of([] { return parse_code("int8"); }), "nf4, fp8 or int4"));
+  EXPECT_TRUE(has(error_of([] { return parse_code("int8"); }), "nf4, nf4_double, fp8 or int4"));
 }
 
 }  // namespace

@@ -127,10 +127,12 @@ void save_hf(const std::string& directory, const Model& model, DType dtype, cons
              std::int64_t shard_bytes = std::int64_t{5} << 30);
 
 // The formats in which save_hf_coded() can write matrices.
-//   kNf4   as bitsandbytes: blocks of 64 elements, scales in fp32; 0.56 bytes an element
-//   kFp8   as DeepSeek's files: blocks of 128 x 128; 1 byte
-//   kInt4  as compressed-tensors: groups of 128 inputs, or of 64 or 32 where a width asks for it; 0.52 bytes
-enum class SavedCode { kNf4, kFp8, kInt4 };
+//   kNf4        as bitsandbytes: blocks of 64 elements, scales in fp32; 0.56 bytes an element
+//   kNf4Double  as bitsandbytes' double quantisation: the same with scales in 8 bits; 0.52 bytes
+//   kFp8        as DeepSeek's files: blocks of 128 x 128; 1 byte
+//   kInt4       as compressed-tensors: groups of 128 inputs, or of 64 or 32 where a width asks for it; 0.52
+//               bytes
+enum class SavedCode { kNf4, kNf4Double, kFp8, kInt4 };
 struct CodedSave {
   std::int64_t matrices = 0, bytes = 0;  // that are coded; bytes of all tensors
   double largest_error = 0;              // |element - decoded element|, over all matrices

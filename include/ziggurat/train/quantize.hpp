@@ -8,7 +8,7 @@
 
 namespace zg {
 
-// The code of a name ("nf4", "fp8", "int4"). Throws Error(kUsage) with the names that there are.
+// The code of a name ("nf4", "nf4_double", "fp8", "int4"). Throws Error(kUsage) with the names that there are.
 SavedCode parse_code(const std::string& name);
 
 // Writes the model of `from`, whose weights are plain, to `out`, as a Hugging Face directory that includes

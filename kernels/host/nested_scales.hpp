@@ -1,0 +1,19 @@
+// Double quantisation: the scales of NF4 in 8 bits. Source: bitsandbytes 0.50.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace zg::host {
+
+// Scales as codes themselves (CodeScale::kNested) of bitsandbytes' 256 levels: their mean is the offset, and
+// of `block` consecutive ones the largest distance from it the nested scale.
+struct NestedScales {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+  float offset = 0;
+};
+const std::array<float, 256>& nested_levels();  // ascending
+NestedScales encode_scales(const float* scales, std::int64_t n, std::int64_t block);
+
+}  // namespace zg::host

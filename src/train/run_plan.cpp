@@ -74,6 +74,7 @@ class Planner {
     // arithmetic: it must not depend on budgets.
     const std::int64_t logits = op_sizes().logits_bytes();
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
+    codes_.clear();
     const ParallelDegrees parts = config_.place_of(plan_.rank).parts;
     const TensorShard part{parts.tensor, parts.tensor_part, config_.parallel.sequence};
     plan_.model =
@@ -105,7 +106,10 @@ class Planner {
     if (hardware_.gpu) o.device_granule = hardware_.gpu->granule;
     o.state = state_format(config_.optimizer, config_.dtype);
     o.groups = parameter_groups(config_.optimizer, *plan_.model);
-    if (config_.lora.base == LoraConfig::Base::kCodes) o.codes = codes_of_base(config_, *plan_.model);
+    if (config_.lora.base == LoraConfig::Base::kCodes) {
+      if (codes_.empty()) codes_ = codes_of_base(config_, *plan_.model);
+      o.codes = codes_;
+    }
     o.saves = config_.checkpoint.asked();
     plan_.copies_because.clear(), plan_.choices.pins = false;
     o.micro_batch.documents = config_.data.packing == Packing::kDocuments;
@@ -329,7 +333,7 @@ class Planner {
   // them, and small units gain little.
   bool may_become_tiles() const {
     constexpr std::int64_t kLeast = 1 << 16;  // elements
-    return config_.tiers.tiles == TierConfig::Tiles::kAuto && config_.lora.base != LoraConfig::Base::kCodes &&
+    return config_.tiers.tiles == TierConfig::Tiles::kAuto &&
            config_.offload_param != OffloadTarget::kDevice &&
            std::any_of(plan_.model->units().begin(), plan_.model->units().end(),
                        [](const Unit& unit) { return unit.count >= kLeast; });
@@ -476,8 +480,9 @@ class Planner {
   std::optional<std::int32_t>
       device_units_;                  // units that are updated on the device; none: device_updates() decides
   std::optional<std::int64_t> host_;  // this rank's share of tiers.host
-  bool may_pin_ = true, must_pin_ = false;  // as all ranks have chosen
-  bool must_be_in_tiles_ = false;           // as all ranks have chosen, or as configured
+  std::vector<std::vector<std::optional<ParamCode>>> codes_;  // of the model; empty: not read yet, or none
+  bool may_pin_ = true, must_pin_ = false;                    // as all ranks have chosen
+  bool must_be_in_tiles_ = false;                             // as all ranks have chosen, or as configured
 };
 
 }  // namespace

@@ -156,6 +156,16 @@ TEST_F(CodedBases, HaveTheBitsOfTheirElementsInTiles) {
                                                           "zero_optimization.stage=0"}));
 }
 
+// Layers that the device has no room for come in tiles by themselves.
+TEST_F(CodedBases, ComeInTilesWhereTheDeviceIsSmall) {
+  const std::int64_t layer = (128 * 32 * (2 * 4 + 2 * 2) + 3 * 128 * 256) * std::int64_t{sizeof(float)};
+  const Strings small =
+      over(SavedCode::kNf4, kCodes + Strings{fmt::format("tiers.device={}", layer), "tiers.host=64MiB"});
+  EXPECT_HAS(Trainer(adapted("said", small), {}).describe(), "since whole ones do not fit");
+  EXPECT_EQ(train("small", small).losses,
+            train("large", over(SavedCode::kNf4, kCodes + Strings{"tiers.tiles=on"})).losses);
+}
+
 // The formats that only files have: nested scales, zero points, powers of two, columns in act order.
 TEST_F(CodedBases, OfEveryFormatHaveTheBitsOfTheirElements) {
   std::string shouting;

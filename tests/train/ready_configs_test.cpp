@@ -1,6 +1,8 @@
 // The configurations for fine-tuning that are shipped fit the machine that they name: one node of eight GPUs
-// of 80 GB. tests/reference/configs has each model's sizes, written by hand as its config.json has them.
+// of 80 GB, or one GPU. tests/reference/configs has each model's sizes, written by hand as its config.json
+// has them.
 #include "config/config_fixture.hpp"
+#include "support/coded_headers.hpp"
 #include "support/places.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/run_plan.hpp"
@@ -18,15 +20,15 @@ void PrintTo(const Ready& ready, std::ostream* out) {
   *out << ready.name;
 }
 
+struct GpuSizes final : OpSizes {
+  std::int64_t row_groups() const override { return 264; }
+  std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const override { return 3 << 20; }
+  std::int64_t logits_bytes() const override { return std::int64_t{2} << 30; }
+  bool pads_logits() const override { return true; }
+};
+
 class ReadyConfigurations : public ConfigTest, public testing::WithParamInterface<Ready> {
  protected:
-  struct Gpu80 final : OpSizes {
-    std::int64_t row_groups() const override { return 264; }
-    std::int64_t attention_scratch_bytes(DType, const AttentionShape&) const override { return 3 << 20; }
-    std::int64_t logits_bytes() const override { return std::int64_t{2} << 30; }
-    bool pads_logits() const override { return true; }
-  };
-
   RunConfig load_ready() const {
     const std::string name = GetParam().name, model = directory_ + "/model";
     write("model/config.json", test::read_file(test::in_source("tests/reference/configs/") + name + ".json"));
@@ -53,7 +55,7 @@ class ReadyConfigurations : public ConfigTest, public testing::WithParamInterfac
                                 .staging = kGiB};
     return machine;
   }
-  Gpu80 sizes_;
+  GpuSizes sizes_;
 };
 
 TEST_P(ReadyConfigurations, FitsItsNode) {
@@ -89,6 +91,67 @@ INSTANTIATE_TEST_SUITE_P(
       for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
       return name;
     });
+
+// QLoRA on one GPU: a machine with 24 GB on it, 64 GB of memory and a drive, and one with 80 GB.
+struct OneGpu {
+  const char* name;
+  double codes;      // 10^9 bytes of all codes and scales
+  bool reads_drive;  // with 24 GB and 64 GB
+};
+void PrintTo(const OneGpu& one, std::ostream* out) {
+  *out << one.name;
+}
+
+class ReadyQlora : public ConfigTest, public testing::WithParamInterface<OneGpu> {};
+
+TEST_P(ReadyQlora, FitsOneGpu) {
+  const std::string name = GetParam().name, model = directory_ + "/model";
+  write("model/config.json", test::read_file(test::in_source("tests/reference/configs/") + name + ".json"));
+  test::write_nf4_headers(model);
+  Machine asked;
+  asked.has_gpu = [] { return true; };
+  asked.gpu_count = [] { return 1; };
+  const RunConfig run = load_config(
+      {{test::in_source("configs/finetune/") + name + "-qlora.json"}, {"model.from=" + model}}, asked);
+  EXPECT_EQ(run.ranks(), 1);
+  const GpuSizes sizes;
+  for (const std::int64_t gib : {22, 76}) {
+    SCOPED_TRACE(gib);
+    Hardware machine;
+    machine.memory.available = 60 * kGiB;
+    machine.cores.nodes = {{0, {}}};
+    for (int cpu = 0; cpu < 16; ++cpu) machine.cores.nodes[0].cores.push_back({cpu, cpu});
+    for (std::size_t i = 0; i < run.tiers.nvme.size(); ++i)
+      machine.drives.push_back({static_cast<int>(i), {1024 * kGiB, i + 1}});
+    machine.gpu = Hardware::Gpu{
+        .sizes = &sizes, .memory = gib * kGiB, .granule = 2 * kMiB, .numa_nodes = {0}, .staging = 0};
+    const RunPlan plan = make_run_plan(run, model_of(run), 1'000'000, machine, 0);
+    EXPECT_TRUE(plan.dry_run.fits);
+    EXPECT_EQ(plan.tile_bytes(), 0);  // layers are whole
+    std::int64_t codes = 0;
+    for (const Layout::TileTensors& tile : plan.layout->tiles) {
+      if (tile.is_coded()) codes += plan.layout->table.tensor(tile.stored).spec.count;
+    }
+    EXPECT_NEAR(static_cast<double>(codes) / 1e9, GetParam().codes, 0.05);
+    const LinkBytes& moved = plan.dry_run.per_step;
+    const bool small = gib < 76;
+    EXPECT_EQ(moved.nvme_read() > 0, small && GetParam().reads_drive) << moved.nvme_read();
+    EXPECT_EQ(moved.nvme_write(), 0) << "neither codes nor activations are written in a step";
+    if (!small) {
+      EXPECT_LT(moved[kHostToDevice], codes) << "codes stay on a GPU of 80 GB";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shipped, ReadyQlora,
+                         testing::Values(OneGpu{"llama-3.1-8b", 3.93, false},
+                                         OneGpu{"llama-3.1-70b", 38.5, true},
+                                         OneGpu{"qwen3-32b", 17.6, false}),
+                         [](const auto& one) {
+                           std::string name = one.param.name;
+                           for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace zg

@@ -1,0 +1,66 @@
+// A model's weights in NF4 of which nothing but the headers takes space: for plans of models of any size.
+#pragma once
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/files.hpp"
+#include "ziggurat/device/ops.hpp"
+#include "ziggurat/kernels/coded.hpp"
+#include "ziggurat/model/hf.hpp"
+
+namespace zg::test {
+
+// Writes model.safetensors beside the config.json of `directory`: a sparse file, in which the matrices of all
+// layers are NF4 as bitsandbytes has it, and the rest is bf16.
+inline void write_nf4_headers(const std::string& directory) {
+  const Model model(read_hf_config(directory), DType::kBF16, host_ops());
+  nlohmann::ordered_json header;
+  std::vector<std::pair<std::int64_t, std::string>> contents;
+  std::int64_t at = 0;
+  const auto add = [&](const std::string& name, const char* dtype, std::vector<std::int64_t> shape,
+                       std::int64_t bytes, std::string content = {}) {
+    header[name] = {{"dtype", dtype}, {"shape", std::move(shape)}, {"data_offsets", {at, at + bytes}}};
+    if (!content.empty()) contents.emplace_back(at, std::move(content));
+    at += bytes;
+  };
+  for (const Unit& unit : model.units()) {
+    const bool block = &unit != &model.units().front() && &unit != &model.units().back();
+    for (const Param& p : unit.params) {
+      if (p.vector || !block) {
+        add(p.name, "BF16", p.vector ? std::vector{p.cols} : std::vector{p.rows, p.cols}, 2 * p.count());
+        continue;
+      }
+      const std::string state = nlohmann::json{
+          {"quant_type", "nf4"},
+          {"blocksize", 64},
+          {"dtype", "bfloat16"},
+          {"shape",
+           {p.rows, p.cols}}}.dump();
+      add(p.name, "U8", {p.count() / 2, 1}, p.count() / 2);
+      add(p.name + ".absmax", "F32", {p.count() / 64}, p.count() / 16);
+      add(p.name + ".quant_map", "F32", {16}, 64,
+          {reinterpret_cast<const char*>(kNf4Levels.data()), sizeof kNf4Levels});
+      add(p.name + ".quant_state.bitsandbytes__nf4", "U8", {std::ssize(state)}, std::ssize(state), state);
+    }
+  }
+  const std::string text = header.dump();
+  const std::uint64_t length = text.size();
+  std::string all(8, '\0');
+  std::memcpy(all.data(), &length, sizeof length);
+  write_file(directory + "/model.safetensors", all + text);
+  const int fd = ::open((directory + "/model.safetensors").c_str(), O_WRONLY);
+  const auto begin = static_cast<off_t>(8 + length);
+  bool good = fd >= 0 && ::ftruncate(fd, begin + at) == 0;
+  for (const auto& [place, content] : contents)
+    good = good && ::pwrite(fd, content.data(), content.size(), begin + place) == std::ssize(content);
+  ::close(fd);
+  EXPECT_TRUE(good) << "a sparse file of " << at << " bytes in " << directory;
+}
+
+}  // namespace zg::test

@@ -138,7 +138,7 @@ TEST_P(ReadyQlora, FitsOneGpu) {
     EXPECT_EQ(moved.nvme_read() > 0, small && GetParam().reads_drive) << moved.nvme_read();
     EXPECT_EQ(moved.nvme_write(), 0) << "neither codes nor activations are written in a step";
     if (!small) {
-      EXPECT_LT(moved[kHostToDevice], codes) << "codes stay on a GPU of 80 GB";
+      EXPECT_LT(moved[kToDevice], codes) << "codes stay on a GPU of 80 GB";
     }
   }
 }

@@ -6,8 +6,8 @@
 
 namespace zg::host {
 
-// Scales as codes themselves (CodeScale::kNested) of bitsandbytes' 256 levels: their mean is the offset, and
-// of `block` consecutive ones the largest distance from it the nested scale.
+// Scales that are codes themselves (CodeScale::kNested), of bitsandbytes' 256 levels. The offset is their
+// mean. The nested scale of `block` consecutive scales is their largest distance from the offset.
 struct NestedScales {
   std::vector<std::uint8_t> codes;
   std::vector<float> scales;

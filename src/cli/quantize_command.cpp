@@ -25,7 +25,7 @@ void add_quantize(CLI::App& app, int& exit_code) {
       "  int4        0.52 bytes, as compressed-tensors reads it (pack-quantized)\n"
       "  fp8         1 byte, as transformers reads it (quant_method fp8): nearly the results of bf16\n"
       "Norms, biases, the embedding and the output matrix keep their type. The same model gives the same "
-      "bytes.\nMemory for 128 rows of a matrix and its scales suffices.\n\n"
+      "bytes.\nMemory for the codes of a matrix suffices.\n\n"
       "Examples:\n"
       "  ziggurat quantize Qwen3-8B Qwen3-8B-nf4\n"
       "  ziggurat quantize Qwen3-8B Qwen3-8B-fp8 --to fp8");

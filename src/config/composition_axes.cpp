@@ -312,7 +312,11 @@ Choices adapters() {
           {"on",
            {"lora.rank=16"},
            "low-rank adapters are trained beside the model of model.from, which stays as it is",
-           [](Run r) { return r.lora.on(); }}};
+           [](Run r) { return r.lora.on() && r.lora.base == LoraConfig::Base::kElements; }},
+          {"over codes",
+           {"lora.rank=16", "lora.base=codes"},
+           "the same, and matrices of 4 or 8 bits in the model's files are kept so",
+           [](Run r) { return r.lora.on() && r.lora.base == LoraConfig::Base::kCodes; }}};
 }
 
 Choices pipelines() {

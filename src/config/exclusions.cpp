@@ -138,7 +138,7 @@ std::vector<Exclusion> of_stages_and_tiles() {
        "remove the key; \"depth_first\" and \"1f1b\" hold the activations of fewest micro-batches",
        {"accumulation"},
        [](RunConfig& r) { r.accumulation = Accumulation::kLayerMajor; }},
-      {{kLora, {"on"}},
+      {{kLora, {"on", "over codes"}},
        {kGroups, {"frozen"}},
        "all but the adapters is frozen already",
        "remove the groups that freeze",

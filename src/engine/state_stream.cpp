@@ -205,7 +205,8 @@ void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
   });
 }
 
-// Of each parameter that this rank's shard has bytes of, all codes are made.
+// A parameter that lies partly in this rank's shard is filled apart as a whole, and its bytes here are
+// copied.
 void StateStream::restore_codes(const StepOp& op, const TileVisitor& fill) {
   const Layout::TileTensors& tensors = layout_.tile(op.tile);
   const std::vector<Param>& params = layout_.model->units()[static_cast<std::size_t>(op.unit)].params;

@@ -205,8 +205,8 @@ class CodedWriter {
     }
   }
 
-  // The scales of all bands are coded together. What the codes stand for is known only then, so the rows are
-  // read twice.
+  // The scales of all bands are coded together. The elements that codes decode to are known only then, so the
+  // rows are read twice.
   void write_nested(OutputFile& file, const Matrix& m, const Progress& progress) {
     CodeFormat plain = m.format;
     plain.scale = CodeScale::kF32;

@@ -1,8 +1,10 @@
 // What the table says to be possible is accepted by readers and planner: every pair of choices, in as few
 // runs as cover them all. And what it refuses is refused of programs, too.
+#include <filesystem>
 #include <set>
 
 #include "config/composition_cases.hpp"
+#include "support/coded_headers.hpp"
 #include "train/run_fixture.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/run_plan.hpp"
@@ -81,7 +83,20 @@ class ComposedRuns : public RunTest {
   static ModelConfig model_of_bytes(const RunConfig& run) {
     ModelConfig model = *run.model;
     model.vocab_size = 256;
+    if (run.lora.on())
+      model.lora = {.rank = run.lora.rank, .alpha = 16, .modules = match_modules(model, "*")};
     return model;
+  }
+  // A run beside a base in codes has one of its model's sizes.
+  RunConfig with_base(RunConfig run) const {
+    if (run.lora.base != LoraConfig::Base::kCodes) return run;
+    run.model_from = directory_ + "/coded";
+    if (std::filesystem::exists(run.model_from)) return run;
+    ModelConfig model = model_of_bytes(run);
+    model.lora = {};
+    write("coded/config.json", write_hf_config(model));
+    test::write_nf4_headers(run.model_from);
+    return run;
   }
 
  private:
@@ -105,7 +120,7 @@ TEST_F(ComposedRuns, EveryPairThatIsPossibleIsPlanned) {
     for (std::size_t a = 0; a < picks.size(); ++a) {
       for (std::size_t b = a + 1; b < picks.size(); ++b) left.erase({a, picks[a], b, picks[b]});
     }
-    const RunConfig run = tiny({"train_batch_size=16", "model.n_head=4"}, settings_of(picks));
+    const RunConfig run = with_base(tiny({"train_batch_size=16", "model.n_head=4"}, settings_of(picks)));
     for (int rank = 0; rank < run.device.ranks; ++rank) {
       const RunPlan plan = make_run_plan(run, model_of_bytes(run), 500, machine_of(run), rank);
       EXPECT_TRUE(plan.dry_run.fits);

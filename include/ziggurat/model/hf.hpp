@@ -97,7 +97,7 @@ class HfWeights {
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
   bool any_coded() const;
   bool is_coded(const Param& param) const;  // also as a part of a coded matrix
-  // How the files' matrix is coded of which a parameter is all or a part; none: it is not coded.
+  // How the matrix of the files is coded to which the parameter belongs; none: it has plain elements.
   std::optional<ParamCode> code_of(const Param& param) const;
   // Writes codes and scales of rows [first_row, first_row + rows) of a coded parameter to memory from `base`
   // on, in the places of their code_of_part(). Any thread. Throws Error(kIo).

@@ -13,7 +13,7 @@ SavedCode parse_code(const std::string& name);
 
 // Writes the model of `from`, whose weights are plain, to `out`, as a Hugging Face directory that includes
 // the tokenizer's files: matrices of layers in `code`, the rest in bf16 if all of the model's weights are
-// bf16, else in fp32. Needs memory for 128 rows of a matrix and a few MiB, whatever the model's size; gives
+// bf16, else in fp32. Needs memory for 128 rows of a matrix (kNf4Double: and its codes) and a few MiB; gives
 // the same bytes each time. `out` appears complete or not at all. save_hf_coded() explains `progress`;
 // null: none. Throws Error(kUsage) as save_hf_coded() does, for a model that is coded already, and if `out`
 // is `from`; Error(kIo).

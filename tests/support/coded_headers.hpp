@@ -1,6 +1,7 @@
 // A model's weights in NF4 of which nothing but the headers takes space: for plans of models of any size.
 #pragma once
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstring>

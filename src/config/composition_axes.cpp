@@ -152,7 +152,7 @@ bool any_group(Run r, bool frozen) {
 Choices parameter_groups() {
   return {{"none", {}, "one rule for all parameters", [](Run r) { return r.optimizer.groups.empty(); }},
           {"with a rule",
-           {R"(optimizer.param_groups=[{"params": "*.bias", "lr_factor": 2}])"},
+           {R"(optimizer.param_groups=[{"params": "*.weight", "lr_factor": 2}])"},
            "some parameters have a learning rate or a weight decay of their own",
            [](Run r) { return any_group(r, false); }},
           {"frozen",

@@ -81,6 +81,7 @@ class CodedBases : public LoraRuns {
       return train(out, settings + more);
     };
     const Outcome elements = fresh("elements", {}), codes = fresh("codes", kCodes);
+    EXPECT_EQ(codes.summary.comm, codes.summary.comm_formula);
     EXPECT_EQ(codes.losses, elements.losses);
     EXPECT_EQ(codes.norms, elements.norms);
     EXPECT_TRUE(weights("codes") == weights("elements"));
@@ -229,7 +230,8 @@ TEST_F(CodedBases, AreReferredToByCheckpoints) {
   const auto resumed = [&](const Strings& more) {
     return std::string(usage_error([&] { return train("one", settings + more, ""); }).what());
   };
-  EXPECT_HAS(resumed({"lora.base=elements"}), "lora.base is elements, was codes");
+  EXPECT_HAS(resumed({"lora.base=elements", "checkpoint.allow=[\"lora.base\"]"}),
+             "lora.base is elements, was codes");
   // Another base: the codes of a pair of elements differ.
   const std::string weights_file = base(SavedCode::kNf4) + "/model.safetensors";
   std::string bytes = read_file(weights_file);

@@ -2,8 +2,10 @@
 #include <cstdio>
 
 #include "cli/commands.hpp"
+#include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/printable.hpp"
+#include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/train/quantize.hpp"
 
@@ -32,6 +34,9 @@ void add_quantize(CLI::App& app, int& exit_code) {
   command->callback([f, &exit_code] {
     const CodedSave saved =
         quantize_model(f->from, f->out, parse_code(f->to), [&](std::int64_t done, std::int64_t all) {
+          if (interrupted())
+            throw Error(Errc::kInterrupted, f->out,
+                        "interrupted while it was written; nothing of it is left");
           log::progress(fmt::format("{}: {:.0f}% of the matrices", printable(f->out),
                                     100 * static_cast<double>(done) / static_cast<double>(all)));
         });

@@ -191,7 +191,7 @@ int train(const RunConfig& config, const Flags& flags, Watchdog& watchdog, Proce
         log::info("all {} steps were done before: only the model was saved", config.steps);
       }
       if (config.sample_tokens > 0 && saved == config.model_dir() && !summary.stopped && !interrupted())
-        print_sample(config);
+        print_sample(trainer.plan().config);
       unsaid = flush_report();
     }
     trainer.finish_exports();

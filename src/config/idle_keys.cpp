@@ -33,6 +33,8 @@ constexpr const char* kConstant = "fp16.loss_scale is constant; 0 is one that fo
 constexpr const char* kOneStage = "it is for the stages of parallel.pipeline, which is 1";
 
 const Idle kIdle[] = {
+    {"model.quantize_cache", [](const RunConfig& run) { return !run.quantize.code; },
+     "nothing is quantised: model.quantize is not given"},
     {"eval.every", [](const RunConfig& run) { return no_validation(run) && run.eval_every > 0; },
      kNoValidation},
     {"eval.batches", no_validation, kNoValidation},

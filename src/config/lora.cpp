@@ -35,7 +35,12 @@ const Keys& lora_keys() {
 
 void read_lora(Section& root, RunConfig& run) {
   auto section = root.section("lora");
-  if (!section) return;
+  if (!section) {
+    if (!run.quantize.code) return;
+    root.fail("model.quantize",
+              "is given, and the run trains the model itself, whose codes cannot be trained",
+              "train adapters beside it (a section lora, e.g. \"lora\": {\"rank\": 16}), or remove the key");
+  }
   LoraConfig& out = run.lora;
   section->read_into(out);
   if (section->has("from")) {

@@ -49,6 +49,17 @@ const Keys& model_section_keys() {
        "A new model of this family, described by the keys of its `config.json` (the table of its name "
        "below).",
        "this or `model.from` is required", family_list()},
+      {"quantize",
+       ChoiceSpec(SavedCode::kNf4, {{"nf4", SavedCode::kNf4},
+                                    {"nf4_double", SavedCode::kNf4Double},
+                                    {"fp8", SavedCode::kFp8},
+                                    {"int4", SavedCode::kInt4}}),
+       "Code in which the matrices of `model.from` are quantised before the run, as `ziggurat quantize` does "
+       "it. It is done once: the result stays in `quantize_cache`. Only with `lora`, and for a model whose "
+       "weights are plain.",
+       "none"},
+      {"quantize_cache", TextSpec{}, "Directory in which quantised models stay for later runs.",
+       "`$XDG_CACHE_HOME/ziggurat/models`, or `~/.cache/ziggurat/models`"},
       {"dropout", SectionSpec{dropout_keys}, "What training drops."},
   });
   return keys;
@@ -174,14 +185,23 @@ void read_model(Section& root, RunConfig& run) {
     dropout->read_into(run.dropout);
     dropout->finish();
   }
+  if (section->has("quantize")) run.quantize.code = section->choice<SavedCode>("quantize");
+  if (section->has("quantize_cache")) {
+    run.quantize.cache = section->text("quantize_cache");
+    if (run.quantize.cache.empty()) section->wrong("quantize_cache", "a directory");
+  }
   if (section->has("from")) {
     run.model_from = section->text("from");
     if (run.model_from.empty()) section->wrong("from", "a directory");
     section->finish();
     return;
   }
+  if (run.quantize.code) {
+    section->fail("quantize", "is given, and the model is new: it has no weights to quantise",
+                  "name a trained model (model.from), or remove the key");
+  }
   Json of_family = section->json();
-  of_family.erase("dropout");
+  for (const char* key : {"dropout", "quantize", "quantize_cache"}) of_family.erase(key);
   run.model = parse_model_config(of_family.dump(-1, ' ', true, Json::error_handler_t::replace),
                                  section->tree().where_section("model"));
 }

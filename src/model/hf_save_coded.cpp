@@ -343,4 +343,9 @@ CodedSave save_hf_coded(const std::string& directory, const std::string& from, c
   return writer.result;
 }
 
+std::int64_t coded_bytes(const std::string& from, const Model& model, SavedCode code, DType dtype) {
+  const ReadParam none;
+  return CodedWriter(from, model, code, dtype, none).result.bytes;
+}
+
 }  // namespace zg

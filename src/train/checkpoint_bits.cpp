@@ -18,6 +18,7 @@
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/io/hash.hpp"
 #include "ziggurat/model/hf.hpp"
+#include "ziggurat/train/quantize.hpp"
 
 namespace zg {
 namespace {
@@ -31,7 +32,9 @@ const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradien
 constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
 constexpr const char* kOrder = "data.order";
-// Whether a change of the key is never allowed, since checkpoint and run would have different tensors.
+constexpr const char* kQuantize = "model.quantize";
+// Whether a change of the key is never allowed, since checkpoint and run would have different tensors, or
+// tensors of different models.
 bool is_fixed(const std::string& key) {
   if (key == kEmbeddingDropoutKey || key == kResidualDropoutKey) return false;
   return key.rfind("model.", 0) == 0 || key == "optimizer.type" || key == kLoraKey || key == kBaseKey;
@@ -221,6 +224,8 @@ class Writer {
 
 BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   Writer writer(model_bits(plan.model_config));
+  // A checkpoint without this key was written by a run that took its model as it is.
+  if (plan.config.quantize.code) writer.add(kQuantize, name_of(*plan.config.quantize.code));
   writer.batch(plan.config, data);
   writer.add("layers", plan.tile_bytes() > 0 ? "in tiles with the tables" : "whole");
   // Head and embedding add to a tied table's gradient alternately, or one after the other.
@@ -251,6 +256,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kLoraKey, shape_of(Lora{})), before.emplace(kLoraKey, shape_of(Lora{}));
   now.emplace(kOrder, "random"), before.emplace(kOrder, "random");
   now.emplace(kBaseKey, kBaseInElements), before.emplace(kBaseKey, kBaseInElements);
+  now.emplace(kQuantize, "none"), before.emplace(kQuantize, "none");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

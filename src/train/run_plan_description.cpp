@@ -4,6 +4,7 @@
 
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/train/quantize.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
 namespace zg {
@@ -59,6 +60,12 @@ std::string describe_update(const RunPlan& plan) {
                      frozen > 0 ? fmt::format("; {} parameters are frozen", frozen) : "");
 }
 
+std::string describe_source(const RunConfig& config) {
+  if (config.model_from.empty()) return "from scratch";
+  const auto& code = config.quantize.code;
+  return fmt::format("from {}{}", config.base_name(), code ? fmt::format(" in {}", name_of(*code)) : "");
+}
+
 // Describes the adapters, if the run trains them.
 std::string describe_adapters(const RunPlan& plan) {
   const Lora& lora = plan.model_config.lora;
@@ -88,12 +95,12 @@ std::string RunPlan::describe() const {
       "state      {} (weights, gradients, optimizer); weights lie {}, optimizer state {}\n"
       "update     {}\n"
       "batch      {} sequences of {} tokens in {} micro-batch{}{}, {}, recomputation {}{}",
-      title_of(m.arch), config.model_from.empty() ? "from scratch" : "from " + config.model_from, m.layers,
-      m.width, static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype),
-      m.tied ? ", tied head" : "", dropout, format_bytes(layout->state_bytes()),
-      kPlaces[static_cast<int>(config.offload_param)], kPlaces[static_cast<int>(config.offload_optimizer)],
-      describe_update(*this), config.data_ranks() * config.micro_batch * config.accumulation_steps,
-      config.data.seq_len, config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
+      title_of(m.arch), describe_source(config), m.layers, m.width,
+      static_cast<double>(model->parameter_count()) / 1e6, name_of(config.dtype), m.tied ? ", tied head" : "",
+      dropout, format_bytes(layout->state_bytes()), kPlaces[static_cast<int>(config.offload_param)],
+      kPlaces[static_cast<int>(config.offload_optimizer)], describe_update(*this),
+      config.data_ranks() * config.micro_batch * config.accumulation_steps, config.data.seq_len,
+      config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es",
       config.data_ranks() == 1 ? "" : " of each rank",
       config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
       : config.accumulation == Accumulation::kLayerMajor ? "layer-major"

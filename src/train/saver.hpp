@@ -47,7 +47,7 @@ class Trainer::Saver {
   // Writes the model or, if the run trains adapters, only these.
   static void save(const std::string& directory, const RunPlan& plan, const ReadParam& read) {
     if (!plan.model_config.lora.on()) return save_hf(directory, *plan.model, DType::kF32, read);
-    save_adapters(directory, *plan.model, plan.config.model_from, read);
+    save_adapters(directory, *plan.model, plan.config.base_name(), read);
   }
   void follow() {
     while (ask({}), request_[0] != kDone) {

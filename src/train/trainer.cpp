@@ -13,6 +13,7 @@
 #include "train/drives.hpp"
 #include "train/failures.hpp"
 #include "train/optimizer_setup.hpp"
+#include "train/quantized_base.hpp"
 #include "train/roofs.hpp"
 #include "train/run_checkpoints.hpp"
 #include "train/run_checks.hpp"
@@ -276,11 +277,12 @@ Trainer::Trainer(const RunConfig& config, const Options& options)
     }
     ModelConfig model = model_of(config);
     check_run_without_data(config, model);
-    if (!options_.resume) check_files(config, model);
+    const RunConfig run = with_quantized_base(config, processes_, options_.stop);
+    if (!options_.resume) check_files(run, model);
     if (processes_.number() == 0) tell_dropout(config);
-    read_data(config, model);
-    gpus_ = open_gpus(config);
-    make_plans(config, model);
+    read_data(run, model);
+    gpus_ = open_gpus(run);
+    make_plans(run, model);
     add_up();
     go_on_from_checkpoint();
   });

@@ -1,5 +1,11 @@
 // Adapters from the command line: trained beside a model, used with it, merged into it, and refused.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <future>
+
 #include "cli/fixture.hpp"
+#include "ziggurat/base/file.hpp"
 
 namespace zg {
 namespace {
@@ -87,6 +93,43 @@ TEST_F(LoraCommands, GoWithAQuantizedBase) {
   refused({"quantize", "base/model", "again", "--to", "int8"}, "nf4, fp8 or int4");
   refused({"quantize", "base/model", "base/model"}, "is the directory that is read");
   refused({"quantize", "base/model", "again", "--to", "int4"}, "multiple of 32");
+}
+
+// The run quantises its base: one of two runs at once, and no later one.
+TEST_F(LoraCommands, QuantizeTheirBaseThemselves) {
+  const Strings settings{R"(model={"from": "base/model", "quantize": "nf4", "quantize_cache": "cache"})",
+                         "lora.rank=4", "steps=4", "optimizer.params.lr=0.01"};
+  const auto planned = [&](const std::string& out) {
+    return run(Strings{"train", "config.json", "--plan"} + sets(settings + Strings{"output.dir=" + out}));
+  };
+  auto other = std::async(std::launch::async, [&] { return planned("other"); });
+  const Outcome one = planned("one"), two = other.get();
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_NE(test::has(one.err, "is quantised to nf4"), test::has(two.err, "is quantised to nf4"))
+      << one.err << two.err;
+  EXPECT_HAS_NOT(train(settings + Strings{"output.dir=itself", "lora.base=codes"}).err, "is quantised to");
+  EXPECT_EQ(run(Strings{"quantize", "base/model", "base-nf4"}).code, 0);
+  train(Strings{R"(model={"from": "base-nf4"})", "lora.rank=4", "steps=4", "optimizer.params.lr=0.01",
+                "output.dir=given"});
+  EXPECT_TRUE(read("itself/adapter/adapter_model.safetensors") ==
+              read("given/adapter/adapter_model.safetensors"));
+  EXPECT_HAS(read("itself/adapter/adapter_config.json"), "\"base_model_name_or_path\": \"base/model\"");
+  // Ctrl-C ends the wait for another run, here this process.
+  for (const auto& entry : fs::directory_iterator(path("cache"))) {
+    if (entry.is_directory()) fs::remove_all(entry.path());
+  }
+  const fs::path lock = fs::directory_iterator(path("cache"))->path();
+  const int fd = ::open(lock.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(try_lock(fd), 0) << lock;
+  const Outcome stopped = run(Launch{.arguments = Strings{"train", "config.json", "--plan"} + sets(settings),
+                                     .interrupt_at = "waiting for it"});
+  (void)::close(fd);
+  EXPECT_EQ(stopped.code, 130) << stopped.err;
+  EXPECT_HAS(stopped.err, "interrupted while waiting for another run");
+  const Outcome refused = run(Strings{"train", "config.json"} + sets({"model.quantize=nf4"}));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_HAS(refused.err, "model.quantize: is given, and the model is new");
 }
 
 TEST_F(LoraCommands, RefuseWhatDoesNotFit) {

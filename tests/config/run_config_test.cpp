@@ -526,6 +526,23 @@ TEST_F(ConfigTest, DropoutIsOfNewModelsAndOfDirectories) {
   EXPECT_EQ(load_set({"model.from=dir", "model.dropout.residual=0.5"}).dropout, (DropoutRates{0, 0.5}));
 }
 
+TEST_F(ConfigTest, AModelMayBeQuantized) {
+  const std::string over =
+      R"({"model": {"from": "dir", "quantize": "int4", "quantize_cache": "c"}, "lora": {"rank": 2}})";
+  const RunConfig run = load_over(over);
+  EXPECT_EQ(run.quantize.code, SavedCode::kInt4);
+  EXPECT_EQ(run.quantize.cache, "c");
+  EXPECT_EQ(run.base_name(), "dir");
+  EXPECT_EQ(load_over(over, {"model.quantize=fp8"}).quantize.code, SavedCode::kFp8);
+  const RunConfig plain = load_over(over, {"model.quantize=null"});
+  EXPECT_FALSE(plain.quantize.code.has_value());
+  EXPECT_TRUE(warns(plain, "model.quantize_cache: has no effect: nothing is quantised"));
+  // A new model drops what belongs to the one from a directory.
+  EXPECT_FALSE(load_over(over, {R"(model={"arch": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8,
+                                          "n_positions": 32})"})
+                   .quantize.code.has_value());
+}
+
 TEST_F(ConfigTest, OverrideValues) {
   const RunConfig run = load_set({"steps=7", "data.train=a=b.txt", "data.tokenizer={\"gpt2\": \"d\"}",
                                   "tiers.host=48MiB", "tiers.nvme.0.path=/one", "tiers.nvme.0.bytes=4096",

@@ -17,6 +17,7 @@
 #include "ziggurat/io/options.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/config.hpp"
+#include "ziggurat/model/saved_code.hpp"
 #include "ziggurat/optim/group_rule.hpp"
 #include "ziggurat/optim/loss_scale.hpp"
 #include "ziggurat/optim/schedule.hpp"
@@ -133,8 +134,18 @@ struct LoraConfig {
   bool on() const { return rank > 0 || !from.empty(); }
 };
 
+// Quantises the model of RunConfig::model_from before the run, once ("model.quantize").
+struct QuantizeConfig {
+  std::optional<SavedCode> code;  // none: the model is taken as it is
+  std::string cache;              // directory of quantised models; empty: in the user's cache
+  // The directory that was quantised, after RunConfig::model_from has come to name the result
+  // (with_quantized_base); empty: none.
+  std::string of;
+};
+
 struct RunConfig {
   std::string model_from;            // Hugging Face directory to start from; empty: initialise `model`
+  QuantizeConfig quantize;           // only with `lora`
   std::optional<ModelConfig> model;  // the model that the file describes; vocab_size 0: the tokenizer's size
   DropoutRates dropout;              // for a model from either source
   LoraConfig lora;
@@ -180,6 +191,8 @@ struct RunConfig {
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
 
+  // model.from as the user gave it.
+  const std::string& base_name() const { return quantize.of.empty() ? model_from : quantize.of; }
   // Directory that the trained model or adapter is saved to.
   std::string model_dir() const { return output_dir + (lora.on() ? "/adapter" : "/model"); }
   int ranks() const { return processes * device.ranks; }  // in all processes

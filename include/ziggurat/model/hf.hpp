@@ -16,6 +16,7 @@
 #include "ziggurat/base/file.hpp"
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/model/param_code.hpp"
+#include "ziggurat/model/saved_code.hpp"
 
 namespace zg {
 
@@ -126,13 +127,6 @@ using ReadParam = std::function<void(const Unit& unit, const Param& param, std::
 void save_hf(const std::string& directory, const Model& model, DType dtype, const ReadParam& read,
              std::int64_t shard_bytes = std::int64_t{5} << 30);
 
-// The formats in which save_hf_coded() can write matrices.
-//   kNf4        as bitsandbytes: blocks of 64 elements, scales in fp32; 0.56 bytes an element
-//   kNf4Double  as bitsandbytes' double quantisation: the same with scales in 8 bits; 0.52 bytes
-//   kFp8        as DeepSeek's files: blocks of 128 x 128; 1 byte
-//   kInt4       as compressed-tensors: groups of 128 inputs, or of 64 or 32 where a width asks for it; 0.52
-//               bytes
-enum class SavedCode { kNf4, kNf4Double, kFp8, kInt4 };
 struct CodedSave {
   std::int64_t matrices = 0, bytes = 0;  // that are coded; bytes of all tensors
   double largest_error = 0;              // |element - decoded element|, over all matrices
@@ -146,5 +140,8 @@ struct CodedSave {
 CodedSave save_hf_coded(const std::string& directory, const std::string& from, const Model& model,
                         SavedCode code, DType dtype, const ReadParam& read,
                         const std::function<void(std::int64_t done, std::int64_t all)>& progress);
+// The bytes of all tensors that save_hf_coded() would write; reads no element. Throws Error(kUsage) as that
+// does, but for elements that are not finite.
+std::int64_t coded_bytes(const std::string& from, const Model& model, SavedCode code, DType dtype);
 
 }  // namespace zg

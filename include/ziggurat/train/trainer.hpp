@@ -110,18 +110,20 @@ class TrainObserver {
 class Trainer {
  public:
   struct Options {
-    Trace* trace = nullptr;           // outlives the trainer; null: no timeline
-    Watchdog* watchdog = nullptr;     // outlives the trainer; null: none
-    std::function<bool()> stop = {};  // called before each step; if true, that step is the last one
-    Processes* processes = nullptr;   // outlive the trainer; null: this is the only process
+    Trace* trace = nullptr;        // outlives the trainer; null: no timeline
+    Watchdog* watchdog = nullptr;  // outlives the trainer; null: none
+    // Called before each step; if true, that step is the last one. Called while the model is quantised, too
+    // (model.quantize); if true, that ends with Error(kInterrupted).
+    std::function<bool()> stop = {};
+    Processes* processes = nullptr;  // outlive the trainer; null: this is the only process
     // The checkpoint to continue from: its directory, or a directory of checkpoints, of which the newest
     // valid one is taken. An empty string stands for checkpoint.path, which may have no checkpoint yet.
     // Without a value the run begins with the first step.
     std::optional<std::string> resume = {};
     Files* files = nullptr;  // for tests: the file operations of checkpoints; null: the system's
   };
-  // Reads model and data, and makes the plans. Opens the GPUs' contexts, if GPUs compute; takes no other
-  // resources.
+  // Reads model and data, quantises the model first if the run asks for it (model.quantize), and makes the
+  // plans. Opens the GPUs' contexts, if GPUs compute; takes no other resources.
   explicit Trainer(const RunConfig& config) : Trainer(config, Options()) {}
   Trainer(const RunConfig& config, const Options& options);
   ~Trainer();

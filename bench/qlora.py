@@ -10,7 +10,7 @@ of rank 16 beside it with little device and host memory, and tells for each step
 and whether they are those of the forecast, and the bound of the report; and the most resident memory. DIR needs room
 for the model twice: the run copies the codes once to its drive's file there.
 
-With --compare the base is a smaller model, and the drive is memory with a bandwidth (aio.backend "ram", 1 GB/s), so
+With --compare the base is smaller by default, and the drive is memory with a bandwidth (aio.backend "ram", 1 GB/s), so
 that the drive binds. LoRA over the same model in bf16 and QLoRA over its codes (lora.base "codes") take turns; figures
 are medians of the steps behind the first of each turn, with their median absolute deviations.
 """
@@ -32,7 +32,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = {  # layers, width, inner, heads, heads of keys and values, vocabulary
     "6.7b": (32, 4096, 11008, 32, 32, 32000),
     "13b": (40, 5120, 13824, 40, 40, 32000),
-    "compare": (12, 1024, 2816, 16, 16, 4096),
+    "163m": (12, 1024, 2816, 16, 16, 4096),
+    "tiny": (2, 64, 192, 2, 2, 320),  # for the tests
 }
 NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -138,7 +139,7 @@ def train(args, model, settings, steps):
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [r for r in records if "step_ms" in r], done.stdout + done.stderr
+    return [r for r in records if "step_ms" in r], done.stdout
 
 
 def large(args):
@@ -160,11 +161,11 @@ def large(args):
 
 
 def compare(args):
-    models = {"bf16": args.dir / "llama-compare-bf16", "nf4": args.dir / "llama-compare-nf4"}
+    models = {code: args.dir / f"llama-{args.size}-{code}" for code in ("bf16", "nf4")}
     for code, model in models.items():
         if not (model / "model.safetensors").exists():
             shutil.rmtree(model, ignore_errors=True)
-            write_model(model, "compare", code)
+            write_model(model, args.size, code)
     settings = ["aio.backend=ram", f"tiers.nvme.0.path={args.dir}", "tiers.nvme.0.bytes=2GiB", "tiers.ram.bytes_per_second=1e9",
                 "tiers.ram.latency_seconds=1e-4", f"tiers.device={args.device}", f"tiers.host={args.host}"]
     seconds = {"bf16": [], "nf4": []}
@@ -175,7 +176,7 @@ def compare(args):
             seconds[code] += [s["step_ms"] / 1e3 for s in steps[1:]]
             found = re.search(r"nvme read .*", printed)
             rates[code] = found.group(0) if found else ""
-    lines = [f"Llama of {parameters('compare') / 1e6:.0f} million parameters, {args.tokens} tokens a step, a drive of 1 GB/s, "
+    lines = [f"Llama of {parameters(args.size) / 1e6:.0f} million parameters, {args.tokens} tokens a step, a drive of 1 GB/s, "
              f"device {args.device}, host {args.host}", ""]
     for code, all_seconds in seconds.items():
         lines.append(f"{code}: {statistics.median(all_seconds):.4f} s a step (MAD {mad(all_seconds):.4f}, {len(all_seconds)} steps); "
@@ -194,9 +195,9 @@ def report(args, lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", required=True, type=pathlib.Path, help="a directory with room for the model twice")
-    parser.add_argument("--size", default="6.7b", choices=["6.7b", "13b"], help="parameters (default: %(default)s)")
-    parser.add_argument("--device", help="bytes of the device's memory (default: 1GiB; with --compare 24MiB)")
-    parser.add_argument("--host", help="bytes of host memory (default: 1GiB; with --compare 16MiB)")
+    parser.add_argument("--size", choices=SIZES, help="parameters (default: 6.7b; with --compare 163m)")
+    parser.add_argument("--device", help="bytes of the device's memory (default: 1GiB; with --compare 80MiB)")
+    parser.add_argument("--host", help="bytes of host memory (default: 1GiB; with --compare 56MiB)")
     parser.add_argument("--tokens", type=int, help="tokens of a step (default: 128; with --compare 8)")
     parser.add_argument("--steps", type=int, help="steps (default: 3; with --compare 6 a turn)")
     parser.add_argument("--compare", action="store_true", help="compare with LoRA over bf16, where the drive binds")
@@ -204,7 +205,8 @@ def main():
     parser.add_argument("--build", default=str(ROOT / "build"), help="the build folder (default: %(default)s)")
     parser.add_argument("--out", help="write the result here")
     args = parser.parse_args()
-    for key, alone, compared in (("device", "1GiB", "24MiB"), ("host", "1GiB", "16MiB"), ("tokens", 128, 8), ("steps", 3, 6)):
+    for key, alone, compared in (("size", "6.7b", "163m"), ("device", "1GiB", "80MiB"), ("host", "1GiB", "56MiB"),
+                                 ("tokens", 128, 8), ("steps", 3, 6)):
         if getattr(args, key) is None:
             setattr(args, key, compared if args.compare else alone)
     args.dir = args.dir.resolve()

@@ -51,6 +51,7 @@ HELPS = {
                            "ziggurat checkpoint import --help",
     "tokenise.py": "python bench/tokenise.py --help",
     "generate.py": "python bench/generate.py --help",
+    "qlora.py": "python bench/qlora.py --help",
     "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
@@ -232,8 +233,8 @@ ROWS = (
     Row("trained_elsewhere", (
         "ziggurat generate --model runs/qwen3-8b/model *", "ziggurat eval --model runs/qwen3-8b/model *",
         "ziggurat generate --model Llama-3.1-70B *", "ziggurat generate --model Qwen3-8B *", "ziggurat eval --model Qwen3-8B *",
-        "ziggurat generate --model models/Qwen3-8B *", "ziggurat merge *",
-        "ziggurat quantize *"),
+        "ziggurat generate --model models/Qwen3-8B *", "ziggurat generate --model models/Llama-3.1-70B-nf4 *",
+        "ziggurat merge *", "ziggurat quantize", "ziggurat quantize *"),
         why="needs a model of billions of parameters"),
     Row("eval", ("ziggurat eval --model runs/quickstart/model *", "ziggurat eval --model DIR *"), files=BOOK | {"held-out.txt": TEXT},
         before=(TRAIN,), instead=("ziggurat eval --model runs/quickstart/model --data held-out.txt --each --json --context 16",),
@@ -346,6 +347,10 @@ ROWS = (
         "bench/gpt2_124m.py --tiny --rounds 1 --steps 1 --nvme /mnt/nvme0 --work work --out results.json "
         "--torch-python {here}/without-torch",),
         expect=("PyTorch is not compared: .*/without-torch cannot import torch .Module",)),
+    Row("qlora", ("bench/qlora.py *",), instead=(
+        "bench/qlora.py --dir base --size tiny --tokens 8 --steps 1 --device 8MiB --host 8MiB --out steps.md",
+        "bench/qlora.py --dir both --compare --size tiny --rounds 1 --steps 2 --device 8MiB --host 8MiB"),
+        expect=("exact", "codes are .* times as fast")),
     Row("overlap", ("bench/overlap.py", "bench/overlap.py *"), instead=(
         "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces "
         "--out out.json",)),

@@ -335,7 +335,7 @@ const Bad kBad[] = {
     {R"({"model": {"from": "dir", "quantize": "nf5"}, "lora": {"rank": 2}})", "model.quantize",
      "did you mean \"nf4\"?"},
     {R"({"model": {"from": "dir", "quantize": 4}, "lora": {"rank": 2}})", "model.quantize",
-     "one of \"nf4\", \"fp8\", \"int4\""},
+     "one of \"nf4\", \"nf4_double\", \"fp8\", \"int4\""},
     {R"({"model": {"from": "dir", "quantize": "nf4", "quantize_cache": ""}, "lora": {"rank": 2}})",
      "model.quantize_cache", "expected a directory"},
     {R"({"model": {"from": "dir", "quantize": "nf4"}})", "model.quantize", "the run trains the model itself"},

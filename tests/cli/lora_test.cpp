@@ -90,7 +90,7 @@ TEST_F(LoraCommands, GoWithAQuantizedBase) {
     EXPECT_HAS(o.err, said);
   };
   refused({"quantize", "base-nf4", "again"}, "coded in few bits already");
-  refused({"quantize", "base/model", "again", "--to", "int8"}, "nf4, fp8 or int4");
+  refused({"quantize", "base/model", "again", "--to", "int8"}, "nf4, nf4_double, fp8 or int4");
   refused({"quantize", "base/model", "base/model"}, "is the directory that is read");
   refused({"quantize", "base/model", "again", "--to", "int4"}, "multiple of 32");
 }

@@ -202,7 +202,8 @@ TEST_F(CodedBases, AreReferredToByCheckpoints) {
     SCOPED_TRACE(testing::PrintToString(place));
     for (const char* out : {"/whole", "/half"}) std::filesystem::remove_all(directory_ + out);
     const Outcome whole = train("whole", settings + place);
-    for (const CheckpointTensor& tensor : Checkpoint(whole.newest).tensors()) {
+    const Checkpoint newest(whole.newest);
+    for (const CheckpointTensor& tensor : newest.tensors()) {
       const bool in_block = tensor.name.find("layers.") != tensor.name.npos;
       EXPECT_TRUE(!in_block || tensor.name.find("lora_") != tensor.name.npos) << tensor.name;
     }

@@ -41,11 +41,9 @@ inline constexpr bool kHasF16c = true;
 inline constexpr bool kHasF16c = false;
 #endif
 
-// Exact; a NaN becomes quiet: the same bits as float(zg::fp16).
+// The halves with these bits. Exact; a NaN becomes quiet: the same bits as float(zg::fp16).
 template <class D>
-HWY_INLINE hn::Vec<D> load_f32(D d, const fp16* from) {
-  const hn::Rebind<std::uint16_t, D> d16;
-  const auto half = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from));
+HWY_INLINE hn::Vec<D> to_f32(D d, hn::Vec<hn::Rebind<std::uint16_t, D>> half) {
   if constexpr (kHasF16c) {
     return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
   } else {
@@ -65,6 +63,10 @@ HWY_INLINE hn::Vec<D> load_f32(D d, const fp16* from) {
     const auto value = hn::IfThenElse(hn::Gt(size, hn::Set(di, 0x7bff)), special, finite);
     return hn::BitCast(d, hn::Or(value, sign));
   }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_f32(D d, const fp16* from) {
+  return to_f32(d, hn::LoadU(hn::Rebind<std::uint16_t, D>(), reinterpret_cast<const std::uint16_t*>(from)));
 }
 
 template <class D>

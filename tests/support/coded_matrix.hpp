@@ -18,12 +18,13 @@ struct Coded {
   CodeFormat format;
   std::int64_t rows = 0, cols = 0;
   bool with_zeros = false, with_groups = false;
+  std::vector<float> chosen = {};  // what the scales of blocks are in turn, or the bytes of kPower
   std::vector<std::uint8_t> codes = {}, scales = {}, zeros = {};
   std::vector<std::int32_t> groups = {};
   std::vector<float> nested_levels = {}, nested_scales = {};
   float nested_offset = 0;
 
-  // Codes and scales by chance; some scales are subnormal, infinite, NaN or 0.
+  // Codes by chance, scales too if none are chosen; some scales are subnormal, infinite, NaN or 0.
   void fill(std::mt19937_64& random) {
     const auto blocks = static_cast<std::size_t>(format.blocks(rows, cols));
     const auto byte = [&] { return static_cast<std::uint8_t>(random()); };
@@ -110,7 +111,9 @@ struct Coded {
     const float special[] = {0, 1e-44f, 6e-8f, INFINITY, NAN, -2.5f};
     const std::uint64_t dice = random() % 60;
     const auto usual = static_cast<float>(std::exp2(static_cast<double>(random() % 4000) / 300 - 12));
-    const float scale = dice < std::size(special) ? special[dice] : usual;
+    const float scale = !chosen.empty()             ? chosen[block % chosen.size()]
+                        : dice < std::size(special) ? special[dice]
+                                                    : usual;
     switch (format.scale) {
       case CodeScale::kF32:
         return store(block, scale);
@@ -119,6 +122,7 @@ struct Coded {
       case CodeScale::kF16:
         return store(block, fp16(scale));
       case CodeScale::kPower:
+        if (!chosen.empty()) return store(block, static_cast<std::uint8_t>(scale));
         return store(block, static_cast<std::uint8_t>(dice == 0 ? 0 : dice == 1 ? 255 : 100 + random() % 50));
       case CodeScale::kNested:
         return store(block, static_cast<std::uint8_t>(random()));
@@ -131,16 +135,17 @@ inline std::ostream& operator<<(std::ostream& out, const Coded& m) {
   return out << codes[static_cast<int>(m.format.code)] << " [" << m.rows << ", " << m.cols
              << "] in blocks of " << m.format.block_rows << " x " << m.format.block_cols << ", scales "
              << scales[static_cast<int>(m.format.scale)] << (m.with_zeros ? ", zeros" : "")
-             << (m.with_groups ? ", groups" : "");
+             << (m.with_groups ? ", groups" : "") << (m.chosen.empty() ? "" : ", chosen scales");
 }
 
 // Every code with every kind of its scales; sizes with blocks that are not whole, that go over the ends of
-// rows, and rows that begin at no word.
+// rows, and rows that begin at no word; blocks and rows that no number of vectors fills, and more than 128
+// blocks in a row; scales with which products become subnormal, or infinite.
 inline std::vector<Coded> coded_matrices() {
   std::vector<Coded> all;
   const auto add = [&](const CodeFormat& format, std::int64_t rows, std::int64_t cols, bool zeros = false,
                        bool groups = false) {
-    all.push_back({format, rows, cols, zeros, groups});
+    all.push_back({.format = format, .rows = rows, .cols = cols, .with_zeros = zeros, .with_groups = groups});
   };
   for (const auto& [rows, cols] : {std::pair{1, 1}, {3, 64}, {5, 100}, {7, 129}, {2, 4096}}) {
     add({WeightCode::kNf4, CodeScale::kF32, 1, 64}, rows, cols);
@@ -162,6 +167,31 @@ inline std::vector<Coded> coded_matrices() {
       }
     }
   }
+  add({WeightCode::kNf4, CodeScale::kF32, 1, 64}, 3, 4100);
+  add({WeightCode::kMxfp4, CodeScale::kPower, 1, 32}, 3, 75);
+  add({WeightCode::kMxfp4, CodeScale::kPower, 1, 32}, 2, 131 * 32);
+  add({WeightCode::kInt4, CodeScale::kF32, 1, 40}, 5, 104, true);
+  add({WeightCode::kFp8, CodeScale::kF32, 1, 300}, 3, 300);
+  add({WeightCode::kFp8, CodeScale::kF32, 2, 40}, 5, 100);
+  add({WeightCode::kFp8, CodeScale::kF32, 4, 8}, 9, 131 * 8 + 3);
+  const auto with = [&](const CodeFormat& format, std::int64_t cols, const std::vector<float>& scales) {
+    const auto rows = static_cast<std::int64_t>(scales.size());
+    all.push_back({.format = format, .rows = rows, .cols = cols, .chosen = scales});
+  };
+  std::vector<float> powers;
+  for (int i = 0; i < 256; ++i) powers.push_back(static_cast<float>(i));
+  with({WeightCode::kMxfp4, CodeScale::kPower, 1, 64}, 64, powers);
+  with({WeightCode::kFp8, CodeScale::kPower, 1, 512}, 512, powers);
+  std::vector<float> borders = {0, 1e-45f, 0x1.55p-121f, std::numeric_limits<float>::max(), INFINITY, NAN};
+  // Borders of scales: products of normal numbers of e4m3 become normal in bf16, those of all its numbers do,
+  // and in fp16; products of 1 do; and some products become infinite in fp16, and in bf16.
+  for (const float border : {0x1p-120f, 0x1p-117f, 0x1p-5f, 0x1p-126f, 146.25f, 0x1p119f, 0x1.24p119f}) {
+    for (const float scale : {border, std::nextafter(border, 0.0f), std::nextafter(border, 2 * border)})
+      borders.push_back(scale), borders.push_back(-scale);
+  }
+  with({WeightCode::kFp8, CodeScale::kF32, 1, 512}, 512, borders);
+  with({WeightCode::kNf4, CodeScale::kF32, 1, 64}, 64, borders);
+  with({WeightCode::kInt4, CodeScale::kF32, 1, 64}, 64, borders);
   return all;
 }
 

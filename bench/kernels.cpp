@@ -135,6 +135,8 @@ void add_decode() {
       const View scales = type == DType::kU8 ? o.scratch(blocks) : o.make(type, 1, blocks);
       for (std::int64_t i = 0; i < codes.cols; ++i)
         codes.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(i * 37);
+      for (std::int64_t i = 0; i < blocks && type == DType::kU8; ++i)
+        scales.as<std::uint8_t>()[i] = static_cast<std::uint8_t>(110 + i % 16);
       const auto bytes = codes.cols + blocks * static_cast<std::int64_t>(size_of(type)) +
                          kSide * kSide * static_cast<std::int64_t>(size_of(t));
       return {[=, &s] { host_ops().decode(s, {.format = f, .codes = codes, .scales = scales, .out = out}); },

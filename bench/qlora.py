@@ -10,7 +10,7 @@ of rank 16 beside it with little device and host memory, and tells for each step
 and whether they are those of the forecast, and the bound of the report; and the most resident memory. DIR needs room
 for the model twice: the run copies the codes once to its drive's file there.
 
-With --compare the base is smaller by default, and the drive is memory with a bandwidth (aio.backend "ram", 1 GB/s), so
+With --compare the base is smaller by default, and the drive is memory with a bandwidth (aio.backend "ram", --rate), so
 that the drive binds. LoRA over the same model in bf16 and QLoRA over its codes (lora.base "codes") take turns; figures
 are medians of the steps behind the first of each turn, with their median absolute deviations.
 """
@@ -166,7 +166,7 @@ def compare(args):
         if not (model / "model.safetensors").exists():
             shutil.rmtree(model, ignore_errors=True)
             write_model(model, args.size, code)
-    settings = ["aio.backend=ram", f"tiers.nvme.0.path={args.dir}", "tiers.nvme.0.bytes=2GiB", "tiers.ram.bytes_per_second=1e9",
+    settings = ["aio.backend=ram", f"tiers.nvme.0.path={args.dir}", "tiers.nvme.0.bytes=2GiB", f"tiers.ram.bytes_per_second={args.rate}",
                 "tiers.ram.latency_seconds=1e-4", f"tiers.device={args.device}", f"tiers.host={args.host}"]
     seconds = {"bf16": [], "nf4": []}
     rates = {}
@@ -176,7 +176,7 @@ def compare(args):
             seconds[code] += [s["step_ms"] / 1e3 for s in steps[1:]]
             found = re.search(r"nvme read .*", printed)
             rates[code] = found.group(0) if found else ""
-    lines = [f"Llama of {parameters(args.size) / 1e6:.0f} million parameters, {args.tokens} tokens a step, a drive of 1 GB/s, "
+    lines = [f"Llama of {parameters(args.size) / 1e6:.0f} million parameters, {args.tokens} tokens a step, a drive of {args.rate / 1e9:g} GB/s, "
              f"device {args.device}, host {args.host}", ""]
     for code, all_seconds in seconds.items():
         lines.append(f"{code}: {statistics.median(all_seconds):.4f} s a step (MAD {mad(all_seconds):.4f}, {len(all_seconds)} steps); "
@@ -202,6 +202,7 @@ def main():
     parser.add_argument("--steps", type=int, help="steps (default: 3; with --compare 6 a turn)")
     parser.add_argument("--compare", action="store_true", help="compare with LoRA over bf16, where the drive binds")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each with --compare (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=1e9, help="bytes a second of the drive with --compare (default: %(default)g)")
     parser.add_argument("--build", default=str(ROOT / "build"), help="the build folder (default: %(default)s)")
     parser.add_argument("--out", help="write the result here")
     args = parser.parse_args()

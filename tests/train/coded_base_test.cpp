@@ -123,6 +123,11 @@ TEST_F(CodedBases, HaveTheBitsOfTheirElementsInShards) {
   (void)expect_same(over(SavedCode::kFp8, four + Strings{"zero_optimization.stage=3",
                                                          "zero_optimization.zero_hpz_partition_size=2"}));
   const Strings sharded{"devices=host:2", "zero_optimization.stage=3"};
+  // Codes are gathered as they are, where weights are quantised on their way.
+  const Outcome quantized = train(
+      "quantized",
+      over(SavedCode::kNf4, kCodes + sharded + Strings{"zero_optimization.zero_quantized_weights=true"}));
+  EXPECT_EQ(quantized.summary.comm, quantized.summary.comm_formula);
   EXPECT_EQ(train("moved", over(SavedCode::kNf4, kCodes + sharded + kTwoDrives)).losses,
             train("stays", over(SavedCode::kNf4, kCodes + sharded)).losses);
 }

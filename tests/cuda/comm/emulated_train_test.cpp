@@ -7,6 +7,7 @@
 #include "tests/cuda/comm/fake_nccl.hpp"
 #include "tests/cuda/host_blas.hpp"
 #include "tests/support/errors.hpp"
+#include "tests/support/golden.hpp"
 #include "train/run_fixture.hpp"
 #include "ziggurat/comm/gpu.hpp"
 #include "ziggurat/device/cuda.hpp"
@@ -146,6 +147,44 @@ TEST_F(TrainOnGpus, PartsOfSequencesAreNearlyTheProcessors) {
 }
 
 // The staging memory of communication counts against the budget, and the smallest budget says so.
+// A base in codes, which the device decodes for each pass, whole or gathered from shards: the bits of its
+// elements.
+TEST_F(TrainOnGpus, OverCodesHaveTheBitsOfElements) {
+  std::string shouting;
+  while (shouting.size() < 4000) shouting += "ALL WORK AND NO PLAY MAKES JACK A DULL BOY, ";
+  write("loud.txt", shouting);  // of the models' 97 tokens
+  const auto losses = [&](const char* format, Strings settings) {
+    const Strings usual{"model.from=" + test::reference_directory() + "coded/" + format,
+                        "data.train=" + directory_ + "/loud.txt",
+                        "data.validation=0",
+                        "data.seq_len=16",
+                        "lora.rank=4",
+                        "steps=2",
+                        "train_batch_size=2",
+                        "train_micro_batch_size_per_gpu=1",
+                        "cuda.attention=own",
+                        "bf16.enabled=true"};
+    settings.insert(settings.begin(), usual.begin(), usual.end());
+    Trainer trainer(on_book(settings));
+    trainer.start();
+    struct Losses final : TrainObserver {
+      std::vector<double> all;
+      void on_step(const StepRecord& r) override { all.push_back(r.result.loss); }
+    } steps;
+    const RunSummary summary = trainer.run({&steps});
+    EXPECT_EQ(summary.measured, summary.formula);
+    EXPECT_EQ(summary.comm, summary.comm_formula);
+    return steps.all;
+  };
+  const Strings one{"devices=\"cuda:0\""}, two{"devices=\"cuda:0-1\"", "zero_optimization.stage=3"};
+  for (const auto& [format, place] : {std::pair("nf4_double", one), {"int4_zeros", two}}) {
+    SCOPED_TRACE(format);
+    Strings codes = place;
+    codes.push_back("lora.base=codes");
+    EXPECT_EQ(losses(format, codes), losses(format, place));
+  }
+}
+
 TEST_F(TrainOnGpus, StagingIsAPartOfTheBudget) {
   const Error error = test::error_of([&] { run("cuda:0,1", {"tiers.device=32MiB", "tiers.host=64MiB"}); });
   EXPECT_EQ(error.code(), Errc::kMemory);

@@ -42,10 +42,10 @@ using MakeTables = void (*)(const float* levels, std::int64_t count, const float
 // Consecutive blocks of a row. Each begins with a whole byte.
 template <class T>
 struct Blocks {
-  std::int64_t elements, size;  // of all blocks together; of each but the last
+  std::int64_t elements, size;  // elements of all blocks together, and of each block but the last
   const std::uint8_t* codes;
-  const float* scales;           // for codes of 8 bits
-  const Table<T>* tables;        // for codes of 4 bits, and for those of 8 bits if kBytesInTables<T>
+  const float* scales;           // used for codes of 8 bits
+  const Table<T>* tables;        // used for codes of 4 bits; if kBytesInTables<T>, for codes of 8 bits, too
   const std::uint8_t* table_of;  // the table of each block; null: block b has table b
   bool high_first;               // codes of 4 bits: the first one of a byte is in its high half
   bool streams;                  // elements are stored past the caches
@@ -349,7 +349,7 @@ void read_scales(const CodedMatrix& m, std::int64_t first, std::int64_t count, f
       });
   }
 }
-// What is subtracted from the levels of blocks [first, first + count).
+// The numbers that are subtracted from the levels of blocks [first, first + count).
 void read_zeros(const CodedMatrix& m, std::int64_t first, std::int64_t count, float* out) {
   if (m.zeros != nullptr) {
     std::copy_n(m.zeros + first, count, out);
@@ -365,7 +365,7 @@ constexpr std::array<float, 16> multiples(float of) {
 }
 constexpr std::array<float, 16> kInt4Levels = multiples(1), kLeastE4m3Levels = multiples(0x1p-9f);
 
-// The levels of tables.
+// The 16 levels from which the tables of a code are made.
 const float* levels_of(WeightCode code) {
   switch (code) {
     case WeightCode::kNf4:

@@ -159,8 +159,7 @@ TEST_P(CodedFiles, CodesOfAnyPartHaveItsElements) {
     }
   }
   EXPECT_GT(parts, 200);
-  // A row of a format by rows has one scale, of which all its parts are; and columns in act order are not
-  // cut.
+  // In a format with a scale for each row, no part cuts a block. Columns in act order cannot be cut.
   const std::string format = GetParam();
   EXPECT_EQ(cut_blocks > 10, format != "fp8_rows" && format != "gptq") << cut_blocks;
   EXPECT_EQ(none > 0, format != "fp8_rows") << none;

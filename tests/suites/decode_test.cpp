@@ -21,7 +21,7 @@ class DeviceBytes {
   DeviceBytes& operator=(const DeviceBytes&) = delete;
   ~DeviceBytes() { device_.arena().release(data_, static_cast<std::int64_t>(host_.size())); }
 
-  // A view of all elements; a null view if there are none.
+  // A view of all elements. A vector without elements gives a null view.
   View view(DType dtype, std::int64_t rows, std::int64_t cols) const {
     return size_ == 0 ? View() : View(static_cast<std::byte*>(data_) + offset_, dtype, rows, cols);
   }

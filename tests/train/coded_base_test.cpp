@@ -218,7 +218,7 @@ TEST_F(CodedBases, AreReferredToByCheckpoints) {
     expect_tail(whole, rest);
     EXPECT_TRUE(weights("whole") == weights("half"));
   }
-  // With other ranks, to rounding.
+  // A run that goes on with other ranks agrees to rounding.
   const Outcome whole = train("one", settings);
   (void)train("changed", settings + Strings{"steps=2"});
   const Outcome rest = train("changed", settings + Strings{"devices=host:2", "parallel.tensor=2"}, "");

@@ -1,5 +1,4 @@
-// What the tests of runs with adapters share: a model that they begin with, and runs that train adapters of
-// it.
+// The tests of runs with adapters share a model that they begin with, and runs that train adapters beside it.
 #pragma once
 #include <filesystem>
 #include <optional>

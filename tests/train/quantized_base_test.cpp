@@ -1,5 +1,5 @@
-// Runs that quantise their model first: what they make, when they make it, and what they leave where they
-// cannot.
+// Runs that quantise their model first: the entries that they make in the cache, and the messages of runs
+// that cannot make one.
 #include "train/quantized_base.hpp"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ class QuantizedBases : public CheckpointFixture {
   RunConfig quantized(const Strings& more = {}) const {
     return run_of("none", Strings{"model.quantize=nf4"} + more);
   }
-  // The outcome and what the log says.
+  // Returns the run's outcome and the text of its log.
   std::pair<Outcome, std::string> train(const std::string& out, const Strings& more,
                                         std::optional<std::string> resume = {}) const {
     testing::internal::CaptureStderr();
@@ -146,7 +146,7 @@ TEST_F(QuantizedBases, AChangedModelGetsAnother) {
   EXPECT_FALSE(read_file(first + "/model.safetensors") == read_file(second + "/model.safetensors"));
   test::write_file(model_ + "/config.json", read_file(model_ + "/config.json") + "\n");
   EXPECT_NE(quantized_base(quantized()), second);
-  // The same model by other names, and what the matrices do not depend on.
+  // Other paths of the same model, and changes on which its matrices do not depend, need no new entry.
   const std::string third = quantized_base(quantized());
   test::write_file(model_ + "/tokenizer.json", "{ }");
   EXPECT_EQ(quantized_base(quantized({"model.from=" + model_ + "/"})), third);

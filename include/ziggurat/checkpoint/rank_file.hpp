@@ -27,7 +27,7 @@ struct CheckpointPart {
   std::int64_t end(std::int64_t last) const;
   View of(const StateTile& tile) const;
 };
-// None of a parameter that is kept in codes, which are in the model's files.
+// A parameter that is kept in codes has no part, since its codes are in the model's files.
 std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, const Param& param);
 // All tensors of a checkpoint of this model, including those that other ranks hold.
 std::vector<CheckpointTensor> tensors_of(const Layout& layout);

@@ -191,7 +191,7 @@ struct RunConfig {
   std::vector<std::string> warnings;
   std::string resolved_json;  // the merged configuration, for the record
 
-  // model.from as the user gave it.
+  // The base's directory as the user gave it (model.from).
   const std::string& base_name() const { return quantize.of.empty() ? model_from : quantize.of; }
   // Directory that the trained model or adapter is saved to.
   std::string model_dir() const { return output_dir + (lora.on() ? "/adapter" : "/model"); }

@@ -140,8 +140,8 @@ struct CodedSave {
 CodedSave save_hf_coded(const std::string& directory, const std::string& from, const Model& model,
                         SavedCode code, DType dtype, const ReadParam& read,
                         const std::function<void(std::int64_t done, std::int64_t all)>& progress);
-// The bytes of all tensors that save_hf_coded() would write; reads no element. Throws Error(kUsage) as that
-// does, but for elements that are not finite.
+// The bytes of all tensors that save_hf_coded() would write. Reads no element, so it does not refuse elements
+// that are not finite; else it throws Error(kUsage) as save_hf_coded() does.
 std::int64_t coded_bytes(const std::string& from, const Model& model, SavedCode code, DType dtype);
 
 }  // namespace zg

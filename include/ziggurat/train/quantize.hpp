@@ -20,8 +20,8 @@ const char* name_of(SavedCode code);
 // save_hf_coded() does, for a model that is coded already, and if `out` is `from`; Error(kIo).
 CodedSave quantize_model(const std::string& from, const std::string& out, SavedCode code,
                          const std::function<void(std::int64_t done, std::int64_t all)>& progress = {});
-// The bytes of all tensors that quantize_model() would write. Throws Error(kUsage) as that does, but for
-// elements that are not finite.
+// The bytes of all tensors that quantize_model() would write. Throws Error(kUsage) as quantize_model() does,
+// except for elements that are not finite.
 std::int64_t quantized_bytes(const std::string& from, SavedCode code);
 
 }  // namespace zg

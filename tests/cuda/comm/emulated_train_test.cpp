@@ -76,19 +76,24 @@ class TrainOnGpus : public RunTest {
     std::string text;
     std::int64_t gathers = 0;
   };
+  // Runs all steps. All bytes are as foretold.
+  static std::vector<double> losses_of(Trainer& trainer) {
+    struct Losses final : TrainObserver {
+      std::vector<double> all;
+      void on_step(const StepRecord& r) override { all.push_back(r.result.loss); }
+    } losses;
+    trainer.start();
+    const RunSummary summary = trainer.run({&losses});
+    EXPECT_EQ(summary.measured, summary.formula);
+    EXPECT_EQ(summary.comm, summary.comm_formula);
+    return losses.all;
+  }
   Outcome run(const std::string& devices, const Strings& settings) const {
     Strings all{"devices=\"" + devices + "\"", "steps=3", "train_batch_size=4", "cuda.attention=own",
                 R"(optimizer={"type": "SGD", "params": {"lr": 0.1}})"};
     all.insert(all.end(), settings.begin(), settings.end());
     Trainer trainer(tiny(all, {}));
-    trainer.start();
-    struct Losses final : TrainObserver {
-      std::vector<double> all;
-      void on_step(const StepRecord& r) override { all.push_back(r.result.loss); }
-    } losses;
-    const RunSummary summary = trainer.run({&losses});
-    EXPECT_EQ(summary.measured, summary.formula);
-    Outcome out{.weights = {}, .losses = losses.all, .text = trainer.describe()};
+    Outcome out{.weights = {}, .losses = losses_of(trainer), .text = trainer.describe()};
     if (const auto nccl = g_nccl.lock()) out.gathers = nccl->calls("all_gather");
     const std::string directory = directory_ + "/model";
     trainer.save_model(directory);
@@ -146,9 +151,8 @@ TEST_F(TrainOnGpus, PartsOfSequencesAreNearlyTheProcessors) {
   }
 }
 
-// The staging memory of communication counts against the budget, and the smallest budget says so.
-// A base in codes, which the device decodes for each pass, whole or gathered from shards: the bits of its
-// elements.
+// A base in codes, which the device decodes for each pass, whole or gathered from shards, gives the bits of
+// its elements.
 TEST_F(TrainOnGpus, OverCodesHaveTheBitsOfElements) {
   std::string shouting;
   while (shouting.size() < 4000) shouting += "ALL WORK AND NO PLAY MAKES JACK A DULL BOY, ";
@@ -166,15 +170,7 @@ TEST_F(TrainOnGpus, OverCodesHaveTheBitsOfElements) {
                         "bf16.enabled=true"};
     settings.insert(settings.begin(), usual.begin(), usual.end());
     Trainer trainer(on_book(settings));
-    trainer.start();
-    struct Losses final : TrainObserver {
-      std::vector<double> all;
-      void on_step(const StepRecord& r) override { all.push_back(r.result.loss); }
-    } steps;
-    const RunSummary summary = trainer.run({&steps});
-    EXPECT_EQ(summary.measured, summary.formula);
-    EXPECT_EQ(summary.comm, summary.comm_formula);
-    return steps.all;
+    return losses_of(trainer);
   };
   const Strings one{"devices=\"cuda:0\""}, two{"devices=\"cuda:0-1\"", "zero_optimization.stage=3"};
   for (const auto& [format, place] : {std::pair("nf4_double", one), {"int4_zeros", two}}) {
@@ -185,6 +181,7 @@ TEST_F(TrainOnGpus, OverCodesHaveTheBitsOfElements) {
   }
 }
 
+// The staging memory of communication counts against the budget, and the smallest budget says so.
 TEST_F(TrainOnGpus, StagingIsAPartOfTheBudget) {
   const Error error = test::error_of([&] { run("cuda:0,1", {"tiers.device=32MiB", "tiers.host=64MiB"}); });
   EXPECT_EQ(error.code(), Errc::kMemory);

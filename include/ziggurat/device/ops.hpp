@@ -14,6 +14,7 @@
 #include "ziggurat/base/view.hpp"
 #include "ziggurat/device/device.hpp"
 #include "ziggurat/device/op_args.hpp"
+#include "ziggurat/device/router_args.hpp"
 #include "ziggurat/kernels/optimizer_state.hpp"
 #include "ziggurat/kernels/quantize.hpp"
 #include "ziggurat/kernels/types.hpp"
@@ -83,6 +84,22 @@ class Ops : public OpSizes {
   // dy T [N,I]; d_gate_up T [N,2I], which may be gate_up.
   virtual void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up,
                                Gate activation = Gate::kSilu) = 0;
+
+  // Mixtures of experts (router_args.hpp). Chooses each token's experts and weighs them. Also with logits
+  // that are no numbers, the experts of a token are different ones.
+  virtual void route(Stream& s, const RouteArgs& args) = 0;
+  // The gradient of the logits, from the gradient of the weights and from balance terms.
+  virtual void route_backward(Stream& s, const RouteBackwardArgs& args) = 0;
+  // The sums over tokens that balance terms need.
+  virtual void router_sums(Stream& s, const RouterSumsArgs& args) = 0;
+  // Sorts slots by expert and then by token.
+  virtual void sort_slots(Stream& s, const SortSlotsArgs& args) = 0;
+  // Copies the rows of tokens, and adds rows to the rows of tokens.
+  virtual void gather_rows(Stream& s, const GatherRowsArgs& args) = 0;
+  virtual void add_rows(Stream& s, const AddRowsArgs& args) = 0;
+  // swiglu() times the weight of each row's slot. The backward also computes the result again.
+  virtual void expert_gate(Stream& s, const ExpertGateArgs& args) = 0;
+  virtual void expert_gate_backward(Stream& s, const ExpertGateBackwardArgs& args) = 0;
 
   // Rotary embedding in place on the first `heads` heads of each row of x. Pairs are (i, i + pairs), the
   // half-split convention of Hugging Face. The forward op is y = a R x with amplitude a and rotation R; the

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ziggurat/kernels/arguments.hpp"
+#include "ziggurat/kernels/router_arguments.hpp"
 #include "ziggurat/kernels/types.hpp"
 
 struct CUstream_st;
@@ -123,6 +124,25 @@ std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& bl
 // attention_sinks.cu.
 template <class T>
 void attention_sinks_backward(const Launch& on, const AttentionSinksBackward<T>& args);
+
+// router.cu, router_backward.cu, router_sums.cu. A: float or double.
+template <class A>
+void route(const Launch& on, Extent extent, const Route<A>& args);
+template <class T>
+void route_backward(const Launch& on, Extent extent, const RouteBackward<T>& args);
+template <class A>
+void router_sums(const Launch& on, Extent extent, const RouterSums<A>& args);
+
+// sort_slots.cu, routed_rows.cu, expert_gate.cu
+void sort_slots(const Launch& on, Extent extent, const SortSlots& args);
+template <class T>
+void gather_rows(const Launch& on, Extent extent, const GatherRows<T>& args);
+template <class T>
+void add_rows(const Launch& on, Extent extent, const AddRows<T>& args);
+template <class T>
+void expert_gate(const Launch& on, Extent extent, const ExpertGate<T>& args);
+template <class T>
+void expert_gate_backward(const Launch& on, Extent extent, const ExpertGateBackward<T>& args);
 
 // checksum.cu: the 64-bit XXH3, equal to io::checksum(). bytes: more than 240, a multiple of 8; data:
 // 8-byte aligned. scratch: checksum_scratch_bytes(), 8-byte aligned. result: written by the device.

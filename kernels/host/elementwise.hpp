@@ -1,5 +1,6 @@
 // The kernels of the host other than matrix products, attention and optimizers: norms, activations,
-// embeddings, the loss, casts. Shapes are those of ziggurat/device/ops.hpp.
+// embeddings, the loss, casts,
+// mixtures of experts. Shapes are those of ziggurat/device/ops.hpp.
 //
 // Blocking calls, from any thread. They are parallel (parallel_for), with partitions that depend on the
 // sizes alone and sums in a fixed order: results have the same bits for any number of threads. Exponentials
@@ -13,6 +14,7 @@
 
 #include "kernels/host/matrix.hpp"
 #include "ziggurat/base/dtype.hpp"
+#include "ziggurat/kernels/router_arguments.hpp"
 
 namespace zg::host {
 
@@ -80,6 +82,24 @@ template <class T>
 void softmax_part(Extent extent, const SoftmaxPart<T>& args);
 template <class T>
 void cross_entropy_part(Extent extent, const CrossEntropyPart<T>& args);
+
+// Mixtures of experts. A: float or double. Arithmetic with a NaN gives a NaN, and the choice of experts is
+// valid with any logits.
+template <class A>
+void route(Extent extent, const Route<A>& args);
+template <class T>
+void route_backward(Extent extent, const RouteBackward<T>& args);
+template <class A>
+void router_sums(Extent extent, const RouterSums<A>& args);
+void sort_slots(Extent extent, const SortSlots& args);
+template <class T>
+void gather_rows(Extent extent, const GatherRows<T>& args);
+template <class T>
+void add_rows(Extent extent, const AddRows<T>& args);
+template <class T>
+void expert_gate(Extent extent, const ExpertGate<T>& args);
+template <class T>
+void expert_gate_backward(Extent extent, const ExpertGateBackward<T>& args);
 
 // Converts from any storage type to any. double is rounded to float on its way to bf16 or fp16.
 template <class In, class Out>

@@ -5,6 +5,7 @@
 // then the operands of the kernel (kernels/host/elementwise.hpp, kernels/cuda/kernels.hpp).
 #pragma once
 #include "device/checked_operands.hpp"
+#include "device/checked_router_ops.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
 
@@ -16,7 +17,7 @@
   op(gelu) op(gelu_backward) op(swiglu) op(swiglu_backward) op(add) op(scale)        \
   op(dropout) op(quantize) op(dequantize) op(decode) op(rope) op(embedding) op(embedding_backward) \
   op(cross_entropy) op(softmax_part) op(cross_entropy_part)                          \
-  op(attention_block) op(attention_block_backward) op(attention_sinks_backward)
+  op(attention_block) op(attention_block_backward) op(attention_sinks_backward) ZG_FOR_ROUTER_OPS(op)
 // clang-format on
 
 namespace zg {
@@ -36,10 +37,9 @@ struct Epilogue {
 namespace checked {
 
 template <class Backend>
-class CheckedOps : public Ops {
+class CheckedOps : public CheckedRouterOps<Backend> {
  public:
-  template <class... Args>
-  explicit CheckedOps(Args&&... args) : backend_(std::forward<Args>(args)...) {}
+  using CheckedRouterOps<Backend>::CheckedRouterOps;
 
   std::int64_t row_groups() const override { return Backend::kRowGroups; }
   std::int64_t logits_bytes() const override { return Backend::kLogitsBytes; }
@@ -556,7 +556,7 @@ class CheckedOps : public Ops {
     expect_dense(accumulator, "accumulator", n);
     expect_dense(out, "out", n);
     expect(norm_sq, "norm_sq", DType::kF64, 1, 1);
-    expect(scratch, "scratch", DType::kF64, 1, kSumPartials);
+    expect(scratch, "scratch", DType::kF64, 1, Ops::kSumPartials);
     const auto submit = [&](auto from, auto to) {
       using In = decltype(from);
       using Out = decltype(to);
@@ -592,7 +592,7 @@ class CheckedOps : public Ops {
   }
 
  private:
-  Backend backend_;
+  using CheckedRouterOps<Backend>::backend_;
 };
 
 }  // namespace checked

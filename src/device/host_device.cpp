@@ -71,6 +71,9 @@ struct HostBackend {
   std::int64_t attention_block_scratch_bytes(DType, const AttentionBlock&) const {
     return 0;
   }
+  void sort_slots(Stream& s, Extent extent, const SortSlots& args) {
+    enqueue(s, "sort_slots", [=] { host::sort_slots(extent, args); });
+  }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(s, "zero", [=] { host::zero(extent, bytes); });
   }

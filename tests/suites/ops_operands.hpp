@@ -49,11 +49,21 @@ class Operands {
     return {View(floats.device.data, DType::kU8, 1, bytes), {}};
   }
   Device& device() { return *device_; }
-  Operand ids(std::initializer_list<std::int32_t> values) {
+  Operand ids(std::initializer_list<std::int32_t> values, std::int64_t cols = 0) {
     ids_.emplace_back(values);
     std::vector<std::int32_t>& ids = ids_.back();
     const auto n = static_cast<std::int64_t>(ids.size());
-    return {View(on_device(ids.data(), 4 * n), DType::kI32, 1, n), View(ids.data(), DType::kI32, 1, n)};
+    if (cols == 0) cols = n;
+    return {View(on_device(ids.data(), 4 * n), DType::kI32, n / cols, cols),
+            View(ids.data(), DType::kI32, n / cols, cols)};
+  }
+  // Indices that an op writes.
+  Operand id_matrix(std::int64_t rows, std::int64_t cols) {
+    IdTwin& twin = written_ids_.emplace_back(IdTwin{Matrix<std::int32_t>(rows, cols, 2), {rows, cols, 2}});
+    return {device_view(twin.device), view(twin.naive)};
+  }
+  Operand id_scratch(std::int64_t rows, std::int64_t cols) {
+    return {device_view(id_scratch_.emplace_back(rows, cols, 2)), {}};
   }
 
   // Codes of so many values; those of NaiveOps are doubles.
@@ -74,6 +84,7 @@ class Operands {
     NaiveOps naive;
     op(naive, *stream_, [](const Operand& o) { return o.naive; });
     compare(t_), compare(a_), compare(numbers_);
+    for (const IdTwin& twin : written_ids_) EXPECT_TRUE(twin.device.same_bits(twin.naive));
   }
   ~Operands() {
     for (const Piece& p : pieces_) device_->arena().release(p.device, p.bytes);
@@ -84,6 +95,9 @@ class Operands {
   struct Twin {
     Matrix<X> device;
     Matrix<double> naive;
+  };
+  struct IdTwin {
+    Matrix<std::int32_t> device, naive;
   };
   struct Piece {
     void *host, *device;
@@ -150,6 +164,8 @@ class Operands {
   std::deque<Matrix<double>> sum_scratch_;
   std::deque<Matrix<float>> byte_scratch_;
   std::deque<std::vector<std::int32_t>> ids_;
+  std::deque<IdTwin> written_ids_;
+  std::deque<Matrix<std::int32_t>> id_scratch_;
 };
 
 }  // namespace zg::test

@@ -7,12 +7,13 @@
 #include <numbers>
 #include <vector>
 
+#include "tests/support/naive_router_ops.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/device/ops.hpp"
 
 namespace zg::test {
 
-class NaiveOps : public Ops {
+class NaiveOps : public NaiveRouterOps {
  public:
   std::int64_t row_groups() const override { return 1; }
   std::int64_t logits_bytes() const override { return std::int64_t{1} << 20; }
@@ -143,18 +144,16 @@ class NaiveOps : public Ops {
   }
   void swiglu(Stream&, View gate_up, View y, Gate activation) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
-      const double g = at(gate_up, r, c), up = at(gate_up, r, y.cols + c);
-      return (activation == Gate::kSilu ? g / (1 + std::exp(-g)) : gelu_of(g)) * up;
+      return activated(activation, at(gate_up, r, c)).value * at(gate_up, r, y.cols + c);
     });
   }
   void swiglu_backward(Stream&, View gate_up, View dy, View d, Gate activation) override {
-    const bool silu = activation == Gate::kSilu;
     for (std::int64_t r = 0; r < dy.rows; ++r) {
       for (std::int64_t c = 0; c < dy.cols; ++c) {
-        const double g = at(gate_up, r, c), up = at(gate_up, r, dy.cols + c),
-                     sigmoid = 1 / (1 + std::exp(-g)), e = at(dy, r, c);
-        at(d, r, c) = e * up * (silu ? sigmoid * (1 + g * (1 - sigmoid)) : gelu_slope(g));
-        at(d, r, dy.cols + c) = e * (silu ? g * sigmoid : gelu_of(g));
+        const Activated a = activated(activation, at(gate_up, r, c));
+        const double up = at(gate_up, r, dy.cols + c), e = at(dy, r, c);
+        at(d, r, c) = e * up * a.slope;
+        at(d, r, dy.cols + c) = e * a.value;
       }
     }
   }
@@ -440,11 +439,6 @@ class NaiveOps : public Ops {
   }
 
  private:
-  static double& at(const View& x, std::int64_t row, std::int64_t column) {
-    ZG_ASSERT(row >= 0 && row < x.rows && column >= 0 && column < x.cols);
-    return x.as<double>()[row * x.ld + column];
-  }
-  static std::int64_t id(const View& ids, std::int64_t n) { return ids.as<std::int32_t>()[n]; }
   // A row's position in its sequence, or in its document.
   static std::int64_t place(const RowPositions& positions, const View& first_keys, std::int64_t row) {
     return positions.of(row) - (first_keys ? id(first_keys, row) : 0);
@@ -469,15 +463,6 @@ class NaiveOps : public Ops {
   static double cap_slope(double logit, double softcap) {
     return softcap == 0 ? 1 : 1 - square(std::tanh(logit / softcap));
   }
-  static double gelu_inner(double x) { return std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x); }
-
-  static double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(gelu_inner(x))); }
-  static double gelu_slope(double x) {
-    const double t = std::tanh(gelu_inner(x));
-    const double inner_slope = std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * x * x);
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope;
-  }
-
   // Sets x[r, c] = value(r, c) for all elements.
   template <class Value>
   static void each(const View& x, const Value& value) {

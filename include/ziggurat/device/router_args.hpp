@@ -39,13 +39,14 @@ struct RouterSumsArgs {
   // A [S, 2E + 1] with S a divisor of N, written. Row s sums over tokens [s * N / S, (s + 1) * N / S), in a
   // fixed order: first E sums of p, then E numbers of slots, then the sum of squared log-sum-exps of logits.
   View sums = {};
+  View scratch = {};  // A [row_groups(), at least 2E + 1]
 };
 
 struct SortSlotsArgs {
   View chosen = {};   // i32 [N,K] as route() writes it
   View starts = {};   // i32 [1,E+1], written: routed rows [starts[e], starts[e + 1]) are of expert e
   View order = {};    // i32 [1,N*K], written: the slot of each routed row
-  View scratch = {};  // i32 [row_groups(), E]
+  View scratch = {};  // i32 [row_groups(), at least E]
 };
 
 struct GatherRowsArgs {

@@ -126,6 +126,9 @@ class CudaBackend {
   std::int64_t attention_block_scratch_bytes(DType dtype, const AttentionBlock& block) const {
     return cuda::attention_block_scratch_bytes(dtype, block);
   }
+  void sort_slots(Stream& s, Extent extent, const SortSlots& args) {
+    enqueue(c_, s, "sort_slots", [&](const Launch& on) { cuda::sort_slots(on, extent, args); });
+  }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(c_, s, "zero", [&](const Launch& on) {
       if (extent.rows * extent.cols == 0) return;

@@ -1,61 +1,34 @@
 // Gated activations: silu(gate) * up (SwiGLU) or gelu(gate) * up, with gate in the left half of the columns
 // and up in the right half.
 #include "kernels/cuda/elementwise.hpp"
-#include "kernels/cuda/gelu.hpp"
-#include "kernels/cuda/sigmoid.hpp"
+#include "kernels/cuda/gates.hpp"
 
 namespace zg::cuda {
 namespace {
 
 // In: gate, up.
-struct Swiglu {
+template <class Activation>
+struct Gated {
   template <class A, int N>
   __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[2][N], A (&out)[1][N]) const {
     ZG_UNROLL
-    for (int j = 0; j < N; ++j) out[0][j] = in[0][j] * sigmoid(in[0][j]) * in[1][j];
+    for (int j = 0; j < N; ++j) out[0][j] = Activation::value(in[0][j]) * in[1][j];
   }
 };
 
 // In: gate, up, dy. Out: the gradients of gate and up, which may overwrite these.
-struct SwigluBackward {
+template <class Activation>
+struct GatedBackward {
   template <class A, int N>
   __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[3][N], A (&out)[2][N]) const {
     ZG_UNROLL
     for (int j = 0; j < N; ++j) {
-      const A gate = in[0][j], s = sigmoid(gate), silu = gate * s;
-      // silu' = s (1 + gate (1 - s))
-      out[0][j] = in[2][j] * in[1][j] * (silu * (A{1} - s) + s);
-      out[1][j] = in[2][j] * silu;
+      const auto gate = Activation::both(in[0][j]);
+      out[0][j] = in[2][j] * in[1][j] * gate.slope;
+      out[1][j] = in[2][j] * gate.value;
     }
   }
 };
-
-// In: gate, up.
-struct GeluGated {
-  template <class A, int N>
-  __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[2][N], A (&out)[1][N]) const {
-    ZG_UNROLL
-    for (int j = 0; j < N; ++j) out[0][j] = in[0][j] * gelu_sigmoid(gelu_domain(in[0][j])) * in[1][j];
-  }
-};
-
-// As SwigluBackward.
-struct GeluGatedBackward {
-  template <class A, int N>
-  __device__ __forceinline__ void operator()(std::int64_t, const A (&in)[3][N], A (&out)[2][N]) const {
-    ZG_UNROLL
-    for (int j = 0; j < N; ++j) {
-      const A gate = in[0][j], bounded = gelu_domain(gate), s = gelu_sigmoid(bounded), value = gate * s;
-      out[1][j] = in[2][j] * value;
-      out[0][j] = in[2][j] * in[1][j] * (gelu_argument_slope(bounded) * (value - value * s) + s);
-    }
-  }
-};
-
-template <class T>
-Strided<T> right_half(Strided<T> both, std::int64_t cols) {
-  return {both.data + cols, both.ld};
-}
 
 }  // namespace
 
@@ -63,9 +36,9 @@ template <class T>
 void swiglu(const Launch& on, Extent extent, Strided<const T> gate_up, Strided<T> y, Gate activation) {
   const Operands<T, 2, 1> operands{{gate_up, right_half(gate_up, extent.cols)}, {y}};
   if (activation == Gate::kSilu) {
-    elementwise<T, 2, 1>("swiglu", on, extent, operands, Swiglu{});
+    elementwise<T, 2, 1>("swiglu", on, extent, operands, Gated<Silu>{});
   } else {
-    elementwise<T, 2, 1>("gelu_gated", on, extent, operands, GeluGated{});
+    elementwise<T, 2, 1>("gelu_gated", on, extent, operands, Gated<GeluTanh>{});
   }
 }
 template <class T>
@@ -74,9 +47,9 @@ void swiglu_backward(const Launch& on, Extent extent, Strided<const T> gate_up, 
   const Operands<T, 3, 2> operands{{gate_up, right_half(gate_up, extent.cols), dy},
                                    {d_gate_up, right_half(d_gate_up, extent.cols)}};
   if (activation == Gate::kSilu) {
-    elementwise<T, 3, 2>("swiglu_backward", on, extent, operands, SwigluBackward{});
+    elementwise<T, 3, 2>("swiglu_backward", on, extent, operands, GatedBackward<Silu>{});
   } else {
-    elementwise<T, 3, 2>("gelu_gated_backward", on, extent, operands, GeluGatedBackward{});
+    elementwise<T, 3, 2>("gelu_gated_backward", on, extent, operands, GatedBackward<GeluTanh>{});
   }
 }
 

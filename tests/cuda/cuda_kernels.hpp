@@ -34,6 +34,14 @@ struct CudaKernels {
   static void cross_entropy(const auto&... args) { cuda::cross_entropy(launch(), args...); }
   static void softmax_part(const auto&... args) { cuda::softmax_part(launch(), args...); }
   static void cross_entropy_part(const auto&... args) { cuda::cross_entropy_part(launch(), args...); }
+  static void route(const auto&... args) { cuda::route(launch(), args...); }
+  static void route_backward(const auto&... args) { cuda::route_backward(launch(), args...); }
+  static void router_sums(const auto&... args) { cuda::router_sums(launch(), args...); }
+  static void sort_slots(const auto&... args) { cuda::sort_slots(launch(), args...); }
+  static void gather_rows(const auto&... args) { cuda::gather_rows(launch(), args...); }
+  static void add_rows(const auto&... args) { cuda::add_rows(launch(), args...); }
+  static void expert_gate(const auto&... args) { cuda::expert_gate(launch(), args...); }
+  static void expert_gate_backward(const auto&... args) { cuda::expert_gate_backward(launch(), args...); }
 
   static void for_each_variant(const std::function<void()>& body) { body(); }
   static void for_each_order(const std::function<void()>& body) { test::for_each_order(body); }
@@ -44,6 +52,20 @@ struct Cuda : CudaKernels {
   using T = Type;
   using A = Acc<T>;
   static constexpr std::int64_t kPack = 16 / static_cast<std::int64_t>(sizeof(T));  // elements of a pack
+};
+
+// ... and what the tests of elementwise ones have to know of them.
+template <class T>
+struct CudaElementwise : Cuda<T> {
+  // Less than a pack, packs with and without a rest, more than one block.
+  static std::vector<std::int64_t> columns() { return {1, 7, 8, 43, 256, 257, 4104}; }
+  static constexpr double kLargestExponent = 87;
+  // CUDA states 2 + 1.173 |x| units in the last place for __expf, which are twice as many roundings; the
+  // argument is rounded up to five times and stands in the exponent; __fdividef has two units; a handful of
+  // roundings follow. (For arguments beyond 87 the result is below 1e-37.)
+  static double sigmoid_roundings(double argument) {
+    return 20 + 8 * std::min(std::abs(argument), kLargestExponent);
+  }
 };
 
 }  // namespace zg::test

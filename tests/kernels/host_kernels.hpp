@@ -30,6 +30,14 @@ struct HostKernels {
   static void cross_entropy(const auto&... args) { host::cross_entropy(args...); }
   static void softmax_part(const auto&... args) { host::softmax_part(args...); }
   static void cross_entropy_part(const auto&... args) { host::cross_entropy_part(args...); }
+  static void route(const auto&... args) { host::route(args...); }
+  static void route_backward(const auto&... args) { host::route_backward(args...); }
+  static void router_sums(const auto&... args) { host::router_sums(args...); }
+  static void sort_slots(const auto&... args) { host::sort_slots(args...); }
+  static void gather_rows(const auto&... args) { host::gather_rows(args...); }
+  static void add_rows(const auto&... args) { host::add_rows(args...); }
+  static void expert_gate(const auto&... args) { host::expert_gate(args...); }
+  static void expert_gate_backward(const auto&... args) { host::expert_gate_backward(args...); }
 
   // Runs `body` once for each variant of a kernel that may round in another way: here an instruction set.
   static void for_each_variant(const std::function<void()>& body) { for_each_target(body); }
@@ -44,6 +52,18 @@ template <class Type>
 struct Host : HostKernels {
   using T = Type;
   using A = Acc<T>;
+};
+
+// ... and what the tests of elementwise ones have to know of them.
+template <class T>
+struct HostElementwise : Host<T> {
+  static std::vector<std::int64_t> columns() { return {std::begin(kWidths), std::end(kWidths)}; }
+  static constexpr double kLargestExponent = 88;
+  // Highway states 1 ulp for exp; its argument is rounded four times and stands in the exponent, so it errs
+  // by 4 units of itself; a handful of roundings follow. (For arguments beyond 88 the result is below 1e-36.)
+  static double sigmoid_roundings(double argument) {
+    return 16 + 8 * std::min(std::abs(argument), kLargestExponent);
+  }
 };
 
 }  // namespace zg::test

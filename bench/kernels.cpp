@@ -77,8 +77,9 @@ std::vector<RoofLoop> product_loops(Operands& operands, HostStream& stream, DTyp
   return loops;
 }
 
-void add(const std::string& name, bool computes, const Make& make) {
-  for (const DType t : {DType::kF32, DType::kBF16}) {
+void add(const std::string& name, bool computes, const Make& make,
+         const std::vector<DType>& types = {DType::kF32, DType::kBF16}) {
+  for (const DType t : types) {
     const auto body = [=](benchmark::State& state) {
       HostStream stream("bench", HostStream::Mode::kInline);
       Operands operands;
@@ -143,6 +144,88 @@ void add_decode() {
               static_cast<double>(bytes)};
     });
   }
+}
+
+// Mixtures of experts: rows of an expert, whose tokens are neighbours of none, and routing.
+void add_experts() {
+  // Every third of the tokens, each with two choices: slots of so many rows.
+  const auto slots = [](Operands& o) -> View {
+    auto* const order = static_cast<std::int32_t*>(o.scratch(4 * kRows).data);
+    for (std::int64_t r = 0; r < kRows; ++r) order[r] = static_cast<std::int32_t>(6 * r + r % 2);
+    return {order, DType::kI32, 1, kRows};
+  };
+  const auto bytes = [](DType t, double operands, double sums) {
+    return kElements * (operands * static_cast<double>(size_of(t)) + 4 * sums);
+  };
+  add("gather_rows", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View x = o.make(t, 3 * kRows, kWidth), y = o.make(t, kRows, kWidth), order = slots(o);
+    return {[=, &s] { host_ops().gather_rows(s, {.x = x, .order = order, .per_token = 2, .y = y}); },
+            bytes(t, 2, 0)};
+  });
+  add("add_rows", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View x = o.make(t, kRows, kWidth), sum = o.make(DType::kF32, 3 * kRows, kWidth), order = slots(o);
+    return {[=, &s] { host_ops().add_rows(s, {.x = x, .order = order, .per_token = 2, .sum = sum}); },
+            bytes(t, 1, 2)};
+  });
+  add("swiglu", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View gate_up = o.make(t, kRows, 2 * kWidth), y = o.make(t, kRows, kWidth);
+    return {[=, &s] { host_ops().swiglu(s, gate_up, y); }, bytes(t, 3, 0)};
+  });
+  add("swiglu_backward", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View gate_up = o.make(t, kRows, 2 * kWidth), dy = o.make(t, kRows, kWidth),
+               d = o.make(t, kRows, 2 * kWidth);
+    return {[=, &s] { host_ops().swiglu_backward(s, gate_up, dy, d); }, bytes(t, 5, 0)};
+  });
+  add("expert_gate", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View gate_up = o.make(t, kRows, 2 * kWidth), y = o.make(t, kRows, kWidth), order = slots(o),
+               weights = o.make(DType::kF32, 3 * kRows, 2);
+    return {[=, &s] {
+              host_ops().expert_gate(s, {.gate_up = gate_up, .order = order, .weights = weights, .y = y});
+            },
+            bytes(t, 3, 0)};
+  });
+  add("expert_gate_backward", false, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View gate_up = o.make(t, kRows, 2 * kWidth), dy = o.make(t, kRows, kWidth), order = slots(o),
+               y = o.make(t, kRows, kWidth), d = o.make(t, kRows, 2 * kWidth),
+               weights = o.make(DType::kF32, 3 * kRows, 2), d_weights = o.make(DType::kF32, 3 * kRows, 2);
+    return {[=, &s] {
+              host_ops().expert_gate_backward(s, {.gate_up = gate_up,
+                                                  .order = order,
+                                                  .weights = weights,
+                                                  .dy = dy,
+                                                  .y = y,
+                                                  .d_gate_up = d,
+                                                  .d_weights = d_weights});
+            },
+            bytes(t, 6, 0)};
+  });
+  // 8192 tokens to 8 of 128 experts; its work is to read the logits.
+  constexpr std::int64_t kTokens = 8192, kExperts = 128, kChoices = 8;
+  constexpr RouterRule rule{.per_token = kChoices, .renormalize = true};
+  const auto route = [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View logits = o.make(t, kTokens, kExperts), weights = o.make(t, kTokens, kChoices),
+               chosen(o.scratch(4 * kTokens * kChoices).data, DType::kI32, kTokens, kChoices);
+    return {[=, &s] {
+              host_ops().route(s, {.logits = logits, .rule = rule, .chosen = chosen, .weights = weights});
+            },
+            4.0 * kTokens * kExperts};
+  };
+  add("route", false, route, {DType::kF32});
+  const auto sort = [=](Operands& o, HostStream& s, DType t) -> Kernel {
+    const View logits = o.make(t, kTokens, kExperts), weights = o.make(t, kTokens, kChoices),
+               chosen(o.scratch(4 * kTokens * kChoices).data, DType::kI32, kTokens, kChoices),
+               starts(o.scratch(4 * (kExperts + 1)).data, DType::kI32, 1, kExperts + 1),
+               order(o.scratch(4 * kTokens * kChoices).data, DType::kI32, 1, kTokens * kChoices);
+    const std::int64_t groups = host_ops().row_groups();
+    const View counts(o.scratch(4 * groups * kExperts).data, DType::kI32, groups, kExperts);
+    host_ops().route(s, {.logits = logits, .rule = rule, .chosen = chosen, .weights = weights});
+    return {[=, &s] {
+              host_ops().sort_slots(s,
+                                    {.chosen = chosen, .starts = starts, .order = order, .scratch = counts});
+            },
+            8.0 * kTokens * kChoices};
+  };
+  add("sort_slots", false, sort, {DType::kF32});
 }
 
 void add_compute_bound() {
@@ -266,6 +349,7 @@ void add_pages() {
 void run() {
   add_memory_bound();
   add_decode();
+  add_experts();
   add_compute_bound();
   add_rules("4096", 0, 4096);
   add_rules("4096_window_512", 512, 4096);

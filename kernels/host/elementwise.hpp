@@ -1,6 +1,6 @@
 // The kernels of the host other than matrix products, attention and optimizers: norms, activations,
-// embeddings, the loss, casts,
-// mixtures of experts. Shapes are those of ziggurat/device/ops.hpp.
+// embeddings, the loss, casts, and the routing of tokens to the experts of a mixture. Shapes are those of
+// ziggurat/device/ops.hpp.
 //
 // Blocking calls, from any thread. They are parallel (parallel_for), with partitions that depend on the
 // sizes alone and sums in a fixed order: results have the same bits for any number of threads. Exponentials

@@ -88,7 +88,7 @@ __device__ __forceinline__ unsigned keep_groups(const RouterRule& rule, int expe
     open |= 1u << i;
   });
   const unsigned kept = choose(of_group, open, static_cast<int>(rule.kept_groups));
-  __syncwarp();  // all have read
+  __syncwarp();  // all have read; shuffles alone do not order memory
   for_experts<kEach>(groups, [&](int i, int g) { shared[g] = static_cast<A>(kept >> i & 1); });
   __syncwarp();
   for_experts<kEach>(experts, [&](int i, int e) { bits |= (shared[e / size] != A{0} ? 1u : 0u) << i; });

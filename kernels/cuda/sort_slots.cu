@@ -1,12 +1,15 @@
 // A counting sort of slots by expert and then by token. Groups of tokens are counted, and each group then
 // places its slots behind those of the groups before it.
+#include <algorithm>
+
 #include "kernels/cuda/router.hpp"
 #include "kernels/cuda/rows.hpp"
 
 namespace zg::cuda {
 namespace {
 
-constexpr unsigned kCountThreads = 256, kScanThreads = 1024;
+constexpr unsigned kCountThreads = 256;  // at most
+constexpr unsigned kScanThreads = 1024;
 constexpr int kScanWarps = kScanThreads / 32;
 
 __global__ void __launch_bounds__(kCountThreads) count_slots(Extent extent, SortSlots args) {
@@ -104,7 +107,10 @@ __global__ void __launch_bounds__(32) place_slots(Extent extent, SortSlots args)
 void sort_slots(const Launch& on, Extent extent, const SortSlots& args) {
   const std::int64_t groups = extent.rows < kRowGroups ? extent.rows : kRowGroups;
   const dim3 grid(static_cast<unsigned>(groups));
-  launch("count_slots", count_slots, on, Shape{grid, kCountThreads}, extent, args);
+  const std::int64_t of_group = groups == 0 ? 0 : (extent.rows + groups - 1) / groups * args.per_token,
+                     items = std::max(of_group, extent.cols);
+  const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kCountThreads, (items + 31) / 32 * 32));
+  launch("count_slots", count_slots, on, Shape{grid, threads}, extent, args);
   launch("scan_counts", scan_counts, on, Shape{dim3(1), kScanThreads}, static_cast<int>(groups),
          static_cast<int>(extent.cols), args);
   launch("place_slots", place_slots, on, Shape{grid, 32}, extent, args);

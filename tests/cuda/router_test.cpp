@@ -13,6 +13,7 @@ struct CudaRouter : Cuda<T> {
 };
 using RoutedTypes = testing::Types<CudaRouter<float>, CudaRouter<double>>;  // those of logits
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, Routing, RoutedTypes);
+INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, SlotSorting, testing::Types<CudaKernels>);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, RouterSlopes, testing::Types<CudaRouter<double>>);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, RouterGradients, ForStorageTypes<CudaRouter>);
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, ExpertRows, ForStorageTypes<CudaElementwise>);

@@ -13,6 +13,7 @@ struct HostRouter : Host<T> {
 };
 using RoutedTypes = testing::Types<HostRouter<float>, HostRouter<double>>;  // those of logits
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, Routing, RoutedTypes);
+INSTANTIATE_TYPED_TEST_SUITE_P(Host, SlotSorting, testing::Types<HostKernels>);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, RouterSlopes, testing::Types<HostRouter<double>>);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, RouterGradients, ForStorageTypes<HostRouter>);
 INSTANTIATE_TYPED_TEST_SUITE_P(Host, ExpertRows, ForStorageTypes<HostElementwise>);

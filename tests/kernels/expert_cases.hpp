@@ -49,20 +49,26 @@ class ExpertRows : public testing::Test {
     std::vector<std::int32_t> slots;
     OnDevice<std::int32_t> order;
     std::int64_t cols;
-    Gated(std::int64_t columns, Layout layout, std::mt19937_64& random)
-        : gate_up(kRows, 2 * columns, layout),
-          y(kRows, columns, apart(layout, 1)),
-          dy(kRows, columns, apart(layout, 2)),
-          again(kRows, columns, apart(layout, 3)),
-          d_gate_up(kRows, 2 * columns, apart(layout, 4)),
-          weights(kTokens, kPerToken, apart(layout, 5)),
-          d_weights(kTokens, kPerToken, apart(layout, 6)),
+    // layout(i): that of operand i.
+    template <class Layouts>
+    Gated(std::int64_t columns, const Layouts& layout,
+          std::mt19937_64& random) requires std::is_invocable_v<Layouts, int>
+        : gate_up(kRows, 2 * columns, layout(0)),
+          y(kRows, columns, layout(1)),
+          dy(kRows, columns, layout(2)),
+          again(kRows, columns, layout(3)),
+          d_gate_up(kRows, 2 * columns, layout(4)),
+          weights(kTokens, kPerToken, layout(5)),
+          d_weights(kTokens, kPerToken, layout(6)),
           slots(slots_of(kRows, kTokens, kPerToken, random)),
           order(slots),
           cols(columns) {
       dy.fill_normal(random), weights.fill_normal(random, 0.5);
       d_weights.fill(77);
     }
+    Gated(std::int64_t columns, Layout layout, std::mt19937_64& random)
+        : Gated(
+              columns, [&](int i) { return apart(layout, i); }, random) {}
     void send() {
       gate_up.send(), y.send(), dy.send(), again.send(), d_gate_up.send(), weights.send(), d_weights.send();
     }
@@ -244,6 +250,77 @@ TYPED_TEST_P(ExpertRows, AWeightOfOneChangesNothing) {
   });
 }
 
+// One operand alone that has gaps, or is not aligned, or has a pitch that is not, changes no bit but those of
+// a row's sum, which is made in another order.
+TYPED_TEST_P(ExpertRows, EachOperandsLayoutIsLookedAt) {
+  using T = typename TypeParam::T;
+  using A = typename TypeParam::A;
+  using Call = typename ExpertRows<TypeParam>::Gated;
+  constexpr Layout kUsual[] = {{0, 0}, {16, 0}}, kOdd[] = {{16, 0}, {5, 0}, {0, 1}, kUnaligned};
+  constexpr std::int64_t kCols = 48, kThree = 3;
+  const auto run = [](Call& call) {
+    call.send();
+    call.forward(Gate::kSilu);
+    call.backward(Gate::kSilu, call.again, call.d_gate_up);
+    call.y.fetch("y"), call.again.fetch("y again"), call.d_gate_up.fetch("d_gate_up");
+  };
+  const auto fill = [](Call& call) {
+    auto random = generator(67);
+    call.gate_up.fill_normal(random);
+  };
+  auto first_random = generator(68);
+  Call expected(kCols, Layout{}, first_random);
+  fill(expected), run(expected);
+  for (const Layout usual : kUsual) {
+    for (const Layout odd : kOdd) {
+      for (const int which : {0, 1, 2, 3, 4}) {
+        SCOPED_TRACE(testing::Message() << usual << ", operand " << which << ": " << odd);
+        const auto layout = [&](int i) { return i == which ? odd : usual; };
+        auto random = generator(68);
+        Call call(kCols, layout, random);
+        fill(call), run(call);
+        EXPECT_TRUE(call.y.same_bits(expected.y));
+        EXPECT_TRUE(call.again.same_bits(expected.y));
+        EXPECT_TRUE(call.d_gate_up.same_bits(expected.d_gate_up));
+        // Rows that are gathered and added: operands 0 to 2 have these layouts, too.
+        Operand<T> x(kThree, kCols, layout(0)), rows(kThree, kCols, layout(1));
+        Operand<A> sum(kThree, kCols, layout(2));
+        std::vector<std::int32_t> slots = {2, 0, 1};
+        OnDevice<std::int32_t> order(slots);
+        x.fill_normal(random).send(), rows.send(), sum.fill(0).send();
+        TypeParam::gather_rows(Extent{kThree, kCols},
+                               GatherRows<T>{.x = x.read(), .order = order.data(), .y = rows.view()});
+        TypeParam::add_rows(Extent{kThree, kCols},
+                            AddRows<T>{.x = x.read(), .order = order.data(), .sum = sum.view()});
+        rows.fetch("rows"), sum.fetch("sum");
+        for (std::int64_t r = 0; r < kThree; ++r) {
+          const std::int64_t token = slots[static_cast<std::size_t>(r)];
+          for (std::int64_t c = 0; c < kCols; ++c) {
+            ASSERT_EQ(rows(r, c), x(token, c));
+            ASSERT_EQ(sum(token, c), x(r, c));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Rows that all begin at aligned addresses, but are no whole packs: up begins at none of these.
+TYPED_TEST_P(ExpertRows, AlignedRowsNeedNotBeWholePacks) {
+  using Call = typename ExpertRows<TypeParam>::Gated;
+  const auto aligned = [](int i) { return Layout{i == 0 || i == 4 ? 10 : 5, 0}; };
+  auto random = generator(69), again = generator(69);
+  Call expected(43, Layout{}, random), call(43, aligned, again);
+  expected.gate_up.fill_normal(random), call.gate_up.fill_normal(again);
+  for (Call* const each : {&expected, &call}) {
+    each->send();
+    each->backward(Gate::kSilu, each->again, each->d_gate_up);
+    each->again.fetch("y"), each->d_gate_up.fetch("d_gate_up");
+  }
+  EXPECT_TRUE(call.again.same_bits(expected.again));
+  EXPECT_TRUE(call.d_gate_up.same_bits(expected.d_gate_up));
+}
+
 TYPED_TEST_P(ExpertRows, SameBitsInAnyOrder) {
   auto random = generator(65);
   typename ExpertRows<TypeParam>::Gated call(1500, {}, random);
@@ -291,6 +368,7 @@ TYPED_TEST_P(ExpertRows, NothingOfNoRows) {
 
 REGISTER_TYPED_TEST_SUITE_P(ExpertRows, AreGathered, AreAddedAndRoundedOnce, ManyRows,
                             GatesMatchTheirDefinition, ResultsMayLieWhereOperandsDo,
-                            AWeightOfOneChangesNothing, SameBitsInAnyOrder, NothingOfNoRows);
+                            AWeightOfOneChangesNothing, EachOperandsLayoutIsLookedAt,
+                            AlignedRowsNeedNotBeWholePacks, SameBitsInAnyOrder, NothingOfNoRows);
 
 }  // namespace zg::test

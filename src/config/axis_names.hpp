@@ -25,5 +25,6 @@ inline constexpr const char* kAccumulation = "accumulation";
 inline constexpr const char* kTiles = "tiers.tiles";
 inline constexpr const char* kGroups = "parameter groups";
 inline constexpr const char* kLora = "LoRA";
+inline constexpr const char* kBalance = "router.balance";
 
 }  // namespace zg::config

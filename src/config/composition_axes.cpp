@@ -319,6 +319,26 @@ Choices adapters() {
            [](Run r) { return r.lora.on() && r.lora.base == LoraConfig::Base::kCodes; }}};
 }
 
+Choices balances() {
+  using enum BalanceKind;
+  return {{"none", {}, "routers have no term of their own", [](Run r) { return r.balance.kind == kNone; }},
+          {"hf",
+           {"router.balance=hf"},
+           "tokens of a micro-batch, all layers together",
+           [](Run r) { return r.balance.kind == kHf; }},
+          {"switch",
+           {"router.balance=switch"},
+           "tokens of a micro-batch, layer by layer",
+           [](Run r) { return r.balance.kind == kSwitch; }},
+          {"sequence",
+           {"router.balance=sequence"},
+           "tokens of each sequence",
+           [](Run r) { return r.balance.kind == kSequence; }},
+          {"global", {"router.balance=global"}, "tokens of the whole batch", [](Run r) {
+             return r.balance.kind == kGlobal;
+           }}};
+}
+
 Choices pipelines() {
   return {{"1", {}, "every rank has all layers", [](Run r) { return r.parallel.pipeline == 1; }},
           {"above 1",
@@ -403,6 +423,7 @@ std::vector<Axis> make_axes() {
       {kCommunication, communication_types()},
       {kGroups, parameter_groups()},
       {kLora, adapters()},
+      {kBalance, balances()},
       {"gradient_clipping", clippings()},
       {"optimizer.overlap", overlaps()},
       {kPipeline, pipelines()},

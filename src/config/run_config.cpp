@@ -318,6 +318,7 @@ std::vector<Key> run_keys() {
            "Seed of the weights, of the order of the data, and of all other random numbers."},
           {"model", SectionSpec{model_section_keys}, "What is trained."},
           {"lora", SectionSpec{lora_keys}, "Adapters that are trained in place of the model (LoRA)."},
+          {"router", SectionSpec{router_keys}, "Balance terms of mixtures of experts."},
           {"data", SectionSpec{data_keys}, "What it is trained on."},
           {"eval", SectionSpec{eval_keys}, "Evaluations."},
           {"sample", SectionSpec{sample_keys}, "Text that is generated at the end."},
@@ -336,6 +337,7 @@ RunConfig load_config(const ConfigSource& source, const Machine& machine) {
   Section root(tree, tree.root, "", run.warnings, root_keys());
   read_model(root, run);
   read_lora(root, run);
+  read_router(root, run);
   read_run(root, run);
   read_data(root, run);
   // Devices come before the batch, which counts all ranks, and before the precision, whose "auto" depends on

@@ -48,6 +48,10 @@ void read_parallel(Section& root, RunConfig& run);
 const Keys& checkpoint_keys();
 void read_checkpoint(Section& root, RunConfig& run);
 
+// router.cpp
+const Keys& router_keys();
+void read_router(Section& root, RunConfig& run);
+
 // lora.cpp
 const Keys& lora_keys();
 void read_lora(Section& root, RunConfig& run);

@@ -11,7 +11,8 @@ constexpr std::array kThroughout = {Operand::kWeight,      Operand::kTable,
                                     Operand::kInput,       Operand::kOutput,
                                     Operand::kSaved,       Operand::kActivationGradient,
                                     Operand::kAccumulator, Operand::kTableAccumulator,
-                                    Operand::kAdapters,    Operand::kAdapterAccumulator};
+                                    Operand::kAdapters,    Operand::kAdapterAccumulator,
+                                    Operand::kRouting,     Operand::kExpertSums};
 
 bool attends(const StepOp& op) {
   return op.kind == OpKind::kForward || op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
@@ -32,6 +33,7 @@ ModelOps::ModelOps(OpContext& context, const StepExecutor::Options& o)
       sequences_(exchange_over<ContextParallelComm>(context, o.comm, CommAxis::kContext)),
       model_(parts_ != nullptr ? context.layout.model->with(*parts_) : *context.layout.model) {
   const ModelConfig& c = model_.config();
+  if (c.experts.on()) routers_ = std::make_unique<RouterOps>(context);
   if (c.dropout == DropoutRates{} && c.lora.dropout == 0) return;
   for (std::size_t u = 0; u < model_.units().size(); ++u) {
     dropout_keys_.push_back(model_.dropout_keys(o.seed, u));
@@ -55,7 +57,11 @@ void ModelOps::begin(const StepOp& op) {
 }
 
 bool ModelOps::repeats(const StepOp& op) const {
-  return !dropout_of(op) && parts_ == nullptr && !op.in_tiles() && (sequences_ == nullptr || !attends(op));
+  // The numbers of rows of experts differ in every step, and so do the factors of balance terms.
+  const bool experts = model_.units()[static_cast<std::size_t>(op.unit)].is_experts() ||
+                       (op.has(Operand::kRouting) && context_.layout.options.balance.on());
+  return !dropout_of(op) && parts_ == nullptr && !op.in_tiles() && !experts &&
+         (sequences_ == nullptr || !attends(op));
 }
 
 // The operation's position for the dropout masks (unit, step, sequences); empty if it drops nothing.
@@ -115,7 +121,8 @@ UnitCall ModelOps::operands_of(const StepOp& op) {
   const Layout::TileTensors &unit = layout.unit(op.unit), &embedding = layout.unit(0);
   UnitCall call;
   call.shape = layout.options.micro_batch;
-  call.layer = op.unit - 1;
+  call.layer = layout.layer_of(op.unit);
+  if (routers_ != nullptr) call.experts = routers_->operands(op);
   call.weights = flat(op, Operand::kWeight, unit.weight, unit);
   call.grads = flat(op, Operand::kAccumulator, unit.accumulator, unit);
   // Before the first micro-batch, an accumulator holds garbage.

@@ -9,6 +9,7 @@
 
 #include "engine/context_parallel_comm.hpp"
 #include "engine/op_context.hpp"
+#include "engine/router_ops.hpp"
 #include "engine/tensor_parallel_comm.hpp"
 #include "engine/tile_call.hpp"
 
@@ -44,6 +45,8 @@ class ModelOps {
   // stream.
   std::array<Stream*, 2> streams() const;
   void add_traffic(CommTraffics& all) const;
+  // Null if the model has no experts.
+  RouterOps* routers() const { return routers_.get(); }
 
  private:
   void run(const StepOp& op, const UnitCall& call) const;
@@ -56,6 +59,7 @@ class ModelOps {
   OpContext& context_;
   std::unique_ptr<TensorParallelComm> parts_;       // null without tensor parallelism
   std::unique_ptr<ContextParallelComm> sequences_;  // null without context parallelism
+  std::unique_ptr<RouterOps> routers_;              // null if the model has no experts
   const Model model_;                               // the layout's model, using parts_
   // Indexed by unit; empty if the model has no dropout.
   std::vector<std::array<RandomKey, 2>> dropout_keys_;

@@ -14,8 +14,8 @@
 
 namespace zg {
 
-// An operation as text, such as "backward 3.1": its kind, its layer (forward and backward) or unit, and its
-// micro-batch or segment.
+// An operation as text, such as "backward 3.1": its kind, the number of its block from 0 (forward and
+// backward) or of its unit, and its micro-batch or segment.
 inline std::string text_of(const StepOp& op) {
   const bool of_block = op.kind == OpKind::kForward || op.kind == OpKind::kBackward ||
                         op.kind == OpKind::kBackwardInput || op.kind == OpKind::kBackwardWeight;
@@ -72,9 +72,9 @@ class Position {
   }
   bool waiting() const { return waits_.load() != Waits::kNo; }
   std::string text() const;
-  std::string work(std::int64_t layers, std::optional<StallCause> awaited) const;
-  std::string whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const;
-  StepExecutor::Meeting meeting(CommAxis axis, std::int64_t layers) const;
+  std::string work(const Layout& layout, std::optional<StallCause> awaited) const;
+  std::string whereabouts(const Layout& layout, std::optional<StallCause> awaited) const;
+  StepExecutor::Meeting meeting(CommAxis axis, const Layout& layout) const;
   // The operation of the latest communication call; null if there was no call, or it belonged to no
   // operation.
   const StepOp* met(CommAxis axis) const { return meetings_[axis].op.load(); }
@@ -95,15 +95,20 @@ class Position {
   ByAxis<Calls> meetings_;
 };
 
-inline std::string unit_text(std::int32_t unit, std::int64_t layers) {
-  return unit == 0       ? "the embedding"
-         : unit > layers ? "the head"
-                         : fmt::format("layer {} of {}", unit, layers);
+inline std::string unit_text(std::int32_t unit, const Layout& layout) {
+  if (unit == 0) return "the embedding";
+  if (unit == layout.head_unit()) return "the head";
+  const Unit& of = layout.model->units()[static_cast<std::size_t>(unit)];
+  const std::string layer = fmt::format("layer {} of {}", of.layer + 1, layout.layers());
+  if (!of.is_experts()) return layer;
+  const std::int32_t last = of.first_expert + of.expert_count - 1;
+  return last == of.first_expert ? fmt::format("expert {} of {}", last, layer)
+                                 : fmt::format("experts {} to {} of {}", of.first_expert, last, layer);
 }
 
 // An operation as text for people who know the model but not the programs: "backward of layer 12 of 40".
-inline std::string work_of(const StepOp& op, std::int64_t layers) {
-  const auto unit = [&] { return unit_text(op.unit, layers); };
+inline std::string work_of(const StepOp& op, const Layout& layout) {
+  const auto unit = [&] { return unit_text(op.unit, layout); };
   switch (op.kind) {
     case OpKind::kInitialize:
       return "first values of " + unit();
@@ -139,37 +144,37 @@ inline std::string work_of(const StepOp& op, std::int64_t layers) {
 
 // The operation on the compute stream, or else on the comm or the receive stream. If these are idle: the
 // update that runs at the end of a step, or the operation that is issued next and the cause of its wait.
-inline std::string Position::work(std::int64_t layers, std::optional<StallCause> awaited) const {
+inline std::string Position::work(const Layout& layout, std::optional<StallCause> awaited) const {
   for (const int which : {0, 2, 4}) {
-    if (const StepOp* op = working_[which].load()) return work_of(*op, layers);
+    if (const StepOp* op = working_[which].load()) return work_of(*op, layout);
   }
   const Waits waits = waits_.load();
   const StepOp* const update = working_[1].load();
-  if (waits == Waits::kForStream && update != nullptr) return work_of(*update, layers);
+  if (waits == Waits::kForStream && update != nullptr) return work_of(*update, layout);
   const StepProgram* program = program_.load();
   const auto op = static_cast<std::size_t>(op_.load());
   if (program == nullptr || op >= program->ops.size()) return "";
   const bool waiting = waits == Waits::kForLease && awaited.has_value();
-  return work_of(program->ops[op], layers) + (waiting ? std::string(" waits for ") + name_of(*awaited) : "");
+  return work_of(program->ops[op], layout) + (waiting ? std::string(" waits for ") + name_of(*awaited) : "");
 }
 
-inline std::string Position::whereabouts(std::int64_t layers, std::optional<StallCause> awaited) const {
+inline std::string Position::whereabouts(const Layout& layout, std::optional<StallCause> awaited) const {
   const bool idle = std::none_of(std::begin(working_), std::end(working_),
                                  [](const auto& op) { return op.load() != nullptr; });
-  if (inside_.load() || !idle || waiting()) return work(layers, awaited);
+  if (inside_.load() || !idle || waiting()) return work(layout, awaited);
   const std::int64_t step = step_.load();
   return step < 0 ? "before the first step"
                   : fmt::format("in no operation; step {} was the last to begin", step + 1);
 }
 
-inline StepExecutor::Meeting Position::meeting(CommAxis axis, std::int64_t layers) const {
+inline StepExecutor::Meeting Position::meeting(CommAxis axis, const Layout& layout) const {
   const Calls& calls = meetings_[axis];
   StepExecutor::Meeting m;
   const std::uint64_t left = calls.left.load();
   m.calls = calls.entered.load();
   m.inside = m.calls > left;
   const StepOp* op = calls.op.load();
-  const std::string unit = op != nullptr ? unit_text(op->unit, layers) : "";
+  const std::string unit = op != nullptr ? unit_text(op->unit, layout) : "";
   switch (axis) {
     case CommAxis::kShards:
       m.what = "gather of " + unit;
@@ -191,7 +196,7 @@ inline StepExecutor::Meeting Position::meeting(CommAxis axis, std::int64_t layer
       m.what = "exchange with other parts of " + unit;
       break;
     case CommAxis::kStages:
-      m.what = op == nullptr ? "" : work_of(*op, layers);
+      m.what = op == nullptr ? "" : work_of(*op, layout);
       break;
   }
   return m;

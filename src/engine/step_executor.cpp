@@ -9,6 +9,7 @@
 
 #include "engine/model_ops.hpp"
 #include "engine/op_context.hpp"
+#include "engine/router_ops.hpp"
 #include "engine/staging.hpp"
 #include "engine/state_stream.hpp"
 #include "engine/weight_ops.hpp"
@@ -34,9 +35,10 @@ double sum_of(const std::vector<std::vector<double>>& by_rank) {
 // The squared norm of the gradient, from each rank's sum of squares of each unit. Adds up in the order of
 // units, tensor-parallel ranks and pieces, which depends neither on the number of shards nor on the stages;
 // stages that do not have a unit add zero.
-double squared_norm(const std::vector<std::vector<double>>& scalars, const RankPlace& place) {
+double squared_norm(const std::vector<std::vector<double>>& scalars, std::size_t units,
+                    const RankPlace& place) {
   double sum = 0;
-  for (std::size_t u = 1; u < scalars[0].size(); ++u) {
+  for (std::size_t u = 1; u <= units; ++u) {
     for (int stage = 0; stage < place.parts.stages; ++stage) {
       for (int part = 0; part < place.parts.tensor; ++part) {
         for (int piece = 0; piece < place.sharding.ranks; ++piece) {
@@ -175,11 +177,23 @@ LinkBytes engine_traffic_per_step(const Layout& layout) {
   LinkBytes t;
   t[kToDevice] = Workspace::input_bytes(layout, layout.options.micro_batches);
   t[kToHost] = Workspace::scalar_bytes(layout);
+  const RoutedRowsShape routed(layout);
+  const std::int64_t factors = layout.options.balance.kind == BalanceKind::kNone ? 0 : routed.factors_bytes();
+  for (std::int32_t l = 0; l < layout.layers(); ++l) {
+    const auto unit = layout.routes(l) ? static_cast<std::int32_t>(layout.model->unit_of(l)) : -1;
+    if (unit < 0 || !layout.has_unit(unit)) continue;
+    t[kToHost] += layout.options.micro_batches * (routed.starts_bytes() + routed.sums_bytes());
+    if (unit >= layout.first_trained()) t[kToDevice] += layout.options.micro_batches * factors;
+  }
   return t;
 }
 
 LinkBytes StepExecutor::traffic() const {
   LinkBytes t = context_->store.traffic();
+  if (const RouterOps* const routers = model_->routers()) {
+    t[kToHost] += routers->rows().to_host();
+    t[kToDevice] += routers->rows().to_device();
+  }
   return t += own_;
 }
 
@@ -190,13 +204,13 @@ std::uint64_t StepExecutor::progress() const {
   return context_->position.progress();
 }
 std::string StepExecutor::work() const {
-  return context_->position.work(context_->layout.layers(), context_->stall.awaited());
+  return context_->position.work(context_->layout, context_->stall.awaited());
 }
 std::string StepExecutor::whereabouts() const {
-  return context_->position.whereabouts(context_->layout.layers(), context_->stall.awaited());
+  return context_->position.whereabouts(context_->layout, context_->stall.awaited());
 }
 StepExecutor::Meeting StepExecutor::meeting(CommAxis axis) const {
-  Meeting meeting = context_->position.meeting(axis, context_->layout.layers());
+  Meeting meeting = context_->position.meeting(axis, context_->layout);
   const StepOp* const op = context_->position.met(axis);
   if (axis == CommAxis::kStages && op != nullptr)
     meeting.from = members_of(context_->layout.options.place(),
@@ -248,7 +262,10 @@ void StepExecutor::run_op(const StepOp& op, std::int32_t at) {
     c.store.acquire_op(&stream, c.leases);
   }
   c.timer.begin(stream, op);
+  RouterOps* const routers = model_->routers();
+  if (routers != nullptr) routers->prepare(op);
   issue_again(op);
+  if (routers != nullptr && !model_->within_call()) routers->finish(op);
   c.timer.end(stream, op);
   const Event event = stream.record();
   for (Lease& lease : c.leases) lease.release_after(stream, event);
@@ -346,12 +363,34 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     staging_->put(static_cast<std::int64_t>(m), micro_batches[m]);
   own_[kToDevice] +=
       staging_->load(*context_->compute, context_->workspace(), context_->layout.options.micro_batches);
+  RouterOps* const routers = model_->routers();
+  const RouterOps::Exchange sums_of_ranks = [this](std::span<const double> mine) {
+    std::vector<double> sums(mine.size());
+    for (const std::vector<double>& theirs : exchange(mine)) {
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
+    }
+    return sums;
+  };
+  if (routers != nullptr) routers->begin_step(unscale, &sums_of_ranks);
   run_program(gradients);
-  const auto scalars = exchange(read_scalars());
+  const std::span<const double> own = read_scalars();
+  std::vector<double> mine(own.begin(), own.end());
+  if (routers != nullptr) {
+    const std::vector<double> numbers = routers->numbers();
+    mine.insert(mine.end(), numbers.begin(), numbers.end());
+  }
+  const auto scalars = exchange(mine);
+  if (routers != nullptr) {
+    std::vector<double> sums(mine.size() - own.size());
+    for (const std::vector<double>& theirs : scalars) {
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[own.size() + i];
+    }
+    result.routers = RouterOps::result(context_->layout, sums);
+  }
   for (std::size_t r = 0; r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))
     result.loss += scalars[r][0];
   result.loss *= per_token;
-  result.grad_norm = std::sqrt(squared_norm(scalars, place)) * unscale;
+  result.grad_norm = std::sqrt(squared_norm(scalars, own.size() - 1, place)) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
   if (!early) {
@@ -395,6 +434,7 @@ double StepExecutor::evaluate(std::int64_t micro_batches,
                               const std::function<MicroBatch(std::int64_t)>& batch) {
   flush();
   model_->set_step({});
+  if (RouterOps* const routers = model_->routers()) routers->begin_evaluation();
   const std::int64_t group = context_->layout.options.live_micro_batches();
   const auto rows = static_cast<std::size_t>(context_->layout.options.micro_batch.rows());
   const auto numbers = static_cast<std::size_t>(context_->layout.options.micro_batch.document_numbers());

@@ -123,6 +123,7 @@ AdapterList::AdapterList(const ModelConfig& c, Which which) {
     add(names.v, kQkv, c.width, kv, q + kv);
   }
   add(names.o, kO, q, c.width);
+  if (c.experts.on()) return;  // the MLPs of a mixture of experts have no adapters
   if (form.gated && c.block.fused) {
     add(names.gate_up, kGateUp, c.width, 2 * c.inner);
   } else {

@@ -174,6 +174,12 @@ struct Call : UnitCall {
     return {sum, is_part() ? exchange : nullptr, stream};
   }
   View sum_of_parts(const View& partial) const { return begin_sum_of_parts(partial).end(); }
+  // Sums numbers, without gaps, over all ranks in place.
+  void sum_numbers(const View& numbers) const {
+    if (!is_part()) return;
+    exchange->all_reduce(stream, numbers);
+    exchange->end(stream);
+  }
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }

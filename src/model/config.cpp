@@ -118,7 +118,11 @@ void check_parameters(const ModelConfig& c, const SizeNames& keys) {
   constexpr double kMost = 1e15;
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double heads = number(c.head_size) * number(2 * c.heads + 2 * c.kv_heads);
-  const double block = number(c.width) * (heads + (c.form().gated ? 3 : 2) * number(c.inner));
+  const Experts& e = c.experts;
+  const double inside =
+      e.on() ? std::max(number(c.inner), number(e.count) * number(e.inner) + number(e.shared_inner))
+             : number(c.inner);
+  const double block = number(c.width) * (heads + (c.form().gated ? 3 : 2) * inside);
   const double all = number(c.layers) * block + number(c.width) * number(c.vocab_size);
   if (all <= kMost) return;
   throw Error(Errc::kUsage, keys.layers,
@@ -143,6 +147,17 @@ void check_description(const ModelConfig& c) {
                                    {"final_logit_softcapping", block.final_softcap}}) {
     if (value != 0) check_positive(key, value);
   }
+}
+
+void check_experts(const ModelConfig& c) {
+  const Experts& e = c.experts;
+  if (!e.on()) return;
+  check_size("the number of experts", e.count, kMaxExperts);
+  check_size("num_experts_per_tok", e.router.per_token, e.count);
+  check_size("the width inside an expert", e.inner, kMaxWidth);
+  if (e.shared_inner != 0) check_size("the width inside the shared expert", e.shared_inner, kMaxWidth);
+  ZG_ASSERT(c.form().gated && c.form().rotates && !c.norms_after() && !c.mlp_bias() && !c.block.fused,
+            "experts in blocks of {}", name_of(c.arch));
 }
 
 void check_lora(const ModelConfig& c) {
@@ -176,6 +191,7 @@ void validate(const ModelConfig& c) {
   check_rate("dropout.embedding", c.dropout.embedding);
   check_rate("dropout.residual", c.dropout.residual);
   check_lora(c);
+  check_experts(c);
   if (!std::isfinite(c.init_std) || c.init_std < 0) {
     throw Error(Errc::kUsage, "initializer_range", fmt::format("{} is no standard deviation", c.init_std));
   }

@@ -15,9 +15,10 @@ using enum ModelCall;
 
 // The matrices of a block in the order of its forward. For each branch: the matrices of the first products,
 // and then the matrix of the last product.
-std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
-  const BlockParams p(c);
+std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c, std::int64_t layer) {
+  const BlockParams p(c, layer);
   const auto qkv = c.form().joint_qkv ? std::vector{p.q} : std::vector{p.q, p.k, p.v};
+  if (p.gate == BlockParams::kNone) return {qkv, {p.o}};
   const auto mlp = c.form().gated ? std::vector{p.gate, p.up} : std::vector{p.gate};
   return {qkv, {p.o}, mlp, {p.down}};
 }
@@ -25,12 +26,13 @@ std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c) {
 }  // namespace
 
 std::int64_t DenseBlock::saved_bytes(BatchShape batch, Backward how) const {
-  return DenseSaved({shape_.here, shape_.shard, shape_.dtype, batch, how}, nullptr).bytes;
+  return DenseSaved({config(), shape_.shard, shape_.dtype, batch, how, layer()}, nullptr).bytes;
 }
 
 std::int64_t DenseBlock::scratch_bytes(BatchShape batch, Backward how) const {
-  const AttentionRule rule = attention_rule(shape_.whole, layer_, batch);
-  return DenseWorkspace({shape_.here, shape_.shard, shape_.dtype, batch, how}, rule, *shape_.sizes, nullptr)
+  const AttentionRule rule = attention_rule(shape_.whole, layer(), batch);
+  return DenseWorkspace({config(), shape_.shard, shape_.dtype, batch, how, layer()}, rule, *shape_.sizes,
+                        nullptr)
       .bytes;
 }
 
@@ -59,17 +61,32 @@ std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape
   const auto gather = [&] {
     if (shard.sequence) calls.push_back({TensorParallelCall::Kind::kAllGather, elements, shape_.dtype});
   };
+  // The branch of the MLP, or of the router, and then the branch of attention.
+  const auto numbers = [&](std::int64_t columns) {
+    calls.push_back(
+        {TensorParallelCall::Kind::kAllReduce, batch.rows() * columns, accumulator_of(shape_.dtype)});
+  };
+  const auto router = [&] {
+    numbers(shape_.whole.experts.router.per_token);
+    if (shape_.whole.experts.shared_gate) numbers(1);
+    sum();
+  };
   switch (call) {
     case kBlock:
     case kBlockAgain:
       gather(), sum(), gather();
-      if (call == kBlock || shape_.whole.norms_after()) sum();
+      if (!routes() && (call == kBlock || shape_.whole.norms_after())) sum();
       break;
     case kBlockBackward:
-      for (int branch = 0; branch < 2; ++branch) gather(), gather(), sum();
+      routes() ? router() : (gather(), gather(), sum());
+      gather(), gather(), sum();
       break;
     case kBlockBackwardFrozen:  // adapters, too, need the inputs of a branch's first products
       for (const auto input : {AdapterInput::kGateUp, AdapterInput::kQkv}) {
+        if (routes() && input == AdapterInput::kGateUp) {
+          router();
+          continue;
+        }
         gather();
         if (adapters.has(input)) gather();
         sum();
@@ -90,7 +107,7 @@ std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape
 }
 
 std::vector<ContextCall> DenseBlock::context_calls(BatchShape batch, Direction direction) const {
-  return model::context_calls(shape_.here, shape_.dtype, batch, direction);
+  return model::context_calls(config(), shape_.dtype, batch, direction);
 }
 
 std::vector<TileUse> DenseBlock::tile_uses(ModelCall call) const {
@@ -100,9 +117,10 @@ std::vector<TileUse> DenseBlock::tile_uses(ModelCall call) const {
   const auto add = [&](const std::vector<std::size_t>& matrices, TileUse::Kind kind) {
     for (const std::size_t matrix : matrices) add_tile_uses(unit(), matrix, {kind}, uses);
   };
-  auto products = products_of(shape_.whole);
+  auto products = products_of(shape_.whole, layer());
   if (call == kBlock || call == kBlockAgain) {
-    if (call == kBlockAgain && !shape_.whole.norms_after()) products.pop_back();
+    const bool has_mlp = products.size() == 4;
+    if (call == kBlockAgain && has_mlp && !shape_.whole.norms_after()) products.pop_back();
     for (const auto& matrices : products) add(matrices, kWeight);
     return uses;
   }
@@ -122,15 +140,18 @@ double DenseBlock::forward_products(std::int64_t time) const {
   const auto q = static_cast<double>(c.heads * c.head_size),
              kv = static_cast<double>(c.kv_heads * c.head_size);
   const double mlp_matrices = c.form().gated ? 3 : 2;
-  const double weights =
-      static_cast<double>(c.width) * (2 * q + 2 * kv + mlp_matrices * static_cast<double>(c.inner));
-  const auto seen = static_cast<double>(c.has_window(layer_) ? std::min(c.block.window, time) : time);
+  const Experts& e = c.experts;
+  const double inside = routes() ? mlp_matrices * static_cast<double>(e.shared_inner) +
+                                       static_cast<double>(e.count + (e.shared_gate ? 1 : 0))
+                                 : mlp_matrices * static_cast<double>(c.inner);
+  const double weights = static_cast<double>(c.width) * (2 * q + 2 * kv + inside);
+  const auto seen = static_cast<double>(c.has_window(layer()) ? std::min(c.block.window, time) : time);
   return weights + q * seen * (2 - seen / static_cast<double>(time));
 }
 
 void DenseBlock::run(const Call& given) const {
   Call call = given;
-  call.rule = attention_rule(shape_.whole, layer_, call.shape);
+  call.rule = attention_rule(shape_.whole, layer(), call.shape);
   call.rope = rope_;
   switch (call.model_call) {
     case kBlock:

@@ -1,4 +1,5 @@
-// The block of dense models, of all families: attention, and an MLP that every token passes.
+// The block of a layer, of all families: attention, and an MLP that every token passes or, in a layer with
+// experts, the router, with an MLP beside the experts if the model has one.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,8 +11,10 @@ namespace zg::model {
 class DenseBlock final : public Block {
  public:
   // rope: null if positions do not rotate. All must outlive the block.
-  DenseBlock(const ModelShape& shape, const RopeTable* rope, std::int64_t layer, const Unit& unit)
-      : Block(unit), shape_(shape), rope_(rope), layer_(layer) {}
+  DenseBlock(const ModelShape& shape, const RopeTable* rope, const Unit& unit)
+      : Block(unit, shape.whole.has_experts(unit.layer) ? shape.routed : shape.here),
+        shape_(shape),
+        rope_(rope) {}
 
   std::int64_t saved_bytes(BatchShape batch, Backward how) const override;
   std::int64_t workspace_bytes(BatchShape batch, Backward how) const override;
@@ -25,6 +28,8 @@ class DenseBlock final : public Block {
   void run(const Call& call) const override;
 
  private:
+  std::int64_t layer() const { return unit().layer; }
+  bool routes() const { return shape_.whole.has_experts(layer()); }
   // Bytes of the workspace without tile_sums(), which follow it.
   std::int64_t scratch_bytes(BatchShape batch, Backward how) const;
   // The buffer for sums of products over a block's tiles: A [N, widest input]; null if it needs none.
@@ -32,7 +37,6 @@ class DenseBlock final : public Block {
 
   const ModelShape& shape_;
   const RopeTable* rope_;
-  const std::int64_t layer_;
 };
 
 }  // namespace zg::model

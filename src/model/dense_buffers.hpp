@@ -7,6 +7,7 @@
 #include "model/adapters.hpp"
 #include "model/block_attention.hpp"
 #include "model/call.hpp"
+#include "model/routing.hpp"
 #include "model/units.hpp"
 
 namespace zg::model {
@@ -52,6 +53,22 @@ struct DenseShape {
   DType dtype;
   BatchShape batch;
   Backward how;
+  std::int64_t layer;
+  bool routes() const { return config.has_experts(layer); }
+};
+
+// The numbers of the gate of the MLP that all tokens pass, which is a router over one expert.
+struct SharedGate {
+  View logits, chosen, weights;  // A [N,1], i32 [N,1], A [N,1]
+  View starts, order;            // i32 [1,2], i32 [1,N]: all slots, in order
+  SharedGate() = default;
+  SharedGate(BufferPlan& plan, DType a, std::int64_t rows) {
+    logits = plan.take(a, rows, 1);
+    chosen = plan.take(DType::kI32, rows, 1);
+    weights = plan.take(a, rows, 1);
+    starts = plan.take(DType::kI32, 1, 2);
+    order = plan.take(DType::kI32, 1, rows);
+  }
 };
 
 // With a gate, gate_up holds its own gradient after a backward. After the first half of a backward gate_up
@@ -64,13 +81,14 @@ struct DenseSaved {
   View after1, after_stats1, after2,
       after_stats2;  // inputs of the norms after the branches, [residual rows, C]
   AdapterSaved adapters;
+  SharedGate shared_gate;
   // For a backward in halves: the terms of the gradients of all norms' weights and biases, which the first
   // half computes for the second; one row for each parameter, in their order.
   View norms;
   std::int64_t bytes = 0;
 
   DenseSaved(const DenseShape& of, void* base) {
-    const auto& [c, shard, t, shape, how] = of;
+    const auto& [c, shard, t, shape, how, layer] = of;
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), residual = residual_rows(shard, shape);
     const DType a = accumulator_of(t);
@@ -82,7 +100,12 @@ struct DenseSaved {
     norm(c.norms_before(), norm1, stats1);
     attention = SavedAttention(plan, c, t, shape);
     x1 = plan.take(t, residual, c.width);
-    norm(c.norms_before(), norm2, stats2);
+    // The experts read the output of their norm where it lies in Routing, unless a rank has only some rows.
+    if (of.routes() && !shard.sequence) {
+      stats2 = plan.take(a, residual, 1);
+    } else {
+      norm(c.norms_before(), norm2, stats2);
+    }
     gate_up = plan.take(t, n, gate_up_columns(c));
     act = plan.take(t, n, c.inner);
     if (c.block.head_norms != HeadNorms::kNone) {
@@ -93,8 +116,9 @@ struct DenseSaved {
     norm(c.norms_after(), after1, after_stats1);
     norm(c.norms_after(), after2, after_stats2);
     adapters = AdapterSaved(plan, c, t, shape, how);
+    if (of.routes() && c.experts.shared_gate) shared_gate = SharedGate(plan, a, n);
     if (how == Backward::kInHalves) {
-      const NormList list = BlockParams(c).norms();
+      const NormList list = BlockParams(c, layer).norms();
       norms = plan.take(a, static_cast<std::int64_t>(list.size()), norm_columns(c),
                         round_up(norm_columns(c), kParamAlign));
     }
@@ -121,10 +145,14 @@ struct DenseWorkspace {
   // reads.
   View unused;
   AdapterWorkspace adapters;
+  // In a layer with experts: scratch of sorting slots, i32 [row groups, experts], and of sums over tokens,
+  // A [row groups, 2 experts + 1]; the gradients of the
+  // router's logits, T [N, experts], of the shared gate's weights, A [N,1], and of its logits, T [N,1].
+  View sorting, summing, d_logits, d_shared_weights, d_shared_logits;
   std::int64_t bytes = 0;
 
   DenseWorkspace(const DenseShape& of, const AttentionRule& rule, const OpSizes& sizes, void* base) {
-    const auto& [c, shard, t, shape, how] = of;
+    const auto& [c, shard, t, shape, how, layer] = of;
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(shard, shape);
     const DType a = accumulator_of(t);
@@ -146,6 +174,12 @@ struct DenseWorkspace {
     if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
     if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
     adapters = AdapterWorkspace(plan, c, t, shape);
+    if (of.routes()) {
+      sorting = plan.take(DType::kI32, sizes.row_groups(), c.experts.count);
+      summing = plan.take(a, sizes.row_groups(), 2 * c.experts.count + 1);
+      d_logits = plan.take(t, n, c.experts.count);
+      if (c.experts.shared_gate) d_shared_weights = plan.take(a, n, 1), d_shared_logits = plan.take(t, n, 1);
+    }
     if (how == Backward::kFrozen) unused = plan.take(a, c.form().layer_norms ? 2 : 1, norm_columns(c));
     bytes = plan.bytes();
   }

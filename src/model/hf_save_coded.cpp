@@ -9,6 +9,7 @@
 #include "model/families/family.hpp"
 #include "model/hf_text.hpp"
 #include "model/plain_tensors.hpp"
+#include "model/units.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
@@ -74,9 +75,8 @@ class CodedWriter {
   }
 
   void add(const Unit& unit) {
-    const bool block = &unit != &model_.units().front() && &unit != &model_.units().back();
     for (const Param& p : unit.params) {
-      if (p.vector || !block) {
+      if (stays_plain(unit, p)) {
         plain_.push_back(
             hf::add_plain(files_, unit, p, dtype_, plain_.empty() ? hf::Placed{} : plain_.back()));
         const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
@@ -87,6 +87,27 @@ class CodedWriter {
         add_matrix(unit, p);
       }
     }
+  }
+
+  // Routers decide by small differences, and have few parameters.
+  bool stays_plain(const Unit& unit, const Param& p) const {
+    return p.vector || unit.layer < 0 || routes(unit, p);
+  }
+  bool routes(const Unit& unit, const Param& p) const {
+    if (unit.layer < 0 || unit.is_experts()) return false;
+    const model::BlockParams params(model_.config(), unit.layer);
+    const auto index = static_cast<std::size_t>(&p - unit.params.data());
+    return index == params.router || index == params.shared_gate;
+  }
+  // The names of the modules that stay plain.
+  std::vector<std::string> plain_modules() const {
+    std::vector<std::string> names{"lm_head"};
+    for (const Unit& unit : model_.units()) {
+      for (const Param& p : unit.params) {
+        if (routes(unit, p)) names.push_back(p.name.substr(0, p.name.rfind(".weight")));
+      }
+    }
+    return names;
   }
 
   void add_matrix(const Unit& unit, const Param& p) {
@@ -165,9 +186,8 @@ class CodedWriter {
   void choose_group() {
     for (const std::int64_t group : {128, 64, 32}) {
       bool fits = true;
-      for (std::int64_t l = 0; l < model_.config().layers; ++l) {
-        for (const Param& p : model_.block(l).unit().params)
-          fits = fits && (p.vector || p.whole_cols % group == 0);
+      for (const Unit& unit : model_.units()) {
+        for (const Param& p : unit.params) fits = fits && (stays_plain(unit, p) || p.whole_cols % group == 0);
       }
       if (fits) {
         group_ = group;
@@ -305,7 +325,7 @@ class CodedWriter {
                 {"fmt", "e4m3"},
                 {"weight_block_size", {128, 128}},
                 {"activation_scheme", "dynamic"},
-                {"modules_to_not_convert", {"lm_head"}}};
+                {"modules_to_not_convert", plain_modules()}};
       case SavedCode::kInt4:
         break;
     }
@@ -316,7 +336,7 @@ class CodedWriter {
             {"format", "pack-quantized"},
             {"quantization_status", "compressed"},
             {"config_groups", {{"group_0", group}}},
-            {"ignore", {"lm_head"}}};
+            {"ignore", plain_modules()}};
   }
 
   const std::string& from_;

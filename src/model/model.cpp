@@ -5,8 +5,10 @@
 #include <memory>
 
 #include "model/dense_block.hpp"
+#include "model/expert_block.hpp"
 #include "model/head.hpp"
 #include "model/rope_tables.hpp"
+#include "model/routing.hpp"
 #include "model/structure.hpp"
 #include "model/tensor_shard.hpp"
 #include "model/units.hpp"
@@ -25,18 +27,27 @@ Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& size
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
   const TensorShard shard{of.degree, of.index, of.sequence && of.degree > 1};
-  shape = {config, shard_config(config, shard), shard, dtype, &sizes};
+  shape = {config, shard_config(config, shard), {}, shard, dtype, &sizes};
+  shape.routed = shape.here;
+  shape.routed.inner = shape.here.experts.shared_inner;
   units = make_units(config, shard, head_columns(shape.here, sizes), tiling);
   if (config.form().rotates) {
     rope = rope_table_of(config.block.rope, config.head_size);
     window_rope = rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
   }
-  for (std::int64_t l = 0; l < config.layers; ++l) {
-    const RopeTable* const turns = !config.form().rotates ? nullptr
-                                   : config.has_window(l) ? &window_rope
-                                                          : &rope;
-    blocks.push_back(std::make_unique<DenseBlock>(shape, turns, l, units[static_cast<std::size_t>(l) + 1]));
+  for (std::size_t u = 1; u + 1 < units.size(); ++u) {
+    const Unit& unit = units[u];
+    if (unit.is_experts()) {
+      blocks.push_back(std::make_unique<ExpertBlock>(shape, unit));
+      continue;
+    }
+    layer_units.push_back(u);
+    const RopeTable* const turns = !config.form().rotates          ? nullptr
+                                   : config.has_window(unit.layer) ? &window_rope
+                                                                   : &rope;
+    blocks.push_back(std::make_unique<DenseBlock>(shape, turns, unit));
   }
+  layer_units.push_back(units.size() - 1);
 }
 
 }  // namespace model
@@ -73,9 +84,17 @@ const std::vector<Unit>& Model::units() const& {
 const Unit& Model::output_unit() const& {
   return structure_->output_unit();
 }
+std::size_t Model::unit_of(std::int64_t layer) const {
+  ZG_ASSERT(layer >= 0 && layer <= config().layers, "layer {} of {}", layer, config().layers);
+  return structure_->layer_units[static_cast<std::size_t>(layer)];
+}
 const Block& Model::block(std::int64_t layer) const& {
-  ZG_ASSERT(layer >= 0 && layer < config().layers, "layer {} of {}", layer, config().layers);
-  return *structure_->blocks[static_cast<std::size_t>(layer)];
+  ZG_ASSERT(layer < config().layers, "layer {} of {}", layer, config().layers);
+  return block_of(unit_of(layer));
+}
+const Block& Model::block_of(std::size_t unit) const& {
+  ZG_ASSERT(unit > 0 && unit <= structure_->blocks.size(), "unit {} of {} is no block", unit, units().size());
+  return *structure_->blocks[unit - 1];
 }
 
 const Block& Model::largest_block() const& {
@@ -119,6 +138,31 @@ std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const 
   std::int64_t most = 0;
   for (const auto& block : structure_->blocks) most = std::max(most, block->workspace_bytes(shape, how));
   return most;
+}
+
+std::int64_t Model::routing_bytes(BatchShape shape) const {
+  const model::ModelShape& m = structure_->shape;
+  return config().experts.on() ? model::Routing(m.routed, m.dtype, shape, nullptr).bytes : 0;
+}
+
+std::int64_t Model::expert_sums_bytes(BatchShape shape) const {
+  const model::ModelShape& m = structure_->shape;
+  return config().experts.on() ? model::ExpertSums(m.routed, m.shard, m.dtype, shape, nullptr).bytes : 0;
+}
+
+View Model::starts_in(BatchShape shape, void* routing) const {
+  const model::ModelShape& m = structure_->shape;
+  return model::Routing(m.routed, m.dtype, shape, routing).starts;
+}
+
+View Model::router_sums_in(BatchShape shape, void* routing) const {
+  const model::ModelShape& m = structure_->shape;
+  return model::Routing(m.routed, m.dtype, shape, routing).sums;
+}
+
+View Model::balance_in(BatchShape shape, void* sums) const {
+  const model::ModelShape& m = structure_->shape;
+  return model::ExpertSums(m.routed, m.shard, m.dtype, shape, sums).balance;
 }
 
 std::int64_t Model::head_workspace_bytes(BatchShape shape, HeadGradients gradients) const {

@@ -27,10 +27,11 @@ enum Operands : unsigned {
   kLossSum = 1u << 12,
   kLogits = 1u << 13,
   kAdapterWeights = 1u << 14,
-  kAdapterGrads = 1u << 15
+  kAdapterGrads = 1u << 15,
+  kExpertOperands = 1u << 16
 };
 
-enum class Part { kEmbedding, kBlock, kHead };  // the kinds of units
+enum class Part { kEmbedding, kBlock, kExperts, kHead };  // the kinds of units
 
 // The operands that a kind of call needs, and those that it may have in addition. Adapters are needed if the
 // block has some.
@@ -63,6 +64,14 @@ CallForm form_of(ModelCall kind) {
     case kBlockBackwardWeight:
       return {"second half of a backward", Part::kBlock, kInput | kSaved | kWorkspace,
               kGrads | kAdapterGrads};
+    case kExperts:
+      return {"experts", Part::kExperts, kWorkspace | kExpertOperands, kWeights | kOutput};
+    case kExpertsBackward:
+      return {"backward of experts", Part::kExperts,
+              kWeights | kGrads | kActivationGradient | kWorkspace | kExpertOperands, 0};
+    case kExpertsBackwardFrozen:
+      return {"backward of frozen experts", Part::kExperts,
+              kWeights | kActivationGradient | kWorkspace | kExpertOperands, 0};
     case kHeadLoss:
       return {"loss", Part::kHead, kHead | kTargets | kLossSum, 0};
     case kHeadLossAndGradient:
@@ -108,6 +117,9 @@ UnitCall only_taken(const CallForm& form, UnitCall c) {
   }
   expect(kSaved, "saved", c.saved != nullptr);
   expect(kWorkspace, "workspace", c.workspace != nullptr);
+  expect(kExpertOperands, "experts.routing", c.experts.routing != nullptr);
+  expect(kExpertOperands, "experts.sums", c.experts.sums != nullptr);
+  expect(kExpertOperands, "experts.starts", c.experts.starts != nullptr);
   return c;
 }
 
@@ -137,6 +149,7 @@ class Checks {
     ZG_ASSERT(!call_.documents || call_.shape.documents, "the shape says that there are no documents");
     if (call_.shape.documents) ints(call_.documents, call_.shape.document_numbers());
     if (form_.part == Part::kBlock) return block(unit);
+    if (form_.part == Part::kExperts) return experts(unit);
     if (form_.part == Part::kHead) return head(table);
     ZG_ASSERT_EQ(unit.in_tiles(), call_.tiles != nullptr);
   }
@@ -182,7 +195,18 @@ class Checks {
     adapters(kAdapterGrads, call_.adapters.grads, a_);
     ZG_ASSERT(!unit.adapted || !call_.grads, "{} has adapters, and its own gradients", unit.name);
     ZG_ASSERT(!second_half || unit.adapted || call_.grads, "{} has no gradients", unit.name);
+    if (model_.config().has_experts(unit.layer)) {
+      ZG_ASSERT(call_.experts.routing != nullptr && call_.experts.sums != nullptr,
+                "{}: {} has experts, and no operands of experts", form_.name, unit.name);
+      ZG_ASSERT(kind_ != kBlockBackwardInput && !second_half,
+                "a layer with experts has no halves of a backward");
+    }
     if (kind_ == kBlockNext) next(unit);
+  }
+  void experts(const Unit& unit) const {
+    ZG_ASSERT(unit.is_experts(), "{}: {} has no experts", form_.name, unit.name);
+    ZG_ASSERT(!unit.in_tiles() && !unit.adapted && call_.tiles == nullptr, "{}: {} is cut", form_.name,
+              unit.name);
   }
   void next(const Unit& unit) const {
     const BatchShape& s = call_.shape;
@@ -208,6 +232,15 @@ class Checks {
   const DType t_, a_;
 };
 
+// The unit of a call on a block.
+std::size_t block_unit(const Model& model, const CallForm& form, const UnitCall& call) {
+  const std::size_t unit = model.unit_of(call.layer);
+  if (form.part == Part::kBlock) return unit;
+  ZG_ASSERT(call.experts.group >= 0 && call.experts.group < model.config().expert_units(call.layer),
+            "{}: unit {} with experts of layer {}", form.name, call.experts.group, call.layer);
+  return unit + 1 + static_cast<std::size_t>(call.experts.group);
+}
+
 }  // namespace
 
 void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
@@ -222,7 +255,7 @@ void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
     case kHeadLogits:
       return model::run_head(call, table_call(call));
     default:
-      return block(call.layer).run(call);
+      return block_of(block_unit(*this, form_of(kind), given)).run(call);
   }
 }
 
@@ -234,9 +267,11 @@ model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) con
             "a tensor shard computes with the others of its group alone");
   const CallForm form = form_of(kind);
   const UnitCall taken = only_taken(form, given);
-  const Unit& unit = form.part == Part::kEmbedding ? units().front()
-                     : form.part == Part::kHead    ? units().back()
-                                                   : block(taken.layer).unit();
+  const bool is_block = form.part == Part::kBlock || form.part == Part::kExperts;
+  const Block* const block = is_block ? &block_of(block_unit(*this, form, taken)) : nullptr;
+  const Unit& unit = is_block                        ? block->unit()
+                     : form.part == Part::kEmbedding ? units().front()
+                                                     : units().back();
   Checks(*this, kind, form, taken).run(unit, output_unit());
   const std::int64_t workspace = form.part == Part::kEmbedding ? embedding_workspace_bytes(taken.shape) : 0;
   ZG_ASSERT(workspace == 0 || taken.workspace != nullptr, "{}: no workspace", form.name);
@@ -244,7 +279,7 @@ model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) con
           kind,
           *ops_,
           s,
-          m.here,
+          is_block ? block->config() : m.here,
           m.dtype,
           unit,
           logits_bytes_,

@@ -24,7 +24,7 @@ class Stack {
     for (std::size_t i = first; i <= last; ++i) {
       const Param& p = call.unit.params[i];
       const std::int64_t bias_at = has_bias_ ? call.unit.params[bias + i - first].offset : bias_end;
-      if (p.offset == end && bias_at == bias_end && call.tiles == nullptr) {
+      if (count_ > 0 && p.offset == end && bias_at == bias_end && call.tiles == nullptr) {
         pieces_[count_ - 1].rows += p.rows;
       } else {
         pieces_[count_++] = {i, p.offset, columns_, p.rows, p.cols, bias_at};
@@ -44,9 +44,9 @@ class Stack {
       }
     }
   }
-  // dx = the sum of dy w over the matrices.
-  void backward_input(const View& dy, const View& dx) const {
-    for (std::size_t i = 0; i < count_; ++i) backward_input(i, dy, dx);
+  // dx = the sum of dy w over the matrices or, by `how`, dx +=.
+  void backward_input(const View& dy, const View& dx, Gradients how = Gradients::kOverwrite) const {
+    for (std::size_t i = 0; i < count_; ++i) backward_input(i, dy, dx, i == 0 ? how : Gradients::kAdd);
   }
   // Writes the gradients of the weights.
   void backward_weight(const View& dy, const View& x) const {
@@ -54,11 +54,11 @@ class Stack {
   }
 
  private:
-  void backward_input(std::size_t i, const View& dy, const View& dx) const {
+  void backward_input(std::size_t i, const View& dy, const View& dx, Gradients how) const {
     const View d = pieces_[i].part(dy);
     if (call_.tiles != nullptr) {
-      call_.linear_dx(d, pieces_[i].param, dx, i == 0 ? Gradients::kOverwrite : Gradients::kAdd);
-    } else if (i == 0) {
+      call_.linear_dx(d, pieces_[i].param, dx, how);
+    } else if (how == Gradients::kOverwrite) {
       call_.linear_dx(d, pieces_[i].of(call_.weights), dx);
     } else {
       call_.linear_dx_more(d, pieces_[i].of(call_.weights), dx);

@@ -11,6 +11,8 @@ namespace zg::model {
 struct ModelShape {
   ModelConfig whole;  // of the whole model
   ModelConfig here;   // with the sizes of this tensor shard
+  // The same for blocks of layers with experts: the MLP is the one that all tokens pass.
+  ModelConfig routed;
   TensorShard shard;
   DType dtype;
   const OpSizes* sizes;
@@ -20,7 +22,8 @@ struct Structure {
   ModelShape shape;
   std::vector<Unit> units;
   RopeTable rope, window_rope;  // of layers without and with a window, where positions rotate
-  std::vector<std::unique_ptr<const Block>> blocks;  // they refer to the members above
+  std::vector<std::unique_ptr<const Block>> blocks;  // of units 1, 2, ...; they refer to the members above
+  std::vector<std::size_t> layer_units;              // by layer: the unit of its block; then the head's
 
   Structure(const ModelConfig& config, DType dtype, const OpSizes& sizes, const TensorShard& shard,
             BlockTiling tiling);

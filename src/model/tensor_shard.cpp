@@ -30,7 +30,8 @@ std::string divisors_of(std::int64_t n) {
 
 void validate_parts(const ModelConfig& c, int parts) {
   constexpr const char* kKey = "parallel.tensor";
-  const std::int64_t most = std::gcd(c.heads, c.inner);
+  std::int64_t most = std::gcd(c.heads, c.inner);
+  if (c.experts.on()) most = std::gcd(most, std::gcd(c.experts.inner, c.experts.shared_inner));
   const auto divides = [&](std::int64_t n, const char* what) {
     if (n % parts == 0) return;
     throw Error(Errc::kUsage, kKey, fmt::format("{} parts do not divide the {} {}", parts, n, what),
@@ -46,6 +47,10 @@ void validate_parts(const ModelConfig& c, int parts) {
   }
   divides(c.heads, "heads of attention");
   divides(c.inner, "elements of the inner width");
+  if (c.experts.on()) {
+    divides(c.experts.inner, "elements of the width inside an expert");
+    divides(c.experts.shared_inner, "elements of the width inside the shared expert");
+  }
   if (model::tokens_of(c, {parts, parts - 1}).count > 0) return;
   throw Error(Errc::kUsage, kKey,
               fmt::format("of {} parts the last has no token of a vocabulary of {}", parts, c.vocab_size),
@@ -64,6 +69,8 @@ ModelConfig shard_config(const ModelConfig& whole, const TensorShard& shard) {
   const AttentionHeads heads = heads_of_part(whole, shard.degree);
   c.heads = heads.queries, c.kv_heads = heads.keys;
   c.inner = whole.inner / shard.degree;
+  c.experts.inner = whole.experts.inner / shard.degree;
+  c.experts.shared_inner = whole.experts.shared_inner / shard.degree;
   c.vocab_size = (whole.vocab_size + shard.degree - 1) / shard.degree;
   return c;
 }
@@ -138,7 +145,7 @@ std::vector<TensorParallelCall> Model::exchanges_of(std::size_t unit, ModelCall 
       break;
     }
     default:
-      return block(static_cast<std::int64_t>(unit) - 1).exchanges(call, shape);
+      return block_of(unit).exchanges(call, shape);
   }
   return calls;
 }

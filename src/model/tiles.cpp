@@ -40,7 +40,7 @@ std::vector<TileUse> Model::tile_uses(std::size_t unit, ModelCall call) const {
         model::add_tile_uses(output, model::table_index(config(), units()), {kWeight, kGradient}, uses);
       return uses;
     default:
-      return block(static_cast<std::int64_t>(unit) - 1).tile_uses(call);
+      return block_of(unit).tile_uses(call);
   }
 }
 

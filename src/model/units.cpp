@@ -218,6 +218,27 @@ std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
   return fmt::format("{}.{}.", family_of(c.arch).files.layers, layer);
 }
 
+// Adds the matrices of a gated MLP without biases: gate, up, down.
+void add_gated_mlp(UnitBuilder& b, const ModelConfig& c, const std::string& path, std::int64_t inner) {
+  const BlockNames& names = family_of(c.arch).files.block;
+  const auto name = [&](const char* of) { return fmt::format("{}.{}.weight", path, of); };
+  b.matrix(name(names.expert_gate), inner, c.width, b.piece(inner), Init::kNormal);
+  b.matrix(name(names.expert_up), inner, c.width, b.piece(inner), Init::kNormal);
+  b.matrix_by_columns(name(names.expert_down), c.width, inner, Init::kNormalResidual);
+}
+
+// The experts [first, first + count) of a layer.
+Unit expert_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer, std::int64_t first,
+                 std::int64_t count) {
+  const std::int64_t group = first / c.experts_in_unit();
+  UnitBuilder b(shard, fmt::format("block.{}.experts.{}", layer, group), layer_prefix(c, layer));
+  for (std::int64_t e = first; e < first + count; ++e)
+    add_gated_mlp(b, c, fmt::format("{}.{}", family_of(c.arch).files.block.experts, e), c.experts.inner);
+  Unit unit = b.take();
+  unit.first_expert = static_cast<std::int32_t>(first), unit.expert_count = static_cast<std::int32_t>(count);
+  return unit;
+}
+
 // Adds a block's parameters in the order of BlockParams.
 Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer) {
   const FamilyForm& form = c.form();
@@ -268,6 +289,15 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
   if (c.o_bias()) bias(names.o, c.width, b.all(c.width));
   if (after) b.norm("post_attention_layernorm", c);
   if (before) b.norm(after ? "pre_feedforward_layernorm" : names.norm2, c);
+  if (c.has_experts(layer)) {
+    const Experts& experts = c.experts;
+    b.matrix(fmt::format("{}.weight", names.router), experts.count, c.width, b.all(experts.count),
+             Init::kNormal);
+    if (experts.shared_inner > 0) add_gated_mlp(b, c, names.shared, experts.shared_inner);
+    if (experts.shared_gate)
+      b.matrix(fmt::format("{}.weight", names.shared_gate), 1, c.width, b.all(1), Init::kNormal);
+    return with_adapters(b, c, shard);
+  }
   matrix(names.gate, c.inner, b.piece(c.inner));
   if (form.gated) matrix(names.up, c.inner, b.piece(c.inner));
   if (form.gated && has.fused) b.fuse(2, fmt::format("{}.weight", names.gate_up.path));
@@ -320,7 +350,7 @@ std::int64_t tile_rows(std::int64_t rows, std::int64_t cols) {
 }  // namespace
 
 // Numbers the parameters in the order in which block_unit() adds them.
-BlockParams::BlockParams(const ModelConfig& c) {
+BlockParams::BlockParams(const ModelConfig& c, std::int64_t layer) {
   const FamilyForm& form = c.form();
   const bool before = c.norms_before(), after = c.norms_after();
   const auto next = [&](bool has) { return has ? count++ : kNone; };
@@ -335,6 +365,13 @@ BlockParams::BlockParams(const ModelConfig& c) {
   o = next(true), o_bias = next(c.o_bias());
   after1 = next(after);
   norm2 = next(before), norm2_bias = next(before && form.layer_norms);
+  if (c.has_experts(layer)) {
+    const bool shared = c.experts.shared_inner > 0;
+    router = next(true);
+    gate = next(shared), up = next(shared), down = next(shared);
+    shared_gate = next(c.experts.shared_gate);
+    return;
+  }
   gate = next(true), up = form.gated ? next(true) : gate;
   gate_bias = next(c.mlp_bias()), (void)next(c.mlp_bias() && form.gated);
   down = next(true), down_bias = next(c.mlp_bias());
@@ -350,15 +387,17 @@ NormList BlockParams::norms() const {
   return list;
 }
 
-void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
+void cut_into_tiles(Unit& unit, std::optional<TableRows> table, std::size_t router, std::size_t shared_gate) {
   std::int64_t end = 0;
   const auto place = [&](Param& p, std::int64_t rows) {
     p.offset = end;
     end = round_up(end + rows * p.cols, kParamAlign);
   };
   const auto stays = [&](std::size_t i) {
-    // Matrices whose gradients are summed over ranks are not cut: the sum needs them whole.
-    return table ? i != table->table : unit.params[i].vector || unit.params[i].summed;
+    // Matrices whose gradients are summed over ranks are not cut: the sum needs them whole. Nor are the
+    // small ones by which a router decides.
+    const Param& p = unit.params[i];
+    return table ? i != table->table : p.vector || p.summed || i == router || i == shared_gate;
   };
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     Param& p = unit.params[i];
@@ -387,11 +426,19 @@ void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
 std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std::int64_t table_rows,
                              BlockTiling blocks) {
   std::vector<Unit> units;
-  units.reserve(static_cast<std::size_t>(c.layers) + 2);
+  const std::size_t adapters = c.lora.on() ? AdapterList(c).count() : 0;
   units.push_back(embedding_unit(c, shard, table_rows));
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    units.push_back(block_unit(c, shard, i));
-    if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
+  for (std::int64_t l = 0; l < c.layers; ++l) {
+    units.push_back(block_unit(c, shard, l));
+    const BlockParams p(c, l);
+    ZG_ASSERT_EQ(units.back().params.size(), p.count + 2 * adapters);
+    if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back(), {}, p.router, p.shared_gate);
+    units.back().layer = static_cast<std::int32_t>(l);
+    for (std::int64_t first = 0; c.has_experts(l) && first < c.experts.count; first += c.experts_in_unit()) {
+      units.push_back(
+          expert_unit(c, shard, l, first, std::min(c.experts_in_unit(), c.experts.count - first)));
+      units.back().layer = static_cast<std::int32_t>(l);
+    }
   }
   units.push_back(head_unit(c, shard, table_rows));
   if (blocks == BlockTiling::kInTiles) {
@@ -402,9 +449,6 @@ std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std
   for (Unit& unit : units) {
     if (unit.tiles.empty()) unit.tiles = {{0, unit.count}};
   }
-  const std::size_t own = BlockParams(c).count;
-  const std::size_t adapters = c.lora.on() ? AdapterList(c).count() : 0;
-  for (std::size_t u = 1; u + 1 < units.size(); ++u) ZG_ASSERT_EQ(units[u].params.size(), own + 2 * adapters);
   return units;
 }
 
@@ -447,6 +491,15 @@ void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& un
   }
   add(begin, unit.count);
   flush();
+}
+
+void clear_gaps(Ops& ops, Stream& stream, const View& grads, const Unit& unit) {
+  ZG_ASSERT_EQ(unit.tiles.size(), std::size_t{1});
+  for (std::size_t i = 0; i < unit.params.size(); ++i) {
+    const std::int64_t end = unit.params[i].offset + unit.params[i].count();
+    const std::int64_t next = i + 1 < unit.params.size() ? unit.params[i + 1].offset : unit.count;
+    if (next > end) ops.zero(stream, grads.col_range(end, next - end));
+  }
 }
 
 }  // namespace model

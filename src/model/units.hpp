@@ -55,16 +55,19 @@ struct BlockParams {
   std::size_t gate_bias = kNone, down_bias = kNone;  // the bias of up follows gate's
   std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
   std::size_t after1 = kNone, after2 = kNone;  // norms of the outputs of attention and of the MLP
+  // In a layer with experts. gate, up and down are then of the MLP that all tokens pass, or kNone.
+  std::size_t router = kNone, shared_gate = kNone;
   std::size_t count = 0;
 
-  explicit BlockParams(const ModelConfig& config);
+  BlockParams(const ModelConfig& config, std::int64_t layer);
   NormList norms() const;
 };
 namespace head {
 enum Index : std::size_t { kNormWeight, kNormBias /* of a LayerNorm */ };
 }
 
-// Unit 0 is the embedding, units 1..layers are the blocks, the last unit is the head. After the output matrix
+// Unit 0 is the embedding, the last unit is the head, and between them are the layers: of each the block, and
+// then its units with experts. After the output matrix
 // there is a gap, so that it can be read as a matrix of `table_rows` rows, at least V; like all gaps, this
 // one is zero. `config` is the whole model's; the units hold the shard's elements.
 std::vector<Unit> make_units(const ModelConfig& config, const TensorShard& shard, std::int64_t table_rows,
@@ -72,12 +75,14 @@ std::vector<Unit> make_units(const ModelConfig& config, const TensorShard& shard
 
 // Moves the parameters that are not cut to the front of the unit, and cuts the other matrices into tiles of
 // whole rows. Adapters follow last, uncut. table: index of the only matrix to cut, and the number of rows
-// that it has room for on each rank; without it, all matrices of a block are cut.
+// that it has room for on each rank; without it, all matrices of a block are cut, but for the router and the
+// gate of the MLP that all tokens pass.
 struct TableRows {
   std::size_t table = 0;
   std::int64_t rows = 0;
 };
-void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {});
+void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {}, std::size_t router = BlockParams::kNone,
+                    std::size_t shared_gate = BlockParams::kNone);
 
 // Appends the uses of a matrix's tiles, without the unit's first tile; for each tile all `kinds` in turn.
 void add_tile_uses(const Unit& unit, std::size_t matrix, std::initializer_list<TileUse::Kind> kinds,
@@ -92,5 +97,7 @@ const Param& table_param(const ModelConfig& config, const std::vector<Unit>& uni
 // `grads` is the first tile, all of which is zeroed.
 void clear_gradients(Ops& ops, Stream& stream, const View& grads, const Unit& unit,
                      std::uint64_t overwritten);
+// Zeroes the gaps between the parameters of a unit that is whole.
+void clear_gaps(Ops& ops, Stream& stream, const View& grads, const Unit& unit);
 
 }  // namespace zg::model

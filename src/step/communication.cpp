@@ -65,11 +65,18 @@ CommTraffics numbers(const Layout& layout, std::int64_t count) {
   return t;
 }
 
-// Before the step, the number of valid tokens of the batch; after it, the loss and the sums of squares of
-// each unit's gradient.
+// Before the step, the number of valid tokens of the batch; after it, the loss, the sums of squares of each
+// unit's gradient, and of a mixture of experts two balance terms and the tokens of each expert. Within a
+// step, a balance term of the whole step needs the tokens of each expert.
 CommTraffics numbers_of_step(const Layout& layout) {
+  const Experts& experts = layout.model->config().experts;
   CommTraffics t = numbers(layout, 1);
-  return t += numbers(layout, 1 + static_cast<std::int64_t>(layout.model->units().size()));
+  t += numbers(layout, 1 + static_cast<std::int64_t>(layout.model->units().size()) +
+                           (experts.on() ? 2 + layout.layers() * experts.count : 0));
+  if (layout.options.balance.kind != BalanceKind::kGlobal) return t;
+  std::int64_t routers = 0;
+  for (std::int32_t l = 0; l < layout.layers(); ++l) routers += layout.routes(l) ? 1 : 0;
+  return t += numbers(layout, routers * experts.count);
 }
 
 }  // namespace
@@ -193,7 +200,7 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     }
   }
   const auto add_context = [&](Direction direction) {
-    const Block& block = layout.model->block(op.unit - 1);
+    const Block& block = layout.model->block_of(static_cast<std::size_t>(op.unit));
     for (const ContextCall& call : block.context_calls(layout.options.micro_batch, direction))
       add({.axis = CommAxis::kContext,
            .count = call.count,

@@ -34,6 +34,14 @@ StateFormat with_full(StateFormat format, const Model& model) {
   return format;
 }
 
+// The elements of a block that are multiplied with a token: of experts, the average share of them.
+double multiplied_elements(const Model& model, std::size_t unit) {
+  const Unit& of = model.units()[unit];
+  const Experts& e = model.config().experts;
+  const auto all = static_cast<double>(of.count);
+  return of.is_experts() ? all * static_cast<double>(e.router.per_token) / static_cast<double>(e.count) : all;
+}
+
 LayoutOptions with_part(LayoutOptions o) {
   o.micro_batch.sequence_shard = o.sequence_shard();
   return o;
@@ -88,7 +96,9 @@ class Layout::Builder {
     const double attention = static_cast<double>(c.heads * c.head_size * time) / parts;
     std::vector<double> layers;
     for (std::int64_t l = 0; l < c.layers; ++l) {
-      const double block = static_cast<double>(model_.block(l).unit().count) + attention;
+      double block = attention;
+      for (std::size_t u = model_.unit_of(l); u < model_.unit_of(l + 1); ++u)
+        block += multiplied_elements(model_, u);
       layers.push_back((options_.recompute ? 4 : 3) * block);
     }
     const auto width = static_cast<double>(c.width), head = width * static_cast<double>(c.vocab_size) / parts;
@@ -290,14 +300,29 @@ class Layout::Builder {
         model_.checkpoint_bytes(options_.micro_batch) / static_cast<std::int64_t>(size_of(model_.dtype()));
     layout_.activation.resize(static_cast<std::size_t>(layout_.layers()) + 1);
     layout_.saved.resize(layout_.activation.size());
+    layout_.routing.resize(layout_.activation.size());
+    // A stage takes one micro-batch through all units of a chunk before it takes the next one.
+    const std::int64_t sums = options_.is_pipeline() ? 1 : options_.live_micro_batches();
+    for (std::int64_t m = 0; model_.config().experts.on() && m < sums; ++m)
+      layout_.expert_sums.push_back(
+          table.add({fmt::format("expert_sums.{}", m), DType::kU8,
+                     model_.expert_sums_bytes(options_.micro_batch), Role::kActivation, lowest, 0}));
     for (const Stretch& stretch : all) {
       for (std::int32_t l = stretch.first; l <= stretch.end; ++l) {
         const auto at = static_cast<std::size_t>(l);
         for (std::int64_t m = 0; m < stretch.activations; ++m) {
           layout_.activation[at].push_back(table.add({fmt::format("activation.{}.{}", l, m), model_.dtype(),
                                                       checkpoint, Role::kActivation, lowest, 0}));
-          // No backward passes blocks below the first trained unit, so they save nothing.
-          if (m >= stretch.saved || l == stretch.end || l + 1 < layout_.first_trained_) continue;
+          if (l == stretch.end) continue;
+          if (layout_.routes(l))
+            layout_.routing[at].push_back(
+                table.add({fmt::format("routing.{}.{}", l, m), DType::kU8,
+                           model_.routing_bytes(options_.micro_batch), Role::kActivation, lowest, 0}));
+          // No backward passes blocks below the first trained unit, so they save nothing. With recomputation
+          // only halves of a backward pass something on, which layers with experts do not have.
+          const auto unit = static_cast<std::int32_t>(model_.unit_of(l));
+          const bool passes_on = !options_.recompute || !layout_.routes(l);
+          if (m >= stretch.saved || !passes_on || unit < layout_.first_trained_) continue;
           const std::int64_t saved = model_.block(l).saved_bytes(options_.micro_batch, options_.backward());
           layout_.saved[at].push_back(
               table.add({fmt::format("saved.{}.{}", l, m), DType::kU8, saved, Role::kActivation, lowest, 0}));
@@ -333,7 +358,7 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
 }
 
 int Layout::chunk_of(std::int32_t u) const {
-  const std::int32_t layer = std::clamp<std::int32_t>(u - 1, 0, first_layer.back() - 1);
+  const std::int32_t layer = std::clamp<std::int32_t>(layer_of(u), 0, first_layer.back() - 1);
   return static_cast<int>(std::upper_bound(first_layer.begin(), first_layer.end(), layer) -
                           first_layer.begin()) -
          1;
@@ -347,6 +372,15 @@ TensorId Layout::activation_of(std::int32_t layer, std::int32_t m) const {
 TensorId Layout::saved_of(std::int32_t layer, std::int32_t m) const {
   const auto& of_layer = saved[static_cast<std::size_t>(layer)];
   return of_layer[static_cast<std::size_t>(m) % of_layer.size()];
+}
+
+TensorId Layout::routing_of(std::int32_t layer, std::int32_t m) const {
+  const auto& of_layer = routing[static_cast<std::size_t>(layer)];
+  return of_layer[static_cast<std::size_t>(m) % of_layer.size()];
+}
+
+TensorId Layout::expert_sums_of(std::int32_t m) const {
+  return expert_sums[static_cast<std::size_t>(m) % expert_sums.size()];
 }
 
 TensorId Layout::activation_gradient_of(std::int32_t u, std::int32_t m) const {

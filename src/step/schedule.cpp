@@ -64,7 +64,7 @@ Schedule flush_schedule(const ScheduleShape& shape) {
 // its own.
 Schedule train_schedule(const ScheduleShape& shape, bool updates) {
   Schedule s;
-  const std::int32_t layers = shape.layers, all = shape.micro_batches, ahead = shape.gather_ahead;
+  const std::int32_t blocks = shape.blocks, all = shape.micro_batches, ahead = shape.gather_ahead;
   const std::int32_t group = shape.accumulation == Accumulation::kLayerMajor ? all : 1;
   const bool deferred = updates && shape.timing == UpdateTiming::kDeferred;
   const bool early = updates && shape.timing == UpdateTiming::kEarly;
@@ -120,12 +120,12 @@ Schedule train_schedule(const ScheduleShape& shape, bool updates) {
       // before is computed.
       if (deferred && first_group) update(u + ahead + 1);
       make(u + ahead);
-      for (std::int32_t v = layers; u == shape.head() && v > layers - ahead; --v) make_again(v);
+      for (std::int32_t v = blocks; u == shape.head() && v > blocks - ahead; --v) make_again(v);
       pass(forward_of(shape, u, OpKind::kHead), u, u == shape.head());
     }
     finish(shape.head());
     // An early update is issued one unit after the backward, so that both run at the same time.
-    for (std::int32_t u = layers; u > 0 && u >= shape.lowest; --u) {
+    for (std::int32_t u = blocks; u > 0 && u >= shape.lowest; --u) {
       make_again(u - ahead);
       pass(OpKind::kBackward, u, true);
       finish(u);

@@ -2,6 +2,7 @@
 // functions of a layout; step programs are made with them.
 #pragma once
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ziggurat/step/step_program.hpp"
@@ -117,12 +118,12 @@ class SlotOperands {
   OperandUse sent(const Slot& slot) const {
     if (slot.passed == PipelineEvent::Kind::kGradient)
       return {Operand::kActivationGradient, read(activation_gradient(slot.unit, slot.micro_batch), true)};
-    return {Operand::kOutput, read(activation(slot.unit, slot.micro_batch), true)};
+    return {Operand::kOutput, read(activation(layout_.layer_of(slot.unit) + 1, slot.micro_batch), true)};
   }
   OperandUse received(const Slot& slot) const {
     if (slot.passed == PipelineEvent::Kind::kGradient)
       return {Operand::kActivationGradient, overwrite(activation_gradient(slot.unit, slot.micro_batch))};
-    return {Operand::kInput, overwrite(activation(slot.unit - 1, slot.micro_batch))};
+    return {Operand::kInput, overwrite(activation(layout_.layer_of(slot.unit), slot.micro_batch))};
   }
 
   // The uses of tiles in a forward or backward, in order, without the first tile.
@@ -139,10 +140,13 @@ class SlotOperands {
 
   // The relative time of a forward or backward (Program::add_op): the number of multiplications of a row,
   // which is the number of parameters times the number of matrix products with each. All other work is
-  // neglected.
+  // neglected. A token passes a share of the experts.
   std::int64_t time_of(const Slot& slot) const {
     const std::int32_t unit = multiplied(slot);
-    const std::int64_t products = layout_.model->units()[static_cast<std::size_t>(unit)].count;
+    const Unit& of = layout_.model->units()[static_cast<std::size_t>(unit)];
+    const Experts& experts = layout_.model->config().experts;
+    const std::int64_t products =
+        of.is_experts() ? of.count * experts.router.per_token / experts.count : of.count;
     const int again = layout_.options.recompute ? 1 : 0, trained = layout_.is_frozen(unit) ? 0 : 1;
     switch (slot.kind) {
       case OpKind::kForward:
@@ -196,8 +200,42 @@ class SlotOperands {
     std::vector<OperandUse> all = {};
   };
 
+  bool is_experts(const Slot& slot) const {
+    return layout_.model->units()[static_cast<std::size_t>(slot.unit)].is_experts();
+  }
+  // The layer's last unit with experts adds the sum of all to the output, which has the residual stream since
+  // the layer's block. A last forward, after which no backward comes, is the last to read the routing.
+  void experts_forward(Uses& u) const {
+    const std::int32_t layer = layout_.layer_of(u.slot.unit), m = u.slot.micro_batch;
+    const bool ends_layer = u.slot.unit == layout_.last_unit_of(layer);
+    u.weight();
+    u.add(Operand::kRouting, read(routing(layer, m), ends_layer && u.slot.last));
+    AccessStep sums = write(expert_sums(m));
+    sums.last = ends_layer;
+    u.add(Operand::kExpertSums, sums);
+    if (ends_layer) u.add(Operand::kOutput, write(activation(layer + 1, m)));
+  }
+  // The layer's last unit comes first, and begins the sums. The operands are dead after the first trained
+  // unit.
+  void experts_backward(Uses& u) const {
+    const std::int32_t layer = layout_.layer_of(u.slot.unit), m = u.slot.micro_batch;
+    const bool ends = u.slot.unit == layout_.first_trained();
+    u.weight();
+    u.add(Operand::kRouting, read(routing(layer, m), ends));
+    AccessStep sums =
+        u.slot.unit == layout_.last_unit_of(layer) ? overwrite(expert_sums(m)) : write(expert_sums(m));
+    sums.last = ends;
+    u.add(Operand::kExpertSums, sums);
+    u.add(Operand::kActivationGradient, read(activation_gradient(u.slot.unit, m), ends));
+    if (!layout_.is_frozen(u.slot.unit)) u.sum(Operand::kAccumulator, layout_.first_tile(u.slot.unit));
+  }
   void forward(Uses& u) const {
-    const std::int32_t layer = u.slot.unit - 1, m = u.slot.micro_batch;
+    if (is_experts(u.slot)) return experts_forward(u);
+    const std::int32_t layer = layout_.layer_of(u.slot.unit), m = u.slot.micro_batch;
+    if (layout_.routes(layer)) {
+      u.add(Operand::kRouting, u.made(routing(layer, m)));
+      u.add(Operand::kExpertSums, u.made(expert_sums(m)));
+    }
     u.weight();
     u.add(Operand::kInput, read(activation(layer, m), u.ends && u.slot.last));
     u.add(Operand::kOutput, u.made(activation(layer + 1, m)));
@@ -217,7 +255,17 @@ class SlotOperands {
     if (tied() && !layout_.is_frozen(0)) u.sum(Operand::kTableAccumulator, table);
   }
   void backward(Uses& u) const {
-    const std::int32_t layer = u.slot.unit - 1, m = u.slot.micro_batch;
+    if (is_experts(u.slot)) return experts_backward(u);
+    const std::int32_t layer = layout_.layer_of(u.slot.unit), m = u.slot.micro_batch;
+    if (layout_.routes(layer)) {
+      // Recomputation writes the experts' input again, and the router adds to the gradient of it.
+      for (const auto& [operand, segment] :
+           {std::pair(Operand::kRouting, routing(layer, m)), {Operand::kExpertSums, expert_sums(m)}}) {
+        AccessStep step = write(segment);
+        step.last = u.ends;
+        u.add(operand, step);
+      }
+    }
     u.weight();
     u.add(Operand::kInput, read(activation(layer, m), u.ends));
     u.add(Operand::kActivationGradient, passed_gradient(u));
@@ -230,7 +278,7 @@ class SlotOperands {
   // Both the input and the saved activations are written, since the second half reads what this half leaves
   // there. With recomputation, the saved activations are made here.
   void backward_input(Uses& u) const {
-    const std::int32_t layer = u.slot.unit - 1, m = u.slot.micro_batch;
+    const std::int32_t layer = layout_.layer_of(u.slot.unit), m = u.slot.micro_batch;
     const SegmentId kept = saved(layer, m);
     u.weight();
     u.add(Operand::kInput, write(activation(layer, m)));
@@ -239,7 +287,7 @@ class SlotOperands {
     u.adapters();
   }
   void backward_weight(Uses& u) const {
-    const std::int32_t layer = u.slot.unit - 1, m = u.slot.micro_batch;
+    const std::int32_t layer = layout_.layer_of(u.slot.unit), m = u.slot.micro_batch;
     u.add(Operand::kInput, read(activation(layer, m), u.ends));
     u.add(Operand::kSaved, read(saved(layer, m), u.ends));
     if (!layout_.is_frozen(u.slot.unit)) u.sum(Operand::kAccumulator, layout_.first_tile(u.slot.unit));
@@ -258,6 +306,10 @@ class SlotOperands {
   SegmentId saved(std::int32_t layer, std::int32_t m) const {
     return layout_.whole(layout_.saved_of(layer, m));
   }
+  SegmentId routing(std::int32_t layer, std::int32_t m) const {
+    return layout_.whole(layout_.routing_of(layer, m));
+  }
+  SegmentId expert_sums(std::int32_t m) const { return layout_.whole(layout_.expert_sums_of(m)); }
   SegmentId activation_gradient(std::int32_t unit, std::int32_t m) const {
     return layout_.whole(layout_.activation_gradient_of(unit, m));
   }

@@ -62,8 +62,8 @@ class Stage {
   int last_part() const { return shape_.pipeline.parts() - 1; }
   int part_of(const PipelineEvent& e) const { return shape_.pipeline.part(e.stage, e.step.chunk); }
   // The first and last block of a chunk of the pipeline, as units.
-  std::int32_t first_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part)] + 1; }
-  std::int32_t last_block(int part) const { return shape_.first_layer[static_cast<std::size_t>(part) + 1]; }
+  std::int32_t first_block(int part) const { return shape_.first_block[static_cast<std::size_t>(part)] + 1; }
+  std::int32_t last_block(int part) const { return shape_.first_block[static_cast<std::size_t>(part) + 1]; }
   // Whether the unit's weight is made each time that the stage starts to work on the unit's chunk.
   bool again(std::int32_t unit) const {
     return evaluates_ || shape_.step.of(unit) == Materialize::kForEachPass;
@@ -133,7 +133,7 @@ class Stage {
         return backward(part, m, OpKind::kBackwardInput);
       case PipelineStep::Kind::kWeightGradient:
         for (std::int32_t u = last_block(part); u >= lowest_block(part); --u) {
-          if (!is_trained(u)) continue;
+          if (!is_in_halves(u)) continue;
           push(OpKind::kBackwardWeight, u, m);
           finish(u, m);
         }
@@ -144,19 +144,19 @@ class Stage {
     for (std::int32_t u = first_block(part); u <= last_block(part); ++u) push(OpKind::kForward, u, m);
     if (evaluates_ && part == last_part()) push(OpKind::kHeadLoss, head(), m);
   }
-  bool is_trained(std::int32_t unit) const {
-    return shape_.trained.empty() || shape_.trained[static_cast<std::size_t>(unit)];
+  bool is_in_halves(std::int32_t unit) const {
+    return shape_.halves.empty() || shape_.halves[static_cast<std::size_t>(unit)];
   }
   // The last block that a chunk's backward passes.
   std::int32_t lowest_block(int part) const { return std::max(first_block(part), shape_.step.lowest); }
-  // The backward of the head, of the embedding and of blocks in which nothing is trained is never in halves.
+  // The backward of the head and of the embedding is never in halves.
   void backward(int part, std::int32_t m, OpKind of_block) {
     if (part == last_part()) {
       push(OpKind::kHead, head(), m);
       finish(head(), m);
     }
     for (std::int32_t u = last_block(part); u >= lowest_block(part); --u) {
-      const OpKind kind = is_trained(u) ? of_block : OpKind::kBackward;
+      const OpKind kind = is_in_halves(u) ? of_block : OpKind::kBackward;
       push(kind, u, m);
       if (kind == OpKind::kBackward) finish(u, m);
     }

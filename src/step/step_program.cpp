@@ -229,7 +229,7 @@ class Emitter : private SlotOperands {
 ScheduleShape shape_of(const Layout& layout, UpdateTiming timing, std::int32_t gather_ahead) {
   std::vector<Materialize> materialize;
   for (std::int32_t u = 0; u <= layout.head_unit(); ++u) materialize.push_back(layout.materialize(u));
-  return {static_cast<std::int32_t>(layout.layers()),
+  return {layout.head_unit() - 1,
           static_cast<std::int32_t>(layout.options.micro_batches),
           layout.options.accumulation,
           timing,
@@ -252,16 +252,18 @@ std::vector<ModelCall> model_calls(const Layout& layout, OpKind kind, std::int32
   const auto after_recomputation = [&](ModelCall call) {
     return layout.options.recompute ? std::vector{kBlockAgain, call} : std::vector{call};
   };
+  const bool experts = layout.model->units()[static_cast<std::size_t>(unit)].is_experts();
   switch (kind) {
     case OpKind::kEmbedding:
       return {kEmbedding};
     case OpKind::kForward:
-      return {kBlock};
+      return {experts ? kExperts : kBlock};
     case OpKind::kHeadLoss:
       return {kHeadLoss};
     case OpKind::kHead:
       return {kHeadLossAndGradient};
     case OpKind::kBackward:
+      if (experts) return {layout.is_frozen(unit) ? kExpertsBackwardFrozen : kExpertsBackward};
       return after_recomputation(layout.is_frozen(unit) ? kBlockBackwardFrozen : kBlockBackward);
     case OpKind::kBackwardInput:
       return after_recomputation(kBlockBackwardInput);
@@ -280,9 +282,11 @@ StepPrograms::StepPrograms(const Layout& layout, UpdateTiming t, std::int32_t ah
   ScheduleShape evaluation = shape;
   evaluation.micro_batches = static_cast<std::int32_t>(layout.options.live_micro_batches());
   Emitter emitter(layout);
-  StageShape stage{
-      shape, layout.options.pipeline_shape(), layout.options.parts.stage, layout.first_layer, {}};
-  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) stage.trained.push_back(layout.is_trained(u));
+  StageShape stage{shape, layout.options.pipeline_shape(), layout.options.parts.stage, {}, {}};
+  for (const std::int32_t layer : layout.first_layer)
+    stage.first_block.push_back(static_cast<std::int32_t>(layout.model->unit_of(layer)) - 1);
+  for (std::int32_t u = 0; u <= layout.head_unit(); ++u)
+    stage.halves.push_back(layout.is_trained(u) && !layout.routes(layout.layer_of(u)));
   const auto train = [&](bool updates) {
     return layout.options.is_pipeline() ? stage_schedule(stage, PipelinePass::kTraining, updates)
                                         : train_schedule(shape, updates);

@@ -24,6 +24,7 @@ namespace zg {
 namespace {
 
 constexpr const char* kAccumulation = "accumulation";
+constexpr const char* kRouter = "router";
 // Keys whose change alters the order of sums, so that results agree only to rounding.
 const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "layers",
                                       "devices",    "processor",       kAccumulation};
@@ -132,6 +133,12 @@ class Writer {
     }
     if (c.data.packing == Packing::kDocuments) add(kPacking, "documents");
     if (c.data.order == Order::kEpochs) add(kOrder, "epochs");
+    // A checkpoint without this key was written by a run without balance terms.
+    if (c.balance.on()) {
+      static constexpr const char* kNames[] = {"none", "hf", "switch", "sequence", "global"};
+      add(kRouter, fmt::format("{} {}, z {}", kNames[static_cast<int>(c.balance.kind)], c.balance.coefficient,
+                               c.balance.z_coefficient));
+    }
     add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
     add("train_micro_batch_size_per_gpu", c.micro_batch);
     add("gradient_accumulation_steps", c.accumulation_steps);
@@ -257,6 +264,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kOrder, "random"), before.emplace(kOrder, "random");
   now.emplace(kBaseKey, kBaseInElements), before.emplace(kBaseKey, kBaseInElements);
   now.emplace(kQuantize, "none"), before.emplace(kQuantize, "none");
+  now.emplace(kRouter, "none"), before.emplace(kRouter, "none");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

@@ -46,6 +46,8 @@ View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
   x_.reserve(model_.checkpoint_bytes(shape));
   y_.reserve(model_.checkpoint_bytes(shape));
   saved_.reserve(model_.saved_bytes(shape));
+  routing_.reserve(model_.routing_bytes(shape));
+  sums_.reserve(model_.expert_sums_bytes(shape));
   workspace_.reserve(std::max({model_.block_workspace_bytes(shape), model_.head_workspace_bytes(shape),
                                model_.embedding_workspace_bytes(shape)}));
   View in(x_.data(), DType::kF32, time, c.width), out(y_.data(), DType::kF32, time, c.width);
@@ -57,22 +59,39 @@ View Inference::pass(std::span<const std::int32_t> ids, std::int64_t first) {
               .output = in,
               .workspace = workspace_.data()});
   for (std::int64_t l = 0; l < c.layers; ++l) {
-    const auto layer = static_cast<std::size_t>(l);
-    const View past(past_[layer].data(), DType::kF32, room_, model_.past_columns());
-    model_.run(stream_, ModelCall::kBlockNext,
-               {.shape = shape,
-                .layer = l,
-                .weights = weights_.use(layer + 1),
-                .input = in,
-                .output = out,
-                .saved = saved_.data(),
-                .workspace = workspace_.data(),
-                .past = past});
+    const View past(past_[static_cast<std::size_t>(l)].data(), DType::kF32, room_, model_.past_columns());
+    UnitCall call{.shape = shape,
+                  .layer = l,
+                  .weights = weights_.use(model_.unit_of(l)),
+                  .experts = {.routing = routing_.data(), .sums = sums_.data()},
+                  .input = in,
+                  .output = out,
+                  .saved = saved_.data(),
+                  .workspace = workspace_.data(),
+                  .past = past};
+    model_.run(stream_, ModelCall::kBlockNext, call);
+    if (c.has_experts(l)) add_experts(call);
     std::swap(in, out);
   }
   known_.insert(known_.end(), ids.begin(), ids.end());
   computed_ += time;
   return in;
+}
+
+// Of the layer's experts only those are fetched that some token has chosen; the last ones end the layer.
+void Inference::add_experts(UnitCall call) {
+  const View numbers = model_.starts_in(call.shape, call.experts.routing);
+  const auto* const starts = static_cast<const std::int32_t*>(numbers.data);
+  call.experts.starts = starts;
+  const std::size_t block = model_.unit_of(call.layer), end = model_.unit_of(call.layer + 1);
+  for (std::size_t u = block + 1; u < end; ++u) {
+    const Unit& unit = model_.units()[u];
+    const bool idle = starts[unit.first_expert] == starts[unit.first_expert + unit.expert_count];
+    if (idle && u + 1 < end) continue;
+    call.experts.group = static_cast<std::int64_t>(u - block - 1);
+    call.weights = idle ? View() : weights_.use(u);
+    model_.run(stream_, ModelCall::kExperts, call);
+  }
 }
 
 UnitCall Inference::head_call(const View& rows) {

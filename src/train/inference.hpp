@@ -34,6 +34,8 @@ class Inference {
   // Computes the residual stream after the last block, [ids, width]. `ids` follow the first `first` tokens of
   // the sequence.
   View pass(std::span<const std::int32_t> ids, std::int64_t first);
+  // Runs the experts of a layer after its block, whose call is given.
+  void add_experts(UnitCall call);
   UnitCall head_call(const View& rows);  // the head's call on these rows of the residual stream
   void make_room(std::int64_t tokens);
 
@@ -43,7 +45,7 @@ class Inference {
   std::vector<std::int32_t> known_;  // tokens whose keys and values are kept
   std::int64_t room_ = 0;            // tokens
   std::vector<Buffer> past_;         // keys and values of each layer: [room_, Model::past_columns()]
-  Buffer x_, y_, saved_, workspace_;
+  Buffer x_, y_, saved_, routing_, sums_, workspace_;
   std::int64_t computed_ = 0;
 };
 

@@ -189,6 +189,11 @@ std::string final_report(const RunSummary& r, Trainer& trainer) {
                         format_rate(roofs.nvme_write), format_rate(mixed_rate(roofs, planned)))
           : "");
   t += fmt::format("  training loss        {:.4f} -> {:.4f}\n", r.first_loss, r.last_loss);
+  if (r.routers.experts > 0) {
+    t += fmt::format(
+        "  experts              largest load {:.2f} of its layer's mean, {} of {} idle, in the last step\n",
+        r.routers.largest, r.routers.idle, r.routers.experts);
+  }
   if (r.loss_scale) {
     t += fmt::format(
         "  skipped steps        {} of {}, their gradients overflowed; the loss scale is {:g} now\n",

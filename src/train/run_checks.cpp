@@ -121,11 +121,20 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
   check_copies(config, model);
 }
 
+void check_routers(const RunConfig& config, const ModelConfig& model) {
+  if (!config.balance.on() || model.experts.on()) return;
+  throw Error(
+      Errc::kUsage, config.balance.kind != BalanceKind::kNone ? "router.balance" : "router.z_loss",
+      fmt::format("is given, and a {} has no experts whose load it could balance", title_of(model.arch)),
+      "remove the key, or train a mixture of experts (docs/models.md lists them)");
+}
+
 }  // namespace
 
 void check_run(const RunConfig& config, const ModelConfig& model) {
   check_composition(config);
   check_model(config, model);
+  check_routers(config, model);
   check_pipeline(config, model);
   check_parts(config, model);
 }

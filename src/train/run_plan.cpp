@@ -89,6 +89,7 @@ class Planner {
     o.micro_batches = config_.accumulation_steps;
     o.accumulation = config_.accumulation;
     o.recompute = config_.recompute;
+    o.balance = config_.balance;
     o.gradient = config_.gradient_dtype;
     o.weights = config_.offload_param;
     o.optimizer = config_.offload_optimizer;
@@ -519,7 +520,12 @@ double RunPlan::flops_per_step() const {
     const int more = !block && layout->in_tiles(u) ? 1 : 0;
     for (const Param& p : model->units()[static_cast<std::size_t>(u)].params) {
       if (p.vector || (u == 0 && &p != model->units().front().params.data())) continue;
-      const auto count = static_cast<double>(p.whole_count());
+      const Experts& experts = model_config.experts;
+      const double share =
+          model->units()[static_cast<std::size_t>(u)].is_experts()
+              ? static_cast<double>(experts.router.per_token) / static_cast<double>(experts.count)
+              : 1;
+      const double count = share * static_cast<double>(p.whole_count());
       products += p.adapter ? (3 + again) * count : (more - spared) * count;
     }
   }

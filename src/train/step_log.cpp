@@ -68,6 +68,12 @@ std::string step_json(const StepRecord& r) {
     j["loss_scale"] = *r.loss_scale;
     j["skipped"] = r.skipped;
   }
+  if (s.routers.experts > 0) {
+    j["router"] = {{"balance", s.routers.balance},
+                   {"z", s.routers.z},
+                   {"largest_load", s.routers.largest},
+                   {"idle_experts", s.routers.idle}};
+  }
   j["tokens"] = s.tokens;
   j["step_ms"] = ms(s.seconds);
   j["tokens_per_s"] = static_cast<double>(s.tokens) / s.seconds;

@@ -219,6 +219,7 @@ class Trainer::Loop {
     if (state_.scaler) summary_.loss_scale = state_.scaler->scale();
     if (summary_.steps++ == 0) summary_.first_loss = s.loss;
     summary_.last_loss = s.loss;
+    summary_.routers = s.routers;
     tokens_ = s.tokens;
     if (s.tokens == 0 && !std::exchange(told_of_no_target_, true))
       log::warning(

@@ -37,6 +37,7 @@ void UnitWeights::choose_residents(std::int64_t memory) {
   // Leaves a quarter of the free memory to the keys and values of long texts, and to the page cache.
   const std::int64_t left = read_memory_limits().left();
   const std::int64_t room = memory > 0 ? memory : left == MemoryLimits::kNone ? all : left / 4 * 3;
+  if (model_.config().experts.on()) return make_room_for_experts(std::min(room, all));
   resident_blocks_ = blocks;
   if (all <= room || blocks == 0) return;
   const std::int64_t block = bytes_of(units[1]);
@@ -52,6 +53,48 @@ void UnitWeights::choose_residents(std::int64_t memory) {
   resident_blocks_ = std::min(blocks - 1, static_cast<std::size_t>((room - least) / block));
   log::info("weights: {} of {} layers stay in memory ({}); {} are read from the model's files for each token",
             resident_blocks_, blocks, format_bytes(room), read_anew());
+}
+
+void UnitWeights::make_room_for_experts(std::int64_t room) {
+  std::int64_t others = 0, experts = 0, largest = 0;
+  for (const Unit& unit : model_.units()) {
+    (unit.is_experts() ? experts : others) += bytes_of(unit);
+    if (unit.is_experts()) largest = std::max(largest, bytes_of(unit));
+  }
+  if (room < others + largest) {
+    throw Error(
+        Errc::kMemory, "memory",
+        fmt::format("{} found; this model needs at least {}: {} for all but its experts, and {} for one unit "
+                    "of experts, in fp32",
+                    format_bytes(room), format_bytes(others + largest), format_bytes(others),
+                    format_bytes(largest)),
+        fmt::format("give it --memory {}MiB, or a machine that has as much",
+                    (others + largest + kMiB - 1) / kMiB));
+  }
+  cache_bytes_ = room - others;
+  if (cache_bytes_ >= experts) return;
+  log::info(
+      "weights: {} of the {} of experts stay in memory; the others are read from the model's files when a "
+      "token needs them",
+      format_bytes(cache_bytes_), format_bytes(experts));
+}
+
+View UnitWeights::use_experts(std::size_t unit) {
+  const std::int64_t bytes = bytes_of(model_.units()[unit]);
+  const auto cached = std::find(cached_.begin(), cached_.end(), unit);
+  if (cached != cached_.end()) {
+    cached_.splice(cached_.begin(), cached_, cached);
+  } else {
+    for (; cached_bytes_ + bytes > cache_bytes_; cached_.pop_back()) {
+      cached_bytes_ -= bytes_of(model_.units()[cached_.back()]);
+      residents_[cached_.back()] = {};
+    }
+    read(unit, residents_[unit]);
+    cached_.push_front(unit);
+    cached_bytes_ += bytes;
+    ++experts_read_;
+  }
+  return {residents_[unit].data(), DType::kF32, 1, model_.units()[unit].count};
 }
 
 void UnitWeights::read(std::size_t unit, Buffer& into) const {
@@ -74,6 +117,7 @@ View UnitWeights::use(std::size_t unit) {
     return View(b.data(), DType::kF32, 1, model_.units()[unit].count);
   };
   if (is_resident(unit)) return view(residents_[unit]);
+  if (model_.units()[unit].is_experts()) return use_experts(unit);
   const auto begin = [&](std::size_t next, int slot) {
     reading_ = std::async(std::launch::async, [this, next, slot] { read(next, slots_[slot]); });
     coming_ = next, coming_slot_ = slot;

@@ -12,9 +12,9 @@
 
 namespace zg::test {
 
-inline constexpr const char* kFamilyNames[] = {"llama3", "llama_bias", "llama_mlp_bias", "mistral",
-                                               "qwen2",  "qwen3",      "phi3",           "olmo2",
-                                               "gemma2", "gemma3",     "mistral_sinks"};
+inline constexpr const char* kFamilyNames[] = {
+    "llama3", "llama_bias", "llama_mlp_bias", "mistral", "qwen2",     "qwen3",     "phi3", "olmo2",
+    "gemma2", "gemma3",     "mistral_sinks",  "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"};
 
 class FamilyFile {
  public:

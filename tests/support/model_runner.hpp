@@ -222,18 +222,23 @@ class ModelRunner {
     const bool in_halves = how == Backward::kInHalves;
     if (frozen && !in_halves) how = Backward::kFrozen;
     const bool all_saved = in_halves || recompute == Recompute::kNo;
-    std::vector<Bytes> xs, saved;
+    std::vector<Bytes> xs, saved, routing;
+    Bytes sums(model_.expert_sums_bytes(shape));
     xs.emplace_back(model_.checkpoint_bytes(shape));
     embed(batch, xs.back());
     Bytes workspace(model_.block_workspace_bytes(shape, how));
-    for (std::size_t u = 1; u < head(); ++u) {
+    const std::size_t layers = layer_count();
+    for (std::size_t l = 0; l < layers; ++l) {
       if (all_saved || saved.empty()) saved.emplace_back(model_.saved_bytes(shape, how));
+      routing.emplace_back(model_.routing_bytes(shape));
       xs.emplace_back(model_.checkpoint_bytes(shape));
-      workspace.poison();
-      UnitCall call = block_call(u, batch, xs[u - 1], saved.back(), workspace);
-      call.output = rows(xs[u], batch);
+      workspace.poison(), sums.poison();
+      UnitCall call = block_call(l, batch, xs[l], saved.back(), workspace);
+      call.experts = {.routing = routing[l].data(), .sums = sums.data()};
+      call.output = rows(xs[l + 1], batch);
       model_.run(stream_, ModelCall::kBlock, call);
       stream_.synchronize();
+      run_experts(call, ModelCall::kExperts, workspace);
     }
     double sum = 0;
     const Bytes dx(model_.checkpoint_bytes(shape));
@@ -246,27 +251,40 @@ class ModelRunner {
     if (!frozen) of_head.grads = own_grads(head()), of_head.table_grads = own_grads(table());
     of_head.loss_scale = loss_scale;
     model_.run(stream_, ModelCall::kHeadLossAndGradient, of_head);
-    for (std::size_t u = head() - 1; u >= 1; --u) {
-      Bytes& mine = all_saved ? saved[u - 1] : saved.back();
+    for (std::size_t l = layers; l-- > 0;) {
+      Bytes& mine = all_saved ? saved[l] : saved.back();
+      const ExpertOperands experts{.routing = routing[l].data(), .sums = sums.data()};
+      const bool halves = in_halves && !has_experts(l);
+      sums.poison();
+      UnitCall of_experts = block_call(l, batch, xs[l], mine, workspace, into);
+      of_experts.experts = experts;
+      of_experts.activation_gradient = rows(dx, batch);
+      run_experts(of_experts, frozen ? ModelCall::kExpertsBackwardFrozen : ModelCall::kExpertsBackward,
+                  workspace);
       if (recompute == Recompute::kYes) {
         mine.poison();
-        model_.run(stream_, ModelCall::kBlockAgain, block_call(u, batch, xs[u - 1], mine, workspace));
+        UnitCall again = block_call(l, batch, xs[l], mine, workspace);
+        again.experts = experts;
+        model_.run(stream_, ModelCall::kBlockAgain, again);
       }
       stream_.synchronize();
       workspace.poison();
-      UnitCall call = block_call(u, batch, xs[u - 1], mine, workspace, into);
+      UnitCall call = block_call(l, batch, xs[l], mine, workspace, into);
+      call.experts = experts;
       call.activation_gradient = rows(dx, batch);
-      if (!frozen) call.grads = own_grads(u);
+      if (!frozen) call.grads = own_grads(model_.unit_of(static_cast<std::int64_t>(l)));
       model_.run(stream_,
-                 in_halves ? ModelCall::kBlockBackwardInput
-                 : frozen  ? ModelCall::kBlockBackwardFrozen
-                           : ModelCall::kBlockBackward,
+                 halves   ? ModelCall::kBlockBackwardInput
+                 : frozen ? ModelCall::kBlockBackwardFrozen
+                          : ModelCall::kBlockBackward,
                  call);
       stream_.synchronize();
     }
-    for (std::size_t u = 1; in_halves && u < head(); ++u) {
+    for (std::size_t l = 0; in_halves && l < layers; ++l) {
+      if (has_experts(l)) continue;
       workspace.poison();
-      UnitCall call = block_call(u, batch, xs[u - 1], saved[u - 1], workspace, into);
+      const std::size_t u = model_.unit_of(static_cast<std::int64_t>(l));
+      UnitCall call = block_call(l, batch, xs[l], saved[l], workspace, into);
       if (adapted) {
         call.tiles = nullptr;
       } else {
@@ -300,18 +318,20 @@ class ModelRunner {
     const BatchShape shape = batch.shape;
     Bytes x(model_.checkpoint_bytes(shape)), next(model_.checkpoint_bytes(shape));
     Bytes saved(model_.saved_bytes(shape)), workspace(model_.block_workspace_bytes(shape));
+    Bytes routing(model_.routing_bytes(shape)), sums(model_.expert_sums_bytes(shape));
     embed(batch, x);
-    for (std::size_t u = 1; u < head(); ++u) {
-      Bytes& from = u % 2 == 1 ? x : next;
-      Bytes& to = u % 2 == 1 ? next : x;
-      saved.poison();
-      to.poison();
-      UnitCall call = block_call(u, batch, from, saved, workspace);
+    for (std::size_t l = 0; l < layer_count(); ++l) {
+      Bytes& from = l % 2 == 0 ? x : next;
+      Bytes& to = l % 2 == 0 ? next : x;
+      for (Bytes* const bytes : {&saved, &to, &routing, &sums}) bytes->poison();
+      UnitCall call = block_call(l, batch, from, saved, workspace);
+      call.experts = {.routing = routing.data(), .sums = sums.data()};
       call.output = rows(to, batch);
       model_.run(stream_, ModelCall::kBlock, call);
       stream_.synchronize();
+      run_experts(call, ModelCall::kExperts, workspace);
     }
-    return std::move(head() % 2 == 1 ? x : next);
+    return std::move(layer_count() % 2 == 0 ? x : next);
   }
 
   View rows(const Bytes& x, const Batch& batch) const {
@@ -324,11 +344,34 @@ class ModelRunner {
   std::size_t table() const { return model_.config().tied ? 0 : head(); }  // the unit of the output matrix
 
  private:
-  // What all calls on a block need. One at a time: it makes the block's tiles.
-  UnitCall block_call(std::size_t unit, const Batch& batch, const Bytes& x, const Bytes& saved,
+  std::size_t layer_count() const { return static_cast<std::size_t>(model_.config().layers); }
+  bool has_experts(std::size_t layer) const {
+    return model_.config().has_experts(static_cast<std::int64_t>(layer));
+  }
+  // Runs a kind of call on all units with experts of the layer that `call`, on its block, is for: forwards in
+  // ascending order, backwards in descending order.
+  void run_experts(UnitCall call, ModelCall kind, Bytes& workspace) {
+    const std::int64_t groups = model_.config().expert_units(call.layer);
+    if (groups == 0) return;
+    const View starts = model_.starts_in(call.shape, call.experts.routing);
+    call.experts.starts = static_cast<const std::int32_t*>(starts.data);
+    call.tiles = nullptr;
+    for (std::int64_t i = 0; i < groups; ++i) {
+      call.experts.group = kind == ModelCall::kExperts ? i : groups - 1 - i;
+      const std::size_t unit = model_.unit_of(call.layer) + 1 + static_cast<std::size_t>(call.experts.group);
+      call.weights = own(unit);
+      if (kind == ModelCall::kExpertsBackward) call.grads = own_grads(unit);
+      workspace.poison();
+      model_.run(stream_, kind, call);
+      stream_.synchronize();
+    }
+  }
+  // What all calls on a layer's block need. One at a time: it makes the block's tiles.
+  UnitCall block_call(std::size_t layer, const Batch& batch, const Bytes& x, const Bytes& saved,
                       const Bytes& workspace, Gradients into = Gradients::kAdd) {
+    const std::size_t unit = model_.unit_of(static_cast<std::int64_t>(layer));
     return {.shape = batch.shape,
-            .layer = static_cast<std::int64_t>(unit) - 1,
+            .layer = static_cast<std::int64_t>(layer),
             .weights = own(unit),
             .into = into,
             .adapters = {adapters(unit), adapter_grads(unit)},

@@ -149,6 +149,7 @@ struct RunConfig {
   std::optional<ModelConfig> model;  // the model that the file describes; vocab_size 0: the tokenizer's size
   DropoutRates dropout;              // for a model from either source
   LoraConfig lora;
+  BalanceOptions balance;  // of routers; only with a mixture of experts
   DataConfig data;
   std::int64_t steps = 0;
   std::uint64_t seed = 1337;

@@ -70,6 +70,14 @@ struct Phases {
   double forward = 0, backward = 0, optimizer = 0;  // seconds that the streams were busy
 };
 
+// How the routers of a step have spread its tokens over experts, over all ranks.
+struct RouterResult {
+  double balance = 0, z = 0;  // the balance term and the z term, without their coefficients; not in the loss
+  double largest = 0;     // tokens of an expert, relative to the mean of its layer: the largest of all layers
+  std::int64_t idle = 0;  // experts that no token has chosen, of all layers together
+  std::int64_t experts = 0;  // of all layers together; 0: the model has none
+};
+
 struct StepResult {
   double loss = 0;       // mean over valid tokens
   double grad_norm = 0;  // norm of the mean gradient, before clipping, without the loss scale
@@ -82,6 +90,7 @@ struct StepResult {
   LinkBytes traffic;
   std::int64_t first_written = 0;  // bytes written to NVMe slots that were empty before
   CommTraffics comm;               // with other ranks
+  RouterResult routers;
   // How long each axis was busy, including waits for other ranks. Gathers may overlap with compute.
   ByAxis<double> comm_seconds;
   // `seconds` without the waits for other ranks (kGathers, kRanks, kStages, kParts). A rank that holds up the

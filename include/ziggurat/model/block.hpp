@@ -1,10 +1,13 @@
-// One layer of a model: its parameters, the buffer sizes of its calls, and the exchanges of these calls with
-// other ranks. Layers may differ, so code that works with a layer asks that layer's block (Model::block()).
+// A unit between the embedding and the head: its parameters, the buffer sizes of its calls, and the exchanges
+// of these calls with other ranks. A dense layer is one block. A layer with a mixture of experts is a block
+// with all that every token passes (attention, norms, the router), and then blocks with its experts, some in
+// each. Blocks may differ, so code that works with a unit asks that unit's block (Model::block_of()).
 // Thread-safe: a block never changes.
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "ziggurat/model/config.hpp"
 #include "ziggurat/model/context_exchange.hpp"
 #include "ziggurat/model/param.hpp"
 #include "ziggurat/model/unit_call.hpp"
@@ -40,6 +43,8 @@ class Block {
   Block& operator=(const Block&) = delete;
 
   const Unit& unit() const { return unit_; }
+  // The model's configuration with the sizes that this block's calls compute with.
+  const ModelConfig& config() const { return config_; }
 
   // Bytes of the activations that a forward saves for the backward, besides the block's input. A forward
   // fills what Backward::kWhole needs; a backward in halves needs more room.
@@ -53,17 +58,18 @@ class Block {
   // The tiles that a call asks for, in order, without the first tile; empty where the unit is whole.
   virtual std::vector<TileUse> tile_uses(ModelCall call) const = 0;
   // Multiply-adds of a forward's matrix products, for one token in sequences of `time` tokens, summed over
-  // all tensor-parallel ranks.
+  // all tensor-parallel ranks. Of experts, the average over tokens.
   virtual double forward_products(std::int64_t time) const = 0;
 
   // Enqueues a call whose operands have been checked.
   virtual void run(const model::Call& call) const = 0;
 
  protected:
-  explicit Block(const Unit& unit) : unit_(unit) {}
+  Block(const Unit& unit, const ModelConfig& config) : unit_(unit), config_(config) {}
 
  private:
-  const Unit& unit_;  // owned by the model
+  const Unit& unit_;           // owned by the model
+  const ModelConfig& config_;  // likewise
 };
 
 }  // namespace zg

@@ -10,14 +10,30 @@
 #include <string>
 #include <vector>
 
+#include "ziggurat/kernels/router.hpp"
 #include "ziggurat/kernels/types.hpp"
 #include "ziggurat/model/lora.hpp"
 
 namespace zg {
 
-enum class Arch { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kPhi3, kOlmo2, kGemma2, kGemma3 };
-inline constexpr Arch kFamilies[] = {Arch::kGpt2, Arch::kLlama, Arch::kMistral, Arch::kQwen2, Arch::kQwen3,
-                                     Arch::kPhi3, Arch::kOlmo2, Arch::kGemma2,  Arch::kGemma3};
+enum class Arch {
+  kGpt2,
+  kLlama,
+  kMistral,
+  kQwen2,
+  kQwen3,
+  kPhi3,
+  kOlmo2,
+  kGemma2,
+  kGemma3,
+  kMixtral,
+  kQwen2Moe,
+  kQwen3Moe,
+  kOlmoe
+};
+inline constexpr Arch kFamilies[] = {
+    Arch::kGpt2,   Arch::kLlama,  Arch::kMistral, Arch::kQwen2,    Arch::kQwen3,    Arch::kPhi3, Arch::kOlmo2,
+    Arch::kGemma2, Arch::kGemma3, Arch::kMixtral, Arch::kQwen2Moe, Arch::kQwen3Moe, Arch::kOlmoe};
 
 // Dropout rates of training, each at least 0 and below 1.
 struct DropoutRates {
@@ -93,6 +109,25 @@ struct BlockDescription {
   bool operator==(const BlockDescription&) const = default;
 };
 
+// A mixture of experts. In the layers that have one, a router chooses for each token a few of many gated
+// MLPs, the experts, and the layer adds their weighted outputs.
+struct Experts {
+  std::int64_t count = 0;  // of each such layer; 0: all layers are dense
+  std::int64_t inner = 0;  // width inside an expert
+  RouterRule router = {};
+  // The width inside an MLP that all tokens pass besides their experts; 0: there is none. shared_gate: its
+  // output is multiplied by the sigmoid of a learned product with the token.
+  std::int64_t shared_inner = 0;
+  bool shared_gate = false;
+  std::vector<bool> dense = {};  // by layer: whether it has a plain MLP instead; empty: no layer has
+  // Experts that are fetched, updated and released together, as one unit; 0: as many as their size suggests
+  // (ModelConfig::experts_in_unit()).
+  std::int64_t in_unit = 0;
+
+  bool on() const { return count > 0; }
+  bool operator==(const Experts&) const = default;
+};
+
 struct ModelConfig {
   Arch arch = Arch::kGpt2;
   std::int64_t vocab_size = 50257;
@@ -111,6 +146,7 @@ struct ModelConfig {
   bool scaled_scores = true, scores_by_layer = false;
   DropoutRates dropout = {};
   BlockDescription block = {};
+  Experts experts = {};
   Lora lora = {};  // adapters added to the model's own matrices
 
   const FamilyForm& form() const { return form_of(arch); }
@@ -122,6 +158,17 @@ struct ModelConfig {
            block.windowed[static_cast<std::size_t>(layer)];
   }
   bool any_window() const;
+  bool has_experts(std::int64_t layer) const {
+    return experts.on() && (layer >= static_cast<std::int64_t>(experts.dense.size()) ||
+                            !experts.dense[static_cast<std::size_t>(layer)]);
+  }
+  // Experts of a unit; the last unit of a layer may have fewer. By default the fewest that have 4 Mi elements
+  // together.
+  std::int64_t experts_in_unit() const;
+  // Units of a layer that hold its experts; 0 if the layer is dense.
+  std::int64_t expert_units(std::int64_t layer) const {
+    return has_experts(layer) ? (experts.count + experts_in_unit() - 1) / experts_in_unit() : 0;
+  }
   bool norms_after() const { return block.norms != NormPlacement::kBefore; }
   bool norms_before() const { return block.norms != NormPlacement::kAfter; }
   // Most tokens that a sequence may have: the context, or the original context of LongRoPE.

@@ -2,10 +2,10 @@
 // and nothing of stores, memory tiers or schedules.
 //
 // A model is a list of units. A unit is one flat tensor of parameters that are fetched, updated and released
-// together: unit 0 is the embedding, units 1..L are the blocks, and unit L+1 is the head (the final norm, and
-// the output matrix unless it is tied to the embedding). Shapes: B sequences of T tokens are N = B*T rows; C
-// is the width, V the vocabulary. Weights and activations have type T (Model::dtype()); gradients of
-// parameters and statistics type A (Model::accumulator_dtype()).
+// together: unit 0 is the embedding, the last unit is the head (the final norm, and the output matrix unless
+// it is tied to the embedding), and the units between them are the blocks of the layers, in order. Shapes: B
+// sequences of T tokens are N = B*T rows; C is the width, V the vocabulary. Weights and activations have type
+// T (Model::dtype()); gradients of parameters and statistics type A (Model::accumulator_dtype()).
 //
 // A model owns no tensor: weights, gradients and scratch belong to the caller, and must live until the stream
 // has done the work. Calls may come from any thread, one at a time per stream. None allocates device memory.
@@ -88,9 +88,15 @@ class Model {
   // The overloads for a temporary model are deleted, since a loop over its units would outlive it.
   const std::vector<Unit>& units() const&;
   const std::vector<Unit>& units() const&& = delete;
-  // The block of a layer, from 0; it lives as long as any copy of the model.
+  // The index of a layer's block in units(), without its experts, which follow it; layers count from 0. The
+  // number of layers gives the head's.
+  std::size_t unit_of(std::int64_t layer) const;
+  // The block of a layer, without its experts, and the block of a unit between the embedding and the head.
+  // They live as long as any copy of the model.
   const Block& block(std::int64_t layer) const&;
   const Block& block(std::int64_t layer) const&& = delete;
+  const Block& block_of(std::size_t unit) const&;
+  const Block& block_of(std::size_t unit) const&& = delete;
   const Block& largest_block() const&;  // the block with the most elements; the first of several
   // The unit that holds the output matrix: the embedding when tied, else the head.
   const Unit& output_unit() const&;
@@ -119,6 +125,15 @@ class Model {
   // The maximum over all blocks of Block::saved_bytes(), and of Block::workspace_bytes().
   std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
   std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
+  // Bytes of ExpertOperands::routing and ::sums; 0 if no layer has experts. starts_in(): the numbers of
+  // ExpertOperands::starts within `routing`, where a forward writes them: i32 [1, experts + 1].
+  std::int64_t routing_bytes(BatchShape shape) const;
+  std::int64_t expert_sums_bytes(BatchShape shape) const;
+  View starts_in(BatchShape shape, void* routing) const;
+  // Within ExpertOperands::routing: RouterSumsArgs::sums, with a row for each sequence; and within ::sums the
+  // factors of balance terms, A [sequences, experts].
+  View router_sums_in(BatchShape shape, void* routing) const;
+  View balance_in(BatchShape shape, void* sums) const;
   // Scratch of the head's calls.
   std::int64_t head_workspace_bytes(BatchShape shape, HeadGradients gradients = HeadGradients::kAll) const;
   std::int64_t embedding_workspace_bytes(BatchShape shape) const;  // scratch of the embedding's calls

@@ -121,7 +121,13 @@ struct Tile {
 };
 
 struct Unit {
-  std::string name;  // "embedding", "block.0", ..., "head"
+  std::string name;  // "embedding", "block.0", "block.0.experts.0", ..., "head"
+  // The layer that the unit belongs to; -1: the embedding and the head belong to none.
+  std::int32_t layer = -1;
+  // The experts of the layer that the unit holds: expert_count of them, from first_expert on. 0: it holds
+  // none, but what all tokens pass.
+  std::int32_t first_expert = 0, expert_count = 0;
+  bool is_experts() const { return expert_count > 0; }
   // In memory they lie in this order. In a unit in tiles the parameters of the first tile lie first, then the
   // other matrices.
   std::vector<Param> params;

@@ -55,6 +55,25 @@ struct AdapterViews {
   View weights = {}, grads = {};
 };
 
+// The operands of the calls on a layer with a mixture of experts, for one micro-batch.
+struct ExpertOperands {
+  // Model::routing_bytes(): what the router has decided, and the rows that the experts read. The block's
+  // forward writes it; the experts, and all calls of the backward, read it.
+  void* routing = nullptr;
+  // Model::expert_sums_bytes(): in a forward the sum of the experts' outputs, in a backward the gradients
+  // that the experts leave for the block.
+  void* sums = nullptr;
+  // Of calls on experts: which of the layer's units with experts, from 0; and Model::starts_in() in the
+  // memory of the calling thread, since the numbers of rows are sizes of products.
+  std::int64_t group = -1;
+  const std::int32_t* starts = nullptr;
+  // Of a block's forward: whether to sum over tokens what balance terms need, into Model::router_sums_in().
+  // Of its backward: whether Model::balance_in() has factors (RouteBackwardArgs::balance), and the factor of
+  // the z term.
+  bool sums_tokens = false, balances = false;
+  double z_factor = 0;
+};
+
 // The calls of a model. The comment of each lists the operands of UnitCall that it needs; it ignores the
 // others. All take a shape; the unit and the shape decide whether tiles, documents, dropout, context and
 // adapters are needed, too. model.hpp defines N, C, V, T and A.
@@ -93,6 +112,22 @@ enum class ModelCall : std::uint8_t {
   // The second half of a backward: computes the gradients of the block's parameters or, where it has
   // adapters, of the adapters alone. Needs input, saved, workspace; grads, unless there are adapters.
   kBlockBackwardWeight,
+  // The calls on a layer with experts: kBlock, then kExperts on each of its units with experts in ascending
+  // order; kExpertsBackward on each of them in descending order, then the block's backward, which cannot be
+  // in
+  // halves. kBlock leaves the residual stream before the experts in the output. All calls on such a layer
+  // need
+  // experts.routing and experts.sums.
+  //
+  // Adds the outputs of some experts to the sum; the last unit of the layer adds the sum to the output. Needs
+  // workspace and experts; weights, unless its experts have no rows; for the last unit, output.
+  kExperts,
+  // The gradients of some experts' parameters, of their inputs and of the router's weights.
+  // activation_gradient, the gradient of the output, is read. The layer's last unit begins the sums. Needs
+  // weights, grads, activation_gradient, workspace, experts. Frozen: no gradients of parameters, and no
+  // grads.
+  kExpertsBackward,
+  kExpertsBackwardFrozen,
   // loss_sum += the sum of the losses of all tokens whose target is not negative; every tensor-parallel rank
   // gets the whole sum. Needs weights, table, input, targets, loss_sum, workspace.
   kHeadLoss,
@@ -117,6 +152,7 @@ struct UnitCall {
   View grads = {};    // A [1, count]: the gradients of `weights`
   Gradients into = Gradients::kAdd;
   AdapterViews adapters = {};   // the block's adapters, if it has some
+  ExpertOperands experts = {};  // of a layer with a mixture of experts
   TileAccess* tiles = nullptr;  // tiles of the unit (the head: of output_unit()); null if whole
 
   View ids = {};     // i32 [1,N]: the tokens of the embedding

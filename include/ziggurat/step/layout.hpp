@@ -9,6 +9,7 @@
 #include "ziggurat/model/model.hpp"
 #include "ziggurat/model/param_code.hpp"
 #include "ziggurat/optim/state.hpp"
+#include "ziggurat/step/balance.hpp"
 #include "ziggurat/step/pipeline.hpp"
 #include "ziggurat/step/schedule.hpp"
 #include "ziggurat/store/table.hpp"
@@ -50,6 +51,7 @@ struct LayoutOptions {
   // Bits per weight and per gradient element when ranks exchange them, 8 or 4; 0: they are not quantized.
   int weight_bits = 0, gradient_bits = 0;
   std::int64_t device_granule = 4096;  // Arena::granule() of the device
+  BalanceOptions balance = {};         // of routers, in training
   bool saves = false;                  // the run may save its state between steps (StepExecutor::save_state)
   bool pins = false;                   // the run may do so with state on NVMe (StepExecutor::write_state)
 
@@ -133,11 +135,28 @@ struct Layout {
   // makes its input. With recomputation, `saved` holds only micro-batches that are between the two halves of
   // a backward.
   std::vector<std::vector<TensorId>> activation, saved;
+  // [layer][micro-batch], of layers with experts: Model::routing_bytes() from the forward to the backward;
+  // and [micro-batch]: Model::expert_sums_bytes() within a layer's forward or backward.
+  std::vector<std::vector<TensorId>> routing;
+  std::vector<TensorId> expert_sums;
   std::vector<TensorId> activation_gradient;  // [micro-batch], for one chunk of the stage after another
   std::vector<std::int32_t> first_layer;      // of each chunk of the pipeline; then the number of layers
 
   std::int64_t layers() const { return model->config().layers; }
   std::int32_t head_unit() const { return static_cast<std::int32_t>(model->units().size()) - 1; }
+  // The unit's layer: -1 of the embedding, the number of layers of the head.
+  std::int32_t layer_of(std::int32_t unit) const {
+    return unit == head_unit() ? static_cast<std::int32_t>(layers())
+                               : model->units()[static_cast<std::size_t>(unit)].layer;
+  }
+  // Whether the layer has experts.
+  bool routes(std::int32_t layer) const {
+    return layer >= 0 && layer < layers() && model->config().has_experts(layer);
+  }
+  // The last unit of a layer.
+  std::int32_t last_unit_of(std::int32_t layer) const {
+    return static_cast<std::int32_t>(model->unit_of(layer + 1)) - 1;
+  }
   // The chunk of the pipeline that has the unit, and the stage that holds the unit, its gradient and its
   // state.
   int chunk_of(std::int32_t unit) const;
@@ -146,6 +165,8 @@ struct Layout {
   // The tensor for micro-batch `m`. Micro-batches whose tensors are never live at the same time share one.
   TensorId activation_of(std::int32_t layer, std::int32_t m) const;
   TensorId saved_of(std::int32_t layer, std::int32_t m) const;
+  TensorId routing_of(std::int32_t layer, std::int32_t m) const;
+  TensorId expert_sums_of(std::int32_t m) const;
   TensorId activation_gradient_of(std::int32_t unit, std::int32_t m) const;
   SegmentId whole(TensorId id) const;  // the only segment of a tensor that is not cut into several
   std::int32_t first_tile(std::int32_t unit) const { return first_tile_[static_cast<std::size_t>(unit)]; }

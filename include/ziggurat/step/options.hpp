@@ -65,6 +65,16 @@ struct PipelineOptions {
   int group = 0;   // micro-batches that pass a chunk before the next chunk; 0: the schedule's default
 };
 
+// Balance terms of routers, which are added to the loss of training (step/balance.hpp).
+enum class BalanceKind : std::uint8_t { kNone, kHf, kSwitch, kSequence, kGlobal };
+
+struct BalanceOptions {
+  BalanceKind kind = BalanceKind::kNone;
+  double coefficient = 0, z_coefficient = 0;
+  bool on() const { return kind != BalanceKind::kNone || z_coefficient > 0; }
+  bool operator==(const BalanceOptions&) const = default;
+};
+
 // A rank's place on each axis of parallelism. The world's ranks are numbered along the tensor axis first, so
 // that the ranks of a tensor group are neighbours; then along Sharding's ranks: first the context axis, then
 // the data axis; then along the stages.

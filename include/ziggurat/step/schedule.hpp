@@ -1,7 +1,7 @@
 // The schedule of a step: the order in which the forwards, backwards and updates of all units run, and for
 // which micro-batch. Pure functions from shapes to lists; they use neither tensors nor devices nor memory.
 //
-// A unit is a unit of the model: unit 0 is the embedding, 1 to `layers` are the blocks, `layers` + 1 is the
+// A unit is a unit of the model: unit 0 is the embedding, 1 to `blocks` are the blocks, `blocks` + 1 is the
 // head.
 #pragma once
 #include <cstdint>
@@ -53,14 +53,14 @@ enum class Materialize : std::uint8_t {
 };
 
 struct ScheduleShape {
-  std::int32_t layers = 0, micro_batches = 1;
+  std::int32_t blocks = 0, micro_batches = 1;
   Accumulation accumulation{};
   UpdateTiming timing = UpdateTiming::kDeferred;
   bool tied = false;                          // the head uses the embedding's weight
   std::vector<Materialize> materialize = {};  // by unit; empty: never
   std::int32_t gather_ahead = 0;              // how many units before its first use a weight is made
   std::int32_t lowest = 0;                    // the first unit that a backward passes
-  std::int32_t head() const { return layers + 1; }
+  std::int32_t head() const { return blocks + 1; }
   Materialize of(std::int32_t unit) const {
     return materialize.empty() ? Materialize::kNo : materialize[static_cast<std::size_t>(unit)];
   }
@@ -105,10 +105,10 @@ struct StageShape {
   ScheduleShape step;  // the whole model's
   PipelineShape pipeline;
   int stage = 0;
-  std::vector<std::int32_t> first_layer;  // from split_layers()
-  // Whether anything in a unit is trained, indexed by unit. Empty: something in every unit is. A unit in
-  // which nothing is trained never has its backward in halves.
-  std::vector<bool> trained = {};
+  // For each chunk, the number of blocks before its first one; then the number of blocks.
+  std::vector<std::int32_t> first_block;
+  // Whether the backward of a unit may be in halves, indexed by unit. Empty: every unit's may.
+  std::vector<bool> halves = {};
 };
 Schedule stage_schedule(const StageShape& shape, PipelinePass pass, bool updates);
 

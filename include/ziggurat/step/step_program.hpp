@@ -31,8 +31,10 @@ enum class Operand : std::uint8_t {
   kTileAccumulator,     // the accumulator of that tile
   kAdapters,            // the weights of the unit's adapters, flat
   kAdapterAccumulator,  // the accumulator of the unit's adapters
+  kRouting,             // of a layer with experts: what its router has decided (ExpertOperands::routing)
+  kExpertSums,          // of a layer with experts: sums over its experts (ExpertOperands::sums)
 };
-inline constexpr std::size_t kOperands = 16;
+inline constexpr std::size_t kOperands = 18;
 
 // Whether a slot has one operation for each segment of the unit's state (one if the unit has no state).
 constexpr bool is_by_segment(OpKind kind) {
@@ -46,8 +48,8 @@ struct StepOp {
   std::int32_t segment = 0;  // the segment of the unit's state, if is_by_segment()
   bool first = false;        // the first to add to its accumulator, or the first segment of its tile
   // Indexed by operand: the number of its access within the operation; -1 if it has no such operand.
-  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1,
-                                               -1, -1, -1, -1, -1, -1, -1, -1};
+  std::array<std::int8_t, kOperands> access = {-1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                               -1, -1, -1, -1, -1, -1, -1, -1, -1};
   // The index in Layout::tiles of the tile that the operation works on. A unit in tiles has one forward (or
   // backward) operation for each use of a tile. Its first tile and its activations are operands of all of
   // these operations. A tied head uses the embedding's tiles. `use` is one of Model::tile_uses() or

@@ -72,6 +72,7 @@ struct RunSummary {
   StallTimes stall;                          // summed over all steps
   double tokens_per_second = 0;              // in the median step
   double first_loss = 0, last_loss = 0;
+  RouterResult routers = {};  // of the last step
   std::optional<double> val_loss;
   std::optional<double> loss_scale;  // at the end; fp16 only
   std::int64_t skipped = 0;          // steps that were skipped

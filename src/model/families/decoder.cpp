@@ -40,15 +40,30 @@ void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, Mode
 
 // Keys of families that are not supported: a file with one of these keys is of such a family, whatever its
 // model_type.
-constexpr const char* kOfOthers[] = {"num_experts",          "num_local_experts",    "n_routed_experts",
-                                     "attention_multiplier", "embedding_multiplier", "residual_multiplier",
+constexpr const char* kOfOthers[] = {"attention_multiplier", "embedding_multiplier", "residual_multiplier",
                                      "logits_scaling",       "logit_scale",          "no_rope_layers",
                                      "lm_head_bias"};
+// Keys of mixtures of experts; a family with experts has one of these numbers of experts.
+constexpr const char* kOfExperts[] = {
+    "num_experts",        "num_local_experts", "n_routed_experts",
+    "n_shared_experts",   "n_group",           "shared_expert_intermediate_size",
+    "router_jitter_noise"};
 
 void demand_idle(const Keys& keys, const char* key) {
   if (!keys.has(key)) return;
   const json& value = keys.at(key);
   if (value != false && value != 0 && value != 1 && !value.empty()) keys.unsupported(key, "null");
+}
+
+// The other name under which files have a family's number of experts: transformers writes either of the two.
+std::string other_count(const ExpertKeys& rules) {
+  return rules.count == std::string("num_experts") ? "num_local_experts" : "num_experts";
+}
+// Whether a family of mixtures of experts reads the key.
+bool is_of(const ExpertKeys& rules, const std::string& key) {
+  return key == rules.count || key == other_count(rules) ||
+         (key == "shared_expert_intermediate_size" && rules.shared > 0) ||
+         (key == "router_jitter_noise" && rules.jitter);
 }
 
 // Refuses keys and values that would change the arithmetic.
@@ -67,6 +82,9 @@ void demand_known(const Keys& keys, const DecoderRules& rules) {
     if (keys.has(key)) keys.unsupported(key, "null");
   }
   for (const char* key : kOfOthers) demand_idle(keys, key);
+  for (const char* key : kOfExperts) {
+    if (!rules.experts || !is_of(*rules.experts, key)) demand_idle(keys, key);
+  }
   if (rules.gemma) return;
   for (const char* key : {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"})
     demand_idle(keys, key);
@@ -127,12 +145,72 @@ void read_gemma(const Keys& keys, const GemmaKeys& rules, ModelConfig& c) {
   c.block.final_softcap = cap("final_logit_softcapping", rules.final_softcap);
 }
 
+// The layers that have a plain MLP, by the keys that say it; empty: none has.
+std::vector<bool> read_dense_layers(const Keys& keys, std::int64_t layers) {
+  constexpr const char *kStep = "decoder_sparse_step", *kList = "mlp_only_layers";
+  const std::int64_t step = keys.size(kStep, 1);
+  std::vector<bool> dense(static_cast<std::size_t>(layers));
+  for (std::int64_t l = 0; l < layers; ++l) dense[static_cast<std::size_t>(l)] = (l + 1) % step != 0;
+  if (keys.has(kList)) {
+    const std::string expected = fmt::format("a list of layers from 0 to {}", layers - 1);
+    if (!keys.at(kList).is_array()) keys.wrong(kList, expected);
+    for (const json& layer : keys.at(kList)) {
+      if (!layer.is_number_integer() || layer < 0 || layer >= layers) keys.wrong(kList, expected);
+      dense[layer.get<std::size_t>()] = true;
+    }
+  }
+  if (std::find(dense.begin(), dense.end(), true) == dense.end()) return {};
+  return dense;
+}
+
+void read_experts(const Keys& keys, const ExpertKeys& rules, ModelConfig& c) {
+  constexpr const char* kPerToken = "num_experts_per_tok";
+  Experts& e = c.experts;
+  const std::string other = other_count(rules);
+  e.count = keys.size(rules.count, keys.size(other, rules.experts, kMaxExperts), kMaxExperts);
+  if (keys.has(rules.count) && keys.has(other) && keys.at(rules.count) != keys.at(other))
+    keys.wrong(other, fmt::format("{}, as \"{}\" says,", e.count, rules.count));
+  e.router.per_token = keys.size(kPerToken, rules.per_token);
+  if (e.router.per_token > e.count) {
+    throw Error(
+        Errc::kUsage, keys.where(),
+        fmt::format("\"{}\" is {}, but \"{}\" is {}", kPerToken, e.router.per_token, rules.count, e.count),
+        fmt::format("choose \"{}\" from 1 to {}", kPerToken, e.count));
+  }
+  e.router.renormalize = rules.renormalizes || keys.flag("norm_topk_prob", false);
+  e.inner = rules.inner_default > 0 ? keys.size(rules.inner, rules.inner_default) : keys.size(rules.inner);
+  if (rules.dense_layers) e.dense = read_dense_layers(keys, c.layers);
+  if (rules.shared > 0) {
+    e.shared_inner = keys.size("shared_expert_intermediate_size", rules.shared);
+    e.shared_gate = true;
+  }
+  if (rules.jitter && keys.has("router_jitter_noise") && keys.at("router_jitter_noise") != 0)
+    keys.unsupported("router_jitter_noise", "0");
+}
+
 json number(double x) {
   if (x == std::floor(x) && std::abs(x) < 1e15) return static_cast<std::int64_t>(x);
   return x;
 }
 json cap_or_null(double cap) {
   return cap > 0 ? json(cap) : json();
+}
+
+void write_experts(const ModelConfig& c, const ExpertKeys& rules, nlohmann::ordered_json& out) {
+  const Experts& e = c.experts;
+  out[rules.count] = e.count;
+  out["num_experts_per_tok"] = e.router.per_token;
+  out[rules.inner] = e.inner;
+  if (!rules.renormalizes) out["norm_topk_prob"] = e.router.renormalize;
+  if (rules.dense_layers) {
+    out["decoder_sparse_step"] = 1;
+    json dense = json::array();
+    for (std::int64_t l = 0; l < c.layers; ++l) {
+      if (!c.has_experts(l)) dense.push_back(l);
+    }
+    out["mlp_only_layers"] = dense;
+  }
+  if (rules.shared > 0) out["shared_expert_intermediate_size"] = e.shared_inner;
 }
 
 void write_windows(const ModelConfig& c, const WindowKeys& rules, nlohmann::ordered_json& out) {
@@ -206,6 +284,7 @@ ModelConfig read_decoder(const Family& family, const Keys& keys, Origin origin) 
   c.block.sinks = keys.flag("attention_sinks", false);
   read_windows(keys, rules.windows, c);
   if (rules.gemma) read_gemma(keys, *rules.gemma, c);
+  if (rules.experts) read_experts(keys, *rules.experts, c);
   return c;
 }
 
@@ -227,6 +306,7 @@ void write_decoder(const Family& family, const ModelConfig& c, nlohmann::ordered
   if (c.block.sinks) out["attention_sinks"] = true;
   if (rules.mlp_bias) out["mlp_bias"] = c.block.mlp_bias;
   if (rules.windows.allowed) write_windows(c, rules.windows, out);
+  if (rules.experts) write_experts(c, *rules.experts, out);
   if (rules.gemma) {
     out["query_pre_attn_scalar"] = number(c.block.query_pre_attn_scalar);
     out["attn_logit_softcapping"] = cap_or_null(c.block.attention_softcap);

@@ -28,6 +28,20 @@ struct GemmaKeys {
   double attention_softcap = 50, final_softcap = 30;
 };
 
+// The keys of a family of mixtures of experts, and its rules for files without them.
+struct ExpertKeys {
+  const char* count = "num_experts";
+  std::int64_t experts = 0, per_token = 0;  // defaults for files without the keys
+  // The key of the width inside an expert. "intermediate_size": no layer is dense.
+  const char* inner = "moe_intermediate_size";
+  std::int64_t inner_default = 0;
+  bool renormalizes = false;  // always; else "norm_topk_prob" says it
+  bool dense_layers = false;  // "decoder_sparse_step" and "mlp_only_layers" say which layers are dense
+  // The default width inside the MLP that all tokens pass, with its gate; 0: the family has no such MLP.
+  std::int64_t shared = 0;
+  bool jitter = false;  // there is a key for noise in the router, which must be 0
+};
+
 struct DecoderRules {
   BlockDescription block = {};   // of all models, whatever their files say
   std::int64_t head_size = 0;    // default for files without the key; 0: width / heads
@@ -40,6 +54,7 @@ struct DecoderRules {
   hf::RopeKeys rope = hf::RopeKeys::kOne;
   WindowKeys windows = {};
   std::optional<GemmaKeys> gemma = {};
+  std::optional<ExpertKeys> experts = {};
 };
 
 // A family with Llama's keys and Llama's names in files.

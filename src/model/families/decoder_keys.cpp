@@ -69,6 +69,30 @@ void add_gemma(const GemmaKeys& gemma, Rows& rows) {
   rows.push_back({"use_bidirectional_attention", "`false`", "false", "Attention is causal."});
 }
 
+void add_experts(const ExpertKeys& experts, Rows& rows) {
+  const auto text = [](std::int64_t n) { return std::to_string(n); };
+  rows.push_back({experts.count, fmt::format("whole number from 1 to {}", kMaxExperts), text(experts.experts),
+                  "Experts of each layer that has some."});
+  rows.push_back(
+      {"num_experts_per_tok", kSizeText, text(experts.per_token), "Experts that each token passes."});
+  if (experts.inner_default > 0)
+    rows.push_back({experts.inner, kSizeText, text(experts.inner_default), "Width inside an expert."});
+  if (!experts.renormalizes)
+    rows.push_back({"norm_topk_prob", kBoolText, "false", "The weights of a token's experts add up to 1."});
+  if (experts.dense_layers) {
+    rows.push_back(
+        {"decoder_sparse_step", kSizeText, "1",
+         "Each layer whose number, counted from 1, is a multiple of it has experts; the other layers "
+         "have a plain MLP."});
+    rows.push_back(
+        {"mlp_only_layers", "a list of layers, counted from 0", "[]", "More layers that have a plain MLP."});
+  }
+  if (experts.shared > 0)
+    rows.push_back({"shared_expert_intermediate_size", kSizeText, text(experts.shared),
+                    "Width inside the MLP that all tokens pass besides their experts."});
+  if (experts.jitter) rows.push_back({"router_jitter_noise", "`0`", "0", "The router has no noise."});
+}
+
 }  // namespace
 
 Rows decoder_keys(const Family& family) {
@@ -86,7 +110,9 @@ Rows decoder_keys(const Family& family) {
       {"head_dim", kSizeText,
        rules.head_size > 0 ? fmt::format("{}", rules.head_size) : "`hidden_size` / `num_attention_heads`",
        "Size of a head; even."},
-      {"intermediate_size", kSizeText, "required", "Width inside the MLP."},
+      {"intermediate_size", kSizeText, "required",
+       rules.experts && rules.experts->inner == std::string("intermediate_size") ? "Width inside an expert."
+                                                                                 : "Width inside the MLP."},
       {"rms_norm_eps", kNumberText, rules.norm_eps == 1e-5 ? "1e-5" : "1e-6",
        "What is added to the mean square in RMS norms."}};
   add_rope(rules, rows);
@@ -107,6 +133,7 @@ Rows decoder_keys(const Family& family) {
                   "that is saved with it."});
   if (rules.mlp_bias)
     rows.push_back({"mlp_bias", kBoolText, "false", "The three matrices of the MLP have biases."});
+  if (rules.experts) add_experts(*rules.experts, rows);
   rows.push_back({"initializer_range", kDeviationText, "0.02", "Standard deviation of the initial weights."});
   return rows;
 }

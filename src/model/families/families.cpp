@@ -10,8 +10,9 @@ namespace zg {
 namespace model {
 
 std::span<const Family* const> families() {
-  static const Family* const kAll[] = {&gpt2(), &llama(), &mistral(), &qwen2(), &qwen3(),
-                                       &phi3(), &olmo2(), &gemma2(),  &gemma3()};
+  static const Family* const kAll[] = {&gpt2(),      &llama(),     &mistral(), &qwen2(),  &qwen3(),
+                                       &phi3(),      &olmo2(),     &gemma2(),  &gemma3(), &mixtral(),
+                                       &qwen2_moe(), &qwen3_moe(), &olmoe()};
   static_assert(std::size(kAll) == std::size(kFamilies));
   return kAll;
 }
@@ -61,6 +62,13 @@ const char* title_of(Arch arch) {
 
 bool ModelConfig::any_window() const {
   return std::find(block.windowed.begin(), block.windowed.end(), true) != block.windowed.end();
+}
+
+std::int64_t ModelConfig::experts_in_unit() const {
+  if (experts.in_unit > 0) return std::min(experts.in_unit, experts.count);
+  constexpr std::int64_t kElements = 4 << 20;
+  const std::int64_t each = 3 * width * experts.inner;
+  return std::clamp<std::int64_t>((kElements + each - 1) / each, 1, experts.count);
 }
 
 std::int64_t ModelConfig::longest_sequence() const {

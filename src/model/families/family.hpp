@@ -33,6 +33,11 @@ struct BlockNames {
   MatrixName gate{"mlp.gate_proj", LoraModule::kGate}, up{"mlp.up_proj", LoraModule::kUp},
       gate_up{"mlp.gate_up_proj", LoraModule::kGateUp};
   MatrixName down{"mlp.down_proj", LoraModule::kDown};
+  // In layers with experts: the router, the path before an expert's number and the names of an expert's
+  // matrices after it; the MLP that all tokens pass, and its gate.
+  const char *router = "mlp.gate", *experts = "mlp.experts";
+  const char *expert_gate = "gate_proj", *expert_up = "up_proj", *expert_down = "down_proj";
+  const char *shared = "mlp.shared_expert", *shared_gate = "mlp.shared_expert_gate";
   bool transposed = false;  // files hold the matrices as [in, out]
 };
 
@@ -95,5 +100,9 @@ const Family& phi3();
 const Family& olmo2();
 const Family& gemma2();
 const Family& gemma3();
+const Family& mixtral();
+const Family& qwen2_moe();
+const Family& qwen3_moe();
+const Family& olmoe();
 
 }  // namespace zg::model

@@ -1,0 +1,126 @@
+#include "model/router_pass.hpp"
+
+#include "model/dense_call.hpp"
+
+namespace zg::model {
+namespace {
+
+// The gate of the MLP that all tokens pass is a router over one expert, which every token has.
+constexpr RouterRule kSharedGate{.score = RouterScore::kSigmoid};
+
+bool has_mlp(const DenseCall& b) {
+  return b.p.gate != kNone;
+}
+bool has_gate(const DenseCall& b) {
+  return b.p.shared_gate != kNone;
+}
+
+// The MLP's activation from its input x.
+void activate(const DenseCall& b, const View& x) {
+  b.gate_up().forward(x, b.f.gate_up);
+  if (!has_gate(b)) return b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
+  const SharedGate& gate = b.f.shared_gate;
+  b.call.linear(x, b.call.weight(b.p.shared_gate), {}, gate.logits);
+  b.ops.route(b.s,
+              {.logits = gate.logits, .rule = kSharedGate, .chosen = gate.chosen, .weights = gate.weights});
+  b.ops.sort_slots(b.s, {.chosen = gate.chosen,
+                         .starts = gate.starts,
+                         .order = gate.order,
+                         .scratch = b.w.sorting.col_range(0, 1)});
+  b.ops.expert_gate(b.s, {.gate_up = b.f.gate_up,
+                          .order = gate.order,
+                          .weights = gate.weights,
+                          .gate = b.c.block.gate,
+                          .y = b.f.act});
+}
+
+// Adds the gradient of the MLP's input to `sum`; dy is the gradient of its output.
+void mlp_backward(const DenseCall& b, const View& dy, const View& x, const View& sum) {
+  const bool trains = static_cast<bool>(b.call.grads);
+  if (trains) b.weight_gradient(b.mlp, dy);
+  b.call.linear_dx(dy, b.p.down, b.w.d_act);
+  if (has_gate(b)) {
+    const SharedGate& gate = b.f.shared_gate;
+    b.ops.expert_gate_backward(b.s, {.gate_up = b.f.gate_up,
+                                     .order = gate.order,
+                                     .weights = gate.weights,
+                                     .gate = b.c.block.gate,
+                                     .dy = b.w.d_act,
+                                     .y = b.f.act,
+                                     .d_gate_up = b.f.gate_up,
+                                     .d_weights = b.w.d_shared_weights});
+    b.call.sum_numbers(b.w.d_shared_weights);
+    b.ops.route_backward(b.s, {.logits = gate.logits,
+                               .chosen = gate.chosen,
+                               .weights = gate.weights,
+                               .d_weights = b.w.d_shared_weights,
+                               .rule = kSharedGate,
+                               .d_logits = b.w.d_shared_logits});
+    if (trains) b.call.linear_dw(b.w.d_shared_logits, x, b.call.grad(b.p.shared_gate));
+    if (b.call.shard.index == 0)
+      b.call.linear_dx_more(b.w.d_shared_logits, b.call.weight(b.p.shared_gate), sum);
+  } else {
+    b.ops.swiglu_backward(b.s, b.f.gate_up, b.w.d_act, b.f.gate_up, b.c.block.gate);
+  }
+  b.gate_up().backward_input(b.f.gate_up, sum, Gradients::kAdd);
+  if (trains) b.gate_up().backward_weight(b.f.gate_up, x);
+}
+
+}  // namespace
+
+void router_forward(const DenseCall& b) {
+  const Call& call = b.call;
+  const Routing routing = routing_of(call);
+  const View x = call.all_rows(b.norm2(), routing.x);
+  const bool again = call.model_call == ModelCall::kBlockAgain;
+  if (!again) {
+    call.linear(x, call.weight(b.p.router), {}, routing.logits);
+    b.ops.route(b.s, {.logits = routing.logits,
+                      .rule = b.c.experts.router,
+                      .chosen = routing.chosen,
+                      .weights = routing.weights});
+    b.ops.sort_slots(
+        b.s,
+        {.chosen = routing.chosen, .starts = routing.starts, .order = routing.order, .scratch = b.w.sorting});
+    if (call.experts.sums_tokens) {
+      b.ops.router_sums(b.s, {.logits = routing.logits,
+                              .chosen = routing.chosen,
+                              .rule = b.c.experts.router,
+                              .sums = routing.sums,
+                              .scratch = b.w.summing});
+    }
+  }
+  if (has_mlp(b)) activate(b, x);
+  if (again) return;
+  const View sum = sums_of(call).rows;
+  if (has_mlp(b)) {
+    call.linear(b.f.act, b.p.down, {}, b.w.d_norm);
+    b.ops.cast(b.s, b.w.d_norm, sum);
+  } else {
+    b.ops.zero(b.s, sum);
+  }
+  b.ops.cast(b.s, b.f.x1, call.output);
+}
+
+View router_backward(const DenseCall& b, const View& dx) {
+  const Call& call = b.call;
+  const Routing routing = routing_of(call);
+  const ExpertSums sums = sums_of(call);
+  call.sum_numbers(sums.d_weights);
+  if (has_mlp(b)) mlp_backward(b, call.shard.sequence ? sums.d_output : dx, routing.x, sums.rows);
+  b.ops.route_backward(b.s, {.logits = routing.logits,
+                             .chosen = routing.chosen,
+                             .weights = routing.weights,
+                             .d_weights = sums.d_weights,
+                             .rule = b.c.experts.router,
+                             .balance = call.experts.balances ? sums.balance : View(),
+                             .z_factor = call.experts.z_factor,
+                             .d_logits = b.w.d_logits});
+  if (call.grads) call.linear_dw(b.w.d_logits, routing.x, call.grad(b.p.router));
+  // All ranks have the same gradient of the logits; the sum over ranks counts it once.
+  if (call.shard.index == 0) call.linear_dx_more(b.w.d_logits, call.weight(b.p.router), sums.rows);
+  b.ops.cast(b.s, sums.rows, b.w.d_norm);
+  return b.w.d_norm;
+}
+
+}  // namespace zg::model

@@ -47,7 +47,8 @@ TEST_P(FamiliesInParts, WithDocumentsAreOneRank) {
 
 // Windows in all layers and in some, local frequencies, norms behind branches alone, caps, sinks.
 INSTANTIATE_TEST_SUITE_P(Models, FamiliesInParts,
-                         testing::Values("llama3", "gemma2", "gemma3", "olmo2", "qwen2", "mistral_sinks"),
+                         testing::Values("llama3", "gemma2", "gemma3", "olmo2", "qwen2", "mistral_sinks",
+                                         "qwen2_moe", "olmoe"),
                          [](const auto& one) { return std::string(one.param); });
 
 // GPT-2's learned positions begin anew in every document.
@@ -107,7 +108,8 @@ TEST_P(FamiliesInStages, HaveTheBitsOfOneStage) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, FamiliesInStages,
-                         testing::Values("gemma2", "gemma3", "olmo2", "phi3", "mistral_sinks"),
+                         testing::Values("gemma2", "gemma3", "olmo2", "phi3", "mistral_sinks", "qwen2_moe",
+                                         "qwen3_moe", "mixtral"),
                          [](const auto& one) { return std::string(one.param); });
 
 }  // namespace

@@ -26,7 +26,9 @@ struct Families : testing::TestWithParam<const char*> {
     SCOPED_TRACE(name);
     const std::vector<double> expected = file.values<double>(name), mine = family_digest(actual);
     ASSERT_EQ(mine.size(), expected.size());
-    EXPECT_GT(expected[0], 0);
+    // An expert that no token has chosen has no gradient.
+    const bool may_be_idle = name.rfind("grad.", 0) == 0 && name.find(".experts.") != name.npos;
+    EXPECT_TRUE(may_be_idle || expected[0] > 0);
     const double bound = tolerance * std::max(1.0, expected[0]);
     for (std::size_t i = 0; i < mine.size(); ++i) EXPECT_NEAR(mine[i], expected[i], bound) << i;
   }
@@ -55,8 +57,8 @@ TEST_P(Families, LossAndGradients) {
 }
 
 TEST_P(Families, GradientsRecomputedAndInHalvesAreTheSameBits) {
+  std::vector<std::string> expected;  // added to zeros, or in place of anything
   for (const Gradients into : {Gradients::kAdd, Gradients::kOverwrite}) {
-    std::vector<std::string> expected;
     for (const auto& [recompute, how] : {std::pair(Recompute::kNo, Backward::kWhole),
                                          {Recompute::kYes, Backward::kWhole},
                                          {Recompute::kNo, Backward::kInHalves},

@@ -26,6 +26,8 @@ def load(directory):
     """The model as transformers loads it, in float64, and what was amiss with the names of its weights."""
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    if hasattr(loaded.config, "num_experts_per_tok"):  # other ways to compute experts have no float64
+        loaded.set_experts_implementation("eager")
     state = {name: value.double() for name, value in loaded.state_dict().items()}
     torch.float32 = torch.float = torch.float64  # see make_families.py
     torch.Tensor.float = torch.Tensor.double

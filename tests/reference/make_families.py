@@ -37,7 +37,7 @@ SAMPLES = 16  # elements that are kept of a tensor
 SIZES = dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=44, num_hidden_layers=3, num_attention_heads=6,
              num_key_value_heads=2, head_dim=10, max_position_embeddings=64, rms_norm_eps=1e-5,
              tie_word_embeddings=False, attention_dropout=0.0, bos_token_id=None, eos_token_id=None,
-             pad_token_id=None, attn_implementation="eager")
+             pad_token_id=None, attn_implementation="eager", experts_implementation="eager")
 WINDOW = 7
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 FAMILIES = {
@@ -74,7 +74,21 @@ FAMILIES = {
                               layer_types=[LOCAL, GLOBAL, LOCAL], rope_parameters={
                                   LOCAL: dict(rope_type="default", rope_theta=100.0),
                                   GLOBAL: dict(rope_type="linear", rope_theta=1e6, factor=8.0)})),
+    # Mixtures of experts: dense layers by list and by step, with and without renormalised weights.
+    "mixtral": ("Mixtral", dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=WINDOW,
+                                rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "qwen2_moe": ("Qwen2Moe", dict(tie_word_embeddings=True, head_dim=6, num_experts=6, num_experts_per_tok=3,
+                                   moe_intermediate_size=20, shared_expert_intermediate_size=28,
+                                   norm_topk_prob=False, decoder_sparse_step=2,
+                                   rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "qwen3_moe": ("Qwen3Moe", dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=22,
+                                   norm_topk_prob=True, mlp_only_layers=[1],
+                                   rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "olmoe": ("Olmoe", dict(head_dim=6, num_experts=9, num_experts_per_tok=4, norm_topk_prob=False,
+                            rope_parameters=dict(rope_type="default", rope_theta=1e4))),
 }
+# The names of an expert's matrices in files: gate, up, down.
+EXPERTS = {"Mixtral": ("w1", "w3", "w2")}
 
 
 def make_model(name):
@@ -87,8 +101,28 @@ def make_model(name):
     if name.endswith("_sinks"):
         add_sinks(model)
     model.eval()
-    fill(model, one=0.0 if family.startswith("Gemma") else 1.0)
+    fill(model, family, one=0.0 if family.startswith("Gemma") else 1.0)
     return model, config
+
+
+def of_files(model, family, tensor_of=lambda p: p):
+    """Pairs of a name in files and the tensor there. transformers has the experts of a layer in two tensors."""
+    gate, up, down = EXPERTS.get(family, ("gate_proj", "up_proj", "down_proj"))
+    for name, p in model.named_parameters():
+        tensor = tensor_of(p)
+        path, _, last = name.rpartition(".")
+        if family == "Mixtral":
+            path, name = (x.replace(".mlp", ".block_sparse_moe") for x in (path, name))
+        if last == "gate_up_proj":
+            for e, both in enumerate(tensor):
+                inner = both.shape[0] // 2
+                yield f"{path}.{e}.{gate}.weight", both[:inner]
+                yield f"{path}.{e}.{up}.weight", both[inner:]
+        elif last == "down_proj":
+            for e, one in enumerate(tensor):
+                yield f"{path}.{e}.{down}.weight", one
+        else:
+            yield name, tensor
 
 
 def add_sinks(model):
@@ -101,10 +135,10 @@ def add_sinks(model):
         module.eager_attention_forward = eager_attention_forward
 
 
-def fill(model, one):
+def fill(model, family, one):
     """Sets all parameters by their names: uniform, norms centred on what multiplies by one."""
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for name, p in of_files(model, family):
             u = torch.from_numpy((hashed(name, p.numel()) >> np.uint64(40)).astype(np.float64) * 2.0**-24 - 0.5)
             value = one + 0.4 * u if "norm.weight" in name else 0.4 * u
             p.copy_(value.view(p.shape))
@@ -137,7 +171,7 @@ def train(model, data):
     """Ten steps as in make_reference.py."""
     p = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
-        [{"params": [t for t in p.values() if t.ndim == 2], "weight_decay": ADAMW["weight_decay"]},
+        [{"params": [t for t in p.values() if t.ndim >= 2], "weight_decay": ADAMW["weight_decay"]},
          {"params": [t for t in p.values() if t.ndim == 1], "weight_decay": 0.0}],
         lr=ADAMW["lr"], betas=ADAMW["betas"], eps=ADAMW["eps"], foreach=False)
     losses, norms = [], []
@@ -175,17 +209,66 @@ def greedy(model):
     return ids[0, PROMPT:].to(torch.int32), gap
 
 
+BALANCE, Z = 0.5, 0.3  # coefficients
+
+
+def balance_term(model, kind, logits, all_logits):
+    """A balance term of one micro-batch, a mean over its tokens. logits: of its layers, [tokens, experts] each."""
+    experts, k = logits[0].shape[1], model.config.num_experts_per_tok
+    if kind == "hf":
+        module = __import__(type(model).__module__, fromlist=["load_balancing_loss_func"])
+        return module.load_balancing_loss_func(tuple(logits), experts, k)
+    if kind == "z":
+        return sum(layer.logsumexp(-1).square().mean() for layer in logits)
+
+    def shares(layer):
+        chosen = layer.topk(k, dim=-1).indices.flatten()
+        return torch.bincount(chosen, minlength=experts).double() / chosen.numel()
+
+    term = 0.0
+    for number, layer in enumerate(logits):
+        parts = layer.split(TIME) if kind == "sequence" else [layer]
+        for part in parts:
+            counted = torch.cat([m[number] for m in all_logits]) if kind == "global" else part
+            term = term + experts * (shares(counted.detach()) * part.softmax(-1).mean(0)).sum() / len(parts)
+    return term
+
+
+def balanced(model, family, data):
+    """The terms of the batch and the gradients of loss + coefficient * term, of routers and of the embedding."""
+    values = {}
+    with torch.no_grad():
+        all_logits = [model(input_ids=tokens, output_router_logits=True).router_logits for tokens, _ in data]
+    for kind in ("hf", "switch", "sequence", "global", "z"):
+        model.zero_grad(set_to_none=True)
+        terms = 0.0
+        for tokens, targets in data:
+            out = model(input_ids=tokens, use_cache=False, output_router_logits=True)
+            loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten(),
+                                                     ignore_index=IGNORE, reduction="sum") / sum(VALID)
+            term = balance_term(model, kind, out.router_logits, all_logits) / len(data)
+            (loss + (Z if kind == "z" else BALANCE) * term).backward()
+            terms += term.item()
+        values[f"balance.{kind}"] = torch.tensor([terms])
+        values |= {f"balance.{kind}.grad.{n}": digest(g) for n, g in of_files(model, family, lambda p: p.grad)
+                   if n.endswith(".gate.weight") or "embed_tokens" in n}
+    model.zero_grad(set_to_none=True)
+    return values
+
+
 def make(name, out):
     model, config = make_model(name)
     data = batches()
     values = {"logits": digest(logits_of(model, data[0][0]))}
     values["greedy"], gap = greedy(model)
     values["loss"] = torch.tensor([backward(model, data)])
-    parameters = list(model.named_parameters())
-    values |= {f"grad.{n}": digest(p.grad) for n, p in parameters}
+    family = FAMILIES[name][0]
+    values |= {f"grad.{n}": digest(g) for n, g in of_files(model, family, lambda p: p.grad)}
+    if hasattr(config, "num_experts_per_tok"):
+        values |= balanced(model, family, data)
     values["adamw.loss"], values["adamw.grad_norm"] = train(model, data)
-    values |= {f"final.{n}": digest(p) for n, p in parameters}
-    print(f"{name}: {sum(p.numel() for _, p in parameters)} parameters, loss {values['loss'].item():.15g}, "
+    values |= {f"final.{n}": digest(p) for n, p in of_files(model, family)}
+    print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {values['loss'].item():.15g}, "
           f"{values['adamw.loss'][-1]:.9f} after ten steps; greedy gap {gap:.1e}")
     text = json.loads(config.to_json_string(use_diff=False))
     text["architectures"] = [type(model).__name__]

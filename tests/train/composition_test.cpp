@@ -83,6 +83,14 @@ class ComposedRuns : public RunTest {
   static ModelConfig model_of_bytes(const RunConfig& run) {
     ModelConfig model = *run.model;
     model.vocab_size = 256;
+    if (run.balance.on()) {  // of a mixture of experts
+      model.arch = Arch::kQwen2Moe, model.block.qkv_bias = true;
+      model.experts = {.count = 4,
+                       .inner = model.inner,
+                       .router = {.per_token = 2},
+                       .shared_inner = 64,
+                       .shared_gate = true};
+    }
     if (run.lora.on())
       model.lora = {.rank = run.lora.rank, .alpha = 16, .modules = match_modules(model, "*")};
     return model;
@@ -90,11 +98,12 @@ class ComposedRuns : public RunTest {
   // A run beside a base in codes has one of its model's sizes.
   RunConfig with_base(RunConfig run) const {
     if (run.lora.base != LoraConfig::Base::kCodes) return run;
-    run.model_from = directory_ + "/coded";
+    const std::string folder = run.balance.on() ? "coded-experts" : "coded";
+    run.model_from = directory_ + "/" + folder;
     if (std::filesystem::exists(run.model_from)) return run;
     ModelConfig model = model_of_bytes(run);
     model.lora = {};
-    write("coded/config.json", write_hf_config(model));
+    write(folder + "/config.json", write_hf_config(model));
     test::write_nf4_headers(run.model_from);
     return run;
   }

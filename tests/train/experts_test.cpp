@@ -1,0 +1,134 @@
+// Runs of mixtures of experts: checkpoints, adapters beside coded experts, balance terms, text.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "support/errors.hpp"
+#include "train/inference.hpp"
+#include "train/lora_fixture.hpp"
+#include "ziggurat/train/observers.hpp"
+#include "ziggurat/train/quantize.hpp"
+
+namespace zg {
+namespace {
+
+class RunsOfExperts : public LoraRuns {
+ protected:
+  RunsOfExperts() {
+    for (const char* name : {"qwen2_moe", "olmoe"}) {
+      ModelConfig c = test::FamilyFile(name).config();
+      c.vocab_size = 256;
+      save_model(c, base(name), DType::kBF16);
+    }
+    std::filesystem::create_directories(directory_ + "/drive");
+  }
+  std::string base(const std::string& name) const { return directory_ + "/base-" + name; }
+  Strings of(const std::string& name, const Strings& more = {}) const {
+    return Strings{"model.from=" + base(name)} + more;
+  }
+  const Strings kDrive{"tiers.host=900KiB", "tiers.device=1200KiB",
+                       "tiers.nvme.0.path=" + directory_ + "/drive"};
+};
+
+TEST_F(RunsOfExperts, GoOnFromACheckpointToTheBit) {
+  for (const char* name : {"qwen2_moe", "olmoe"}) {
+    for (const Strings& more :
+         {Strings{"bf16.enabled=true"}, kDrive,
+          Strings{"devices=host:2", "zero_optimization.stage=3", "router.balance=global"},
+          Strings{"devices=host:2", "parallel.pipeline=2", "router.balance=switch", "router.z_loss=0.01"}}) {
+      SCOPED_TRACE(name + testing::PrintToString(more));
+      const auto out = [&](const char* folder) {
+        std::filesystem::remove_all(directory_ + "/" + folder);
+        return folder;
+      };
+      const Outcome whole = train(out("whole"), of(name, more) + Strings{"checkpoint.every=2"});
+      EXPECT_EQ(whole.summary.comm, whole.summary.comm_formula);
+      (void)train(out("parts"), of(name, more) + Strings{"checkpoint.every=2", "steps=2"});
+      const Outcome rest = train("parts", of(name, more) + Strings{"checkpoint.every=2"}, "");
+      EXPECT_EQ(rest.losses, (std::vector<double>{whole.losses.begin() + 2, whole.losses.end()}));
+      EXPECT_TRUE(rest.tensors == whole.tensors);
+    }
+  }
+}
+
+TEST_F(RunsOfExperts, WithAnotherBalanceDoNotGoOn) {
+  (void)train("run", of("olmoe", {"checkpoint.every=2", "steps=2", "router.balance=hf"}));
+  const Error error = test::error_of([&] {
+    (void)train("run", of("olmoe", {"checkpoint.every=2", "router.balance=switch"}), "");
+  });
+  EXPECT_HAS(error.message(), "router");
+}
+
+TEST_F(RunsOfExperts, OverCodesAreThoseOverElements) {
+  for (const SavedCode code : {SavedCode::kNf4, SavedCode::kFp8}) {
+    const std::string coded = fmt::format("{}/coded{}", directory_, static_cast<int>(code));
+    (void)quantize_model(base("qwen2_moe"), coded, code);
+    for (const Strings& more :
+         {Strings{"bf16.enabled=true"}, Strings{"devices=host:2", "zero_optimization.stage=3"}}) {
+      const Strings settings = kRank4 + Strings{"model.from=" + coded, "steps=2"} + more;
+      const Outcome elements = train("elements", settings),
+                    codes = train("codes", settings + Strings{"lora.base=codes"}),
+                    moved = train("moved", settings + Strings{"lora.base=codes"} + kDrive);
+      EXPECT_EQ(codes.losses, elements.losses);
+      EXPECT_TRUE(weights("codes") == weights("elements"));
+      EXPECT_EQ(moved.losses, codes.losses);
+      std::filesystem::remove_all(directory_ + "/elements");
+      std::filesystem::remove_all(directory_ + "/codes");
+      std::filesystem::remove_all(directory_ + "/moved");
+    }
+  }
+}
+
+TEST_F(RunsOfExperts, TellHowTokensAreSpread) {
+  struct Last final : TrainObserver {
+    std::string json;
+    void on_step(const StepRecord& r) override { json = step_json(r); }
+  } last;
+  Trainer trainer(adapted("run", of("olmoe", {"router.balance=hf", "steps=1"})), {});
+  trainer.start();
+  (void)trainer.run({&last});
+  const auto router = nlohmann::json::parse(last.json).at("router");
+  EXPECT_GT(router.at("balance"), 1);  // as many experts as a token has, if all are used equally: 4
+  EXPECT_GT(router.at("z"), 0);
+  EXPECT_GE(router.at("largest_load"), 1);
+  EXPECT_GE(router.at("idle_experts"), 0);
+  EXPECT_LT(router.at("idle_experts"), 27);
+}
+
+TEST_F(RunsOfExperts, RefuseTermsThatDoNothing) {
+  for (const auto& [settings, told] :
+       {std::pair(of("olmoe", {"router.balance_coefficient=0.1"}), "has no effect"),
+        {Strings{"router.balance=hf"}, "has no experts"},
+        {Strings{"router.z_loss=0.1"}, "has no experts"},
+        {of("olmoe", {"router.balance=loss-free"}), "loss-free"},
+        {of("qwen2_moe", {"devices=host:2", "parallel.context=2", "router.balance=hf"}), "global"}}) {
+    const Error error = test::error_of([&] { (void)Trainer(adapted("run", settings), {}); });
+    EXPECT_EQ(error.code(), Errc::kUsage);
+    EXPECT_HAS(error.message() + error.hint(), told);
+  }
+}
+
+// With room for all experts or for one, the same text; one token needs few of them.
+TEST_F(RunsOfExperts, ReadTheExpertsThatTokensNeed) {
+  std::vector<std::int32_t> ids;
+  for (std::int32_t i = 0; i < 12; ++i) ids.push_back(32 + 7 * i);
+  for (const char* name : {"qwen2_moe", "olmoe"}) {
+    const Model model(read_hf_config(base(name)), DType::kF32, host_ops());
+    std::int64_t others = 0, largest = 0;
+    for (const Unit& unit : model.units()) {
+      const std::int64_t bytes = unit.count * static_cast<std::int64_t>(sizeof(float));
+      if (unit.is_experts()) largest = std::max(largest, bytes);
+      if (!unit.is_experts()) others += bytes;
+    }
+    Inference all(base(name), 0), few(base(name), others + largest);
+    EXPECT_EQ(all.logits_after(ids, 16), few.logits_after(ids, 16));
+    ids.push_back(99);
+    EXPECT_EQ(all.logits_after(ids, 16), few.logits_after(ids, 16));
+    EXPECT_EQ(all.loss_of(ids, ids), few.loss_of(ids, ids));
+    const Error error = test::error_of([&] { Inference(base(name), others); });
+    EXPECT_EQ(error.code(), Errc::kMemory);
+    EXPECT_HAS(error.message(), "one unit of experts");
+  }
+}
+
+}  // namespace
+}  // namespace zg

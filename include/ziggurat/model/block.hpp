@@ -58,7 +58,7 @@ class Block {
   // The tiles that a call asks for, in order, without the first tile; empty where the unit is whole.
   virtual std::vector<TileUse> tile_uses(ModelCall call) const = 0;
   // Multiply-adds of a forward's matrix products, for one token in sequences of `time` tokens, summed over
-  // all tensor-parallel ranks. Of experts, the average over tokens.
+  // all tensor-parallel ranks. Experts count with their average over tokens.
   virtual double forward_products(std::int64_t time) const = 0;
 
   // Enqueues a call whose operands have been checked.

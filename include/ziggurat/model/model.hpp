@@ -125,13 +125,13 @@ class Model {
   // The maximum over all blocks of Block::saved_bytes(), and of Block::workspace_bytes().
   std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
   std::int64_t block_workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const;
-  // Bytes of ExpertOperands::routing and ::sums; 0 if no layer has experts. starts_in(): the numbers of
-  // ExpertOperands::starts within `routing`, where a forward writes them: i32 [1, experts + 1].
+  // Bytes of ExpertOperands::routing and ::sums; 0 if no layer has experts. starts_in() is the view of
+  // `routing` in which a forward writes the numbers of ExpertOperands::starts: i32 [1, experts + 1].
   std::int64_t routing_bytes(BatchShape shape) const;
   std::int64_t expert_sums_bytes(BatchShape shape) const;
   View starts_in(BatchShape shape, void* routing) const;
-  // Within ExpertOperands::routing: RouterSumsArgs::sums, with a row for each sequence; and within ::sums the
-  // factors of balance terms, A [sequences, experts].
+  // The view of ExpertOperands::routing with RouterSumsArgs::sums, which have a row for each sequence; and
+  // the view of ::sums with the factors of balance terms, A [sequences, experts].
   View router_sums_in(BatchShape shape, void* routing) const;
   View balance_in(BatchShape shape, void* sums) const;
   // Scratch of the head's calls.

@@ -57,19 +57,19 @@ struct AdapterViews {
 
 // The operands of the calls on a layer with a mixture of experts, for one micro-batch.
 struct ExpertOperands {
-  // Model::routing_bytes(): what the router has decided, and the rows that the experts read. The block's
-  // forward writes it; the experts, and all calls of the backward, read it.
+  // Model::routing_bytes(): the router's decisions, and the rows that the experts read. The block's forward
+  // writes it; the experts, and all calls of the backward, read it.
   void* routing = nullptr;
   // Model::expert_sums_bytes(): in a forward the sum of the experts' outputs, in a backward the gradients
   // that the experts leave for the block.
   void* sums = nullptr;
-  // Of calls on experts: which of the layer's units with experts, from 0; and Model::starts_in() in the
-  // memory of the calling thread, since the numbers of rows are sizes of products.
+  // Calls on experts alone need these: the number of the unit among the layer's units with experts, and
+  // Model::starts_in() in the memory of the calling thread, since the numbers of rows are sizes of products.
   std::int64_t group = -1;
   const std::int32_t* starts = nullptr;
-  // Of a block's forward: whether to sum over tokens what balance terms need, into Model::router_sums_in().
-  // Of its backward: whether Model::balance_in() has factors (RouteBackwardArgs::balance), and the factor of
-  // the z term.
+  // sums_tokens: a block's forward makes the sums that balance terms need, in Model::router_sums_in().
+  // balances: a block's backward finds factors in Model::balance_in() (RouteBackwardArgs::balance).
+  // z_factor: the factor of the z term in a block's backward.
   bool sums_tokens = false, balances = false;
   double z_factor = 0;
 };
@@ -114,18 +114,18 @@ enum class ModelCall : std::uint8_t {
   kBlockBackwardWeight,
   // The calls on a layer with experts: kBlock, then kExperts on each of its units with experts in ascending
   // order; kExpertsBackward on each of them in descending order, then the block's backward, which cannot be
-  // in
-  // halves. kBlock leaves the residual stream before the experts in the output. All calls on such a layer
-  // need
-  // experts.routing and experts.sums.
+  // in halves. kBlock leaves the residual stream before the experts in the output. All calls on such a layer
+  // need experts.routing and experts.sums.
+  //
+  // kExperts:
   //
   // Adds the outputs of some experts to the sum; the last unit of the layer adds the sum to the output. Needs
   // workspace and experts; weights, unless its experts have no rows; for the last unit, output.
   kExperts,
-  // The gradients of some experts' parameters, of their inputs and of the router's weights.
-  // activation_gradient, the gradient of the output, is read. The layer's last unit begins the sums. Needs
-  // weights, grads, activation_gradient, workspace, experts. Frozen: no gradients of parameters, and no
-  // grads.
+  // Computes the gradients of some experts' parameters, of their inputs and of the weights of their slots,
+  // from activation_gradient, the gradient of the output. The layer's last unit begins the sums. Needs
+  // weights, grads, activation_gradient, workspace, experts. The frozen kind computes no gradients of
+  // parameters, and needs no grads.
   kExpertsBackward,
   kExpertsBackwardFrozen,
   // loss_sum += the sum of the losses of all tokens whose target is not negative; every tensor-parallel rank

@@ -1,13 +1,13 @@
 // Balance terms: additions to the loss by which routers learn to use all experts. Pure functions.
 //
-// p is the probability that a router gives a token for an expert (RouteBackwardArgs), n a number of tokens
-// that have chosen an expert, E the number of experts, K that of a token. All kinds are means over tokens, so
-// that the number of micro-batches and ranks does not matter to their size; the terms of all layers are added
-// up.
+// p is the probability that a router gives a token for an expert (RouteBackwardArgs), n the number of tokens
+// that have chosen an expert, E the number of experts, K the number of a token's experts. All kinds are means
+// over tokens, so that the number of micro-batches and ranks does not matter to their size; the terms of all
+// layers are added up.
 //
-//   hf        E * sum_e f_e P_e with f = n / (L T), P the mean of p: over the T tokens of a micro-batch in
-//   all L
-//             layers with experts together, as transformers has it
+//   hf        E * sum_e f_e P_e with f = n / (L T) and P the mean of p, over the T tokens of a micro-batch
+//             and all L layers with experts together, as transformers has it
+//
 //   switch    the same with f = n / (K T), layer by layer (Switch Transformers, Megatron)
 //   sequence  the same as switch, over the tokens of each sequence (DeepSeek-V3)
 //   global    the same as switch, over all tokens of the step, of all ranks

@@ -144,7 +144,7 @@ struct Layout {
 
   std::int64_t layers() const { return model->config().layers; }
   std::int32_t head_unit() const { return static_cast<std::int32_t>(model->units().size()) - 1; }
-  // The unit's layer: -1 of the embedding, the number of layers of the head.
+  // The unit's layer; the embedding has -1, the head the number of layers.
   std::int32_t layer_of(std::int32_t unit) const {
     return unit == head_unit() ? static_cast<std::int32_t>(layers())
                                : model->units()[static_cast<std::size_t>(unit)].layer;

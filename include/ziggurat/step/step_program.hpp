@@ -31,7 +31,7 @@ enum class Operand : std::uint8_t {
   kTileAccumulator,     // the accumulator of that tile
   kAdapters,            // the weights of the unit's adapters, flat
   kAdapterAccumulator,  // the accumulator of the unit's adapters
-  kRouting,             // of a layer with experts: what its router has decided (ExpertOperands::routing)
+  kRouting,             // of a layer with experts: its router's decisions (ExpertOperands::routing)
   kExpertSums,          // of a layer with experts: sums over its experts (ExpertOperands::sums)
 };
 inline constexpr std::size_t kOperands = 18;

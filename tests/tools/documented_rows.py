@@ -164,6 +164,8 @@ ROWS = (
         "tests/cuda/comm/emulated_train_test.cpp trains so on fakes"),
     Row("train_pipeline", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.pipeline=2 --plan",),
         files=BOOK),
+    Row("train_experts", ("ziggurat train configs/experts.json",), files={"README.md": TEXT}, set={"--steps": "1"},
+        expect=("Qwen3-MoE from scratch", "largest load")),
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "

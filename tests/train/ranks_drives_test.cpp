@@ -94,8 +94,9 @@ TEST_F(RanksOnDrives, MoveTheBytesOfOne) {
 }
 
 // The memory of a process with several ranks: what is stated for the tiers, what any process takes, and so
-// much for each further rank (its threads, their stacks and heaps).
-constexpr std::int64_t kRankOverhead = 16 * kMiB;
+// much for each further rank (its threads, their stacks and heaps): 15.7 to 17.1 MiB were measured, the more
+// the busier the machine was.
+constexpr std::int64_t kRankOverhead = 20 * kMiB;
 
 TEST(RanksInMemory, TakeTheirBudgetsAndALittleEach) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -3,14 +3,15 @@
 // (kInt4, symmetric).
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/fp8.hpp"
 #include "kernels/host/nested_scales.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/parallel.hpp"
+#include "ziggurat/kernels/fp8_weights.hpp"
 
 namespace zg::host {
 namespace {
@@ -25,7 +26,6 @@ constexpr std::array<float, 15> kNf4Borders = {
     0.1202552504837513f,   0.2035212516784668f,   0.2920137718319893f,    0.3893125355243683f,
     0.5016634166240692f,   0.6427869200706482f,   0.8614784181118011f};
 constexpr float kLeastNf4 = 1e-38f;
-constexpr float kLargestE4m3 = 448;
 
 unsigned nf4_of(float x) {
   unsigned code = 0;
@@ -33,59 +33,39 @@ unsigned nf4_of(float x) {
   return code;
 }
 
-// Rounds to nearest, ties to even. A magnitude that is too large becomes the largest; a NaN stays one.
-unsigned e4m3_of(float x) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x), sign = bits >> 24 & 0x80u;
-  if (std::isnan(x)) return sign | 0x7fu;
-  const float size = std::min(std::abs(x), kLargestE4m3);
-  // From 2^-6 on the numbers are normal: three bits of the mantissa stay, and exponents count from another
-  // bias.
-  if (size < 0x1p-6f) return sign | static_cast<std::uint32_t>(std::nearbyint(size * 0x1p9f));
-  const std::uint32_t u = std::bit_cast<std::uint32_t>(size);
-  return sign | (((u + 0x7ffffu + (u >> 20 & 1u)) >> 20) - ((127 - 7) << 3));
-}
-
-float largest(const float* from, std::int64_t n) {
-  float most = 0;
-  for (std::int64_t i = 0; i < n; ++i) most = std::max(most, std::abs(from[i]));
-  return most;
-}
-
 void encode_nf4(const CodeFormat& f, std::int64_t n, const float* in, std::uint8_t* codes, float* scales) {
   const std::int64_t blocks = f.row_blocks(1, n);
-  parallel_for(blocks, std::max<std::int64_t>(1, kElements / f.block_cols),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t b = begin; b < end; ++b) {
-                   const std::int64_t first = b * f.block_cols, count = std::min(f.block_cols, n - first);
-                   const float most = largest(in + first, count), factor = 1 / std::max(most, kLeastNf4);
-                   scales[b] = most;
-                   for (std::int64_t i = first; i < first + count; i += 2) {
-                     const unsigned high = nf4_of(in[i] * factor);
-                     const unsigned low = nf4_of(i + 1 < n ? in[i + 1] * factor : 0);
-                     codes[i / 2] = static_cast<std::uint8_t>(high << 4 | low);
-                   }
-                 }
-               });
+  parallel_for(
+      blocks, std::max<std::int64_t>(1, kElements / f.block_cols), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t b = begin; b < end; ++b) {
+          const std::int64_t first = b * f.block_cols, count = std::min(f.block_cols, n - first);
+          const float most = largest_magnitude(in + first, count), factor = 1 / std::max(most, kLeastNf4);
+          scales[b] = most;
+          for (std::int64_t i = first; i < first + count; i += 2) {
+            const unsigned high = nf4_of(in[i] * factor);
+            const unsigned low = nf4_of(i + 1 < n ? in[i + 1] * factor : 0);
+            codes[i / 2] = static_cast<std::uint8_t>(high << 4 | low);
+          }
+        }
+      });
 }
 
 void encode_fp8(const CodeFormat& f, Extent extent, const float* in, std::uint8_t* codes, float* scales) {
   const std::int64_t per_row = f.row_blocks(extent.rows, extent.cols),
                      blocks = f.blocks(extent.rows, extent.cols);
-  parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t grain = std::max<std::int64_t>(1, kElements / (f.block_rows * f.block_cols));
+  parallel_for(blocks, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t row = b / per_row * f.block_rows, col = b % per_row * f.block_cols;
       const std::int64_t last = std::min(extent.rows, row + f.block_rows);
       const std::int64_t count = std::min(f.block_cols, extent.cols - col);
       float most = 0;
       for (std::int64_t r = row; r < last; ++r)
-        most = std::max(most, largest(in + r * extent.cols + col, count));
-      // As PyTorch divides a number by a tensor.
-      const float factor = most > 0 ? 1 / most * kLargestE4m3 : 1;
+        most = std::max(most, largest_magnitude(in + r * extent.cols + col, count));
+      const float factor = fp8_factor(most);
       scales[b] = 1 / factor;
-      for (std::int64_t r = row; r < last; ++r) {
-        for (std::int64_t c = col; c < col + count; ++c)
-          codes[r * extent.cols + c] = static_cast<std::uint8_t>(e4m3_of(in[r * extent.cols + c] * factor));
-      }
+      for (std::int64_t r = row; r < last; ++r)
+        encode_e4m3(in + r * extent.cols + col, count, factor, codes + r * extent.cols + col);
     }
   });
 }
@@ -100,7 +80,7 @@ void encode_int4(const CodeFormat& f, Extent extent, const float* in, std::uint8
           const std::int64_t r = block / per_row, first = block % per_row * f.block_cols;
           const std::int64_t count = std::min(f.block_cols, extent.cols - first);
           const float* const from = in + r * extent.cols + first;
-          const bf16 scale(largest(from, count) / 7.5f);
+          const bf16 scale(largest_magnitude(from, count) / 7.5f);
           scales[block] = scale;
           for (std::int64_t i = 0; i < count; ++i) {
             const float steps = static_cast<float>(scale) > 0 ? from[i] / static_cast<float>(scale) : 0;
@@ -127,6 +107,10 @@ void encode(const CodeFormat& format, Extent extent, const float* in, std::uint8
       break;
   }
   ZG_ASSERT(false, "no matrix is encoded in MXFP4");
+}
+
+void encode_fp8(std::int64_t n, const float* in, std::uint8_t* codes, float* scales) {
+  encode(kFp8Weights, {1, n}, in, codes, scales);
 }
 
 // bitsandbytes' dynamic map of 8 bits: means of neighbours among 2^i + 1 equal steps from 0.1 to 1, times

@@ -23,6 +23,7 @@ inline constexpr const char* kCheckpoints = "checkpoints";
 inline constexpr const char* kPipeline = "pipeline";
 inline constexpr const char* kAccumulation = "accumulation";
 inline constexpr const char* kTiles = "tiers.tiles";
+inline constexpr const char* kStoredWeights = "tiers.weights";
 inline constexpr const char* kGroups = "parameter groups";
 inline constexpr const char* kLora = "LoRA";
 inline constexpr const char* kBalance = "router.balance";

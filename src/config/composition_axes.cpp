@@ -372,6 +372,17 @@ Choices tile_modes() {
            }}};
 }
 
+Choices stored_weights() {
+  return {{"computed",
+           {"tiers.weights=computed"},
+           "weights are kept and moved as they are computed with",
+           [](Run r) { return r.tiers.weights == StoredWeights::kComputed; }},
+          {"fp8",
+           {"tiers.weights=fp8"},
+           "matrices of layers are kept and moved in FP8, made from their masters after each update",
+           [](Run r) { return r.tiers.weights == StoredWeights::kFp8; }}};
+}
+
 Choices recomputations() {
   return {{"on",
            {"activation_checkpointing.recompute=true"},
@@ -429,6 +440,7 @@ std::vector<Axis> make_axes() {
       {kPipeline, pipelines()},
       {kAccumulation, accumulations()},
       {kTiles, tile_modes()},
+      {kStoredWeights, stored_weights()},
       {"recomputation", recomputations()},
       {kCheckpoints, checkpoint_modes()},
       {"generated text", samples()},

@@ -186,6 +186,33 @@ std::vector<Exclusion> of_number_formats() {
   };
 }
 
+std::vector<Exclusion> of_stored_weights() {
+  const std::vector<std::string> keys{"tiers.weights"};
+  return {
+      {{kStoredWeights, {"fp8"}},
+       {kArithmetic, {"fp32", "fp64"}},
+       "FP8 takes the place of weights that are rounded from their masters, and here the weight is the "
+       "master",
+       "enable bf16 or fp16, or choose \"computed\"",
+       keys},
+      {{kStoredWeights, {"fp8"}},
+       {kFormat, {"split", "bf16", "int8"}},
+       "weights in FP8 are made from whole masters in fp32",
+       "choose optimizer.state \"fp32\", the default, or \"computed\"",
+       keys},
+      {{kStoredWeights, {"fp8"}},
+       {kGroups, {"frozen"}},
+       "frozen parameters have no masters from which FP8 could be made",
+       "remove the groups that freeze, or choose \"computed\"",
+       keys},
+      {{kStoredWeights, {"fp8"}},
+       {kLora, {"on", "over codes"}},
+       "only trained layers are kept so, and beside adapters none is",
+       "choose \"computed\"; lora.base \"codes\" keeps a model of 4 or 8 bits as its files do",
+       keys},
+  };
+}
+
 std::vector<Exclusion> of_direct_transfers() {
   return {
       {{kDirect, {"on"}},
@@ -271,7 +298,7 @@ std::vector<Exclusion> without_effect() {
 std::vector<Exclusion> make_exclusions() {
   std::vector<Exclusion> all;
   for (const auto& some : {of_placements(), of_groups_of_ranks(), of_stages_and_tiles(), of_number_formats(),
-                           of_direct_transfers(), without_effect()}) {
+                           of_stored_weights(), of_direct_transfers(), without_effect()}) {
     all.insert(all.end(), some.begin(), some.end());
   }
   return all;

@@ -135,6 +135,13 @@ const Keys& tiers_keys() {
                   {{"auto", T::Tiles::kAuto}, {"on", T::Tiles::kOn}, {"off", T::Tiles::kOff}}},
        "Whether the weights of layers and tables come to the device in tiles, some rows of a matrix each: "
        "where whole ones do not fit, always, or never. Tiles round differently from whole layers."},
+      {"weights", &T::weights,
+       ChoiceSpec{StoredWeights::kComputed,
+                  {{"computed", StoredWeights::kComputed}, {"fp8", StoredWeights::kFp8}}},
+       "How the weights of trained layers are kept between their uses, and travel. `\"computed\"`: as they "
+       "are "
+       "computed with; `\"fp8\"`: matrices in FP8, with a scale for each 128 elements, which changes "
+       "results."},
       {"ram", SectionSpec{ram_keys}, "What the back end `\"ram\"` pretends to be."},
   });
   return keys;

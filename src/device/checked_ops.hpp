@@ -8,6 +8,7 @@
 #include "device/checked_router_ops.hpp"
 #include "ziggurat/device/ops.hpp"
 #include "ziggurat/kernels/arguments.hpp"
+#include "ziggurat/kernels/fp8_weights.hpp"
 
 // Expands op(name) for every op that is one kernel of the same name, with the same operands, on every device.
 // clang-format off
@@ -543,6 +544,15 @@ class CheckedOps : public CheckedRouterOps<Backend> {
     });
   }
 
+  void encode_fp8(Stream& s, View in, View codes, View scales) override {
+    const std::int64_t n = in.count();
+    expect_dense(in, "in", DType::kF32, n);
+    expect_dense(codes, "codes", DType::kU8, n);
+    expect_dense(scales, "scales", DType::kF32, kFp8Weights.blocks(1, n));
+    if (n == 0) return;
+    backend_.encode_fp8(s, n, static_cast<const float*>(in.as<float>()), codes.as<std::uint8_t>(),
+                        scales.as<float>());
+  }
   void decode(Stream& s, const DecodeArgs& args) override {
     expect_coded(args);
     const View& out = args.out;

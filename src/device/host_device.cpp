@@ -4,6 +4,7 @@
 
 #include "device/checked_ops.hpp"
 #include "kernels/host/elementwise.hpp"
+#include "kernels/host/fp8.hpp"
 #include "kernels/host/matrix.hpp"
 #include "kernels/host/update.hpp"
 #include "ziggurat/base/parallel.hpp"
@@ -76,6 +77,9 @@ struct HostBackend {
   }
   void zero(Stream& s, Extent extent, Strided<char> bytes) {
     enqueue(s, "zero", [=] { host::zero(extent, bytes); });
+  }
+  void encode_fp8(Stream& s, std::int64_t n, const float* in, std::uint8_t* codes, float* scales) {
+    enqueue(s, "encode_fp8", [=] { host::encode_fp8(n, in, codes, scales); });
   }
   template <class In, class Out>
   void cast(Stream& s, Extent extent, Strided<const In> in, Strided<Out> out) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/weight_place.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/step/tile_elements.hpp"
@@ -30,11 +31,13 @@ StateTile tile_of(const Layout& layout, const StepOp& op, const Layout::StateRan
 }
 
 // Makes weights from masters of MasterFormat::kFull.
-void weights_of(const View& weight, const View& master) {
-  if (master.dtype == DType::kF64) {
-    std::memcpy(weight.data, master.data, static_cast<std::size_t>(master.count()) * sizeof(double));
+void weights_of(const WeightPlace& weight, const View& master) {
+  if (weight.codes) {
+    encode_weights(master, weight.codes, weight.scales);
+  } else if (master.dtype == DType::kF64) {
+    std::memcpy(weight.elements.data, master.data, static_cast<std::size_t>(master.count()) * sizeof(double));
   } else {
-    write_weights(weight, master.as<float>());
+    write_weights(weight.elements, master.as<float>());
   }
 }
 
@@ -50,17 +53,15 @@ HostLease StateStream::on_host(Lease lease, Tier tier, Access access, const Part
 StateStream::Part StateStream::weight_part(const StepOp& op) const {
   // The last operation of a tile also visits frozen parameters, which may be anywhere in the weight.
   if (layout_.has_frozen(op.unit) && op.segment + 1 >= layout_.state_segments(op.tile)) return std::nullopt;
-  const std::int64_t shard = held_of_tile(layout_, op.tile).first;
-  std::int64_t begin = 0, end = 0;
-  visit_ranges(layout_, op.tile, op.segment,
-               [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-                 const std::int64_t at = range.unit_first + first - range.param_first - shard;
-                 if (begin == end) begin = at;
-                 end = at + count;
-               });
-  const Tensor& weight = layout_.table.tensor(layout_.tile(op.tile).stored);
-  const auto size = static_cast<std::int64_t>(size_of(weight.spec.dtype));
-  return HostLease::Part{begin * size, (end - begin) * size};
+  ByteRange all;
+  visit_ranges(
+      layout_, op.tile, op.segment,
+      [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+        const ByteRange one = weight_bytes(layout_, op.tile, range, {first - range.param_first, count});
+        if (all.begin == all.end) all.begin = one.begin;
+        all.end = std::max(all.end, one.end);
+      });
+  return HostLease::Part{all.begin, all.end - all.begin};
 }
 
 HostLease StateStream::weight_to_fill(const StepOp& op, Tier tier) {
@@ -169,7 +170,7 @@ void StateStream::save(const StepOp& op, const TileVisitor& take) {
 }
 
 void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
-  if (layout_.tile(op.tile).is_coded()) return restore_codes(op, fill);
+  if (layout_.is_of_files(op.tile)) return restore_codes(op, fill);
   const Tier tier = tier_of(op);
   const StateFormat& format = layout_.state().format();
   const HostLease weight_lease = weight_to_fill(op, tier);
@@ -185,14 +186,15 @@ void StateStream::restore(const StepOp& op, const TileVisitor& fill) {
                    const std::int64_t skip = first - range.param_first;
                    const OptimizerState state = layout_.state().part(
                        state_lease.data(), segment.count, range.state_first + skip - segment.first, count);
-                   const View weights = weight.col_range(range.unit_first + skip - shard, count);
+                   const WeightPlace weights =
+                       weight_place(layout_, op.tile, range, {skip, count}, weight_lease.data());
                    StateTile tile = tile_of(layout_, op, range, state, first, count);
                    joined.assign(static_cast<std::size_t>(count), 0);
                    const bool split = format.master == MasterFormat::kSplit;
                    if (split) tile.master = View(joined.data(), DType::kF32, 1, tile.count);
                    fill(tile);
-                   split ? write_masters(format, state, weights, joined.data())
-                         : weights_of(weights.col_range(0, tile.count), tile.master);
+                   split ? write_masters(format, state, weights.elements, joined.data())
+                         : weights_of(weights, state.master);
                  });
   }
   visit_frozen(op, [&](const Param& p, std::int64_t first, std::int64_t count) {
@@ -215,18 +217,15 @@ void StateStream::restore_codes(const StepOp& op, const TileVisitor& fill) {
   auto* const out = shard.as<std::uint8_t>();
   const std::int64_t first = tensors.sharding.shard() * shard.count(), last = first + shard.count();
   std::vector<std::uint8_t> apart;
-  for (const Layout::CodedParam& coded : tensors.coded) {
+  for (const Layout::CodedRun& coded : tensors.coded) {
     const Param& p = params[static_cast<std::size_t>(coded.param)];
     const std::int64_t from = std::max(coded.places.codes, first), to = std::min(coded.places.end, last);
     if (from >= to) continue;
     const bool here = from == coded.places.codes && to == coded.places.end;
     apart.assign(here ? 0 : static_cast<std::size_t>(coded.places.end - coded.places.codes), 0);
     std::uint8_t* const bytes = here ? out + (from - first) : apart.data();
-    StateTile tile{.unit = op.unit,
-                   .param = &p,
-                   .frozen = true,
-                   .first = coded.first_row * p.cols,
-                   .count = coded.rows * p.cols};
+    StateTile tile{
+        .unit = op.unit, .param = &p, .frozen = true, .first = coded.first, .count = coded.count()};
     if (coded.code) {
       tile.codes = View(bytes, DType::kU8, 1, coded.places.end - coded.places.codes);
       tile.places = coded.places.from_zero();
@@ -242,22 +241,20 @@ void StateStream::restore_codes(const StepOp& op, const TileVisitor& fill) {
 
 // Makes the weights of a segment of state by rounding its masters. `base` fills what is kept in codes.
 void StateStream::adopt(const StepOp& op, const TileVisitor& base) {
-  if (layout_.tile(op.tile).is_coded()) return restore_codes(op, base);
+  if (layout_.is_of_files(op.tile)) return restore_codes(op, base);
   const Tier tier = tier_of(op);
   const HostLease weight_lease = weight_to_fill(op, tier);
-  const View weight = whole_view(layout_, weight_lease.data(), layout_.tile(op.tile).stored);
   if (!op.has(Operand::kState)) return;  // a shard may consist of padding only
   const HostLease state_lease = leased(op, Operand::kState, tier, Access::kRead);
-  const std::int64_t shard = held_of_tile(layout_, op.tile).first;
   const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
-  visit_ranges(layout_, op.tile, op.segment,
-               [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
-                 const std::int64_t skip = first - range.param_first;
-                 const OptimizerState state = layout_.state().part(
-                     state_lease.data(), segment.count, range.state_first + skip - segment.first, count);
-                 const StateTile tile = tile_of(layout_, op, range, state, first, count);
-                 weights_of(weight.col_range(range.unit_first + skip - shard, tile.count), tile.master);
-               });
+  visit_ranges(
+      layout_, op.tile, op.segment,
+      [&](const Layout::StateRange& range, std::int64_t first, std::int64_t count) {
+        const std::int64_t skip = first - range.param_first;
+        const OptimizerState state = layout_.state().part(state_lease.data(), segment.count,
+                                                          range.state_first + skip - segment.first, count);
+        weights_of(weight_place(layout_, op.tile, range, {skip, count}, weight_lease.data()), state.master);
+      });
 }
 
 // Takes one lease at a time, since without a program the tiers may not have room for two.

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "engine/weight_place.hpp"
 #include "ziggurat/base/philox.hpp"
 #include "ziggurat/step/tile_elements.hpp"
 
@@ -80,11 +81,11 @@ void WeightOps::decode(const StepOp& op) {
   const auto array = [&](std::int64_t at, DType type, std::int64_t count) {
     return at < 0 ? View() : View(codes + at, type, 1, count);
   };
-  for (const Layout::CodedParam& coded : tile.coded) {
+  for (const Layout::CodedRun& coded : tile.coded) {
     const Param& p = params[static_cast<std::size_t>(coded.param)];
     const CodePlaces& at = coded.places;
-    const std::int64_t rows = coded.rows, cols = p.cols, count = rows * cols;
-    const View flat = weight.col_range(p.offset + coded.first_row * cols - tile.first, count);
+    const std::int64_t rows = coded.rows, cols = coded.cols, count = coded.count();
+    const View flat = weight.col_range(p.offset + coded.first - tile.first, count);
     if (!coded.code) {
       context_.device.ops().cast(stream, array(at.codes, weight.dtype, count), flat);
       continue;
@@ -186,12 +187,13 @@ void WeightOps::finish_gradient(const StepOp& op) {
 }
 
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after
-// a parameter is updated with it; its gradient is always zero, so it stays zero.
+// a parameter is updated with it; its gradient is always zero, so it stays zero. Weights in FP8 are made of
+// the updated masters; the update itself then writes no other weight.
 void WeightOps::update(const StepOp& op) {
   const Layout::TileTensors& tensors = layout_.tile(op.tile);
   const Unit& unit = layout_.model->units()[static_cast<std::size_t>(op.unit)];
-  const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), tensors.gradient),
-             weight = whole_view(layout_, context_.data(op, Operand::kWeight), layout_.tile(op.tile).stored);
+  const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), tensors.gradient);
+  void* const stored = context_.data(op, Operand::kWeight);
   const std::int64_t shard_first = shard_elements(layout_, op.tile).first;
   void* const state = context_.data(op, Operand::kState);
   const Layout::Elements segment = layout_.state_elements(op.tile, op.segment);
@@ -205,12 +207,13 @@ void WeightOps::update(const StepOp& op) {
     UpdateParams params = params_of(op, range);
     const std::int64_t first = range.param_first + begin - range.state_first;  // index in the parameter
     const auto update = [&](std::int64_t from, std::int64_t number, std::int64_t n) {
-      const std::int64_t skip = from - first;
-      const std::int64_t at = range.unit_first + begin - range.state_first - shard_first + skip;
+      const std::int64_t skip = from - first, in_range = begin - range.state_first + skip;
+      const WeightPlace weight = weight_place(layout_, op.tile, range, {in_range, n}, stored);
+      const OptimizerState part = layout_.state().part(state, segment.count, begin - segment.first + skip, n);
       params.first_element = number;
-      ops.update(stream, gradient.col_range(at, n), weight.col_range(at, n),
-                 layout_.state().part(state, segment.count, begin - segment.first + skip, n),
-                 layout_.state().format(), params);
+      ops.update(stream, gradient.col_range(range.unit_first + in_range - shard_first, n),
+                 weight.codes ? part.master : weight.elements, part, layout_.state().format(), params);
+      if (weight.codes) ops.encode_fp8(stream, part.master, weight.codes, weight.scales);
     };
     // If no random numbers are drawn, one call updates all elements.
     if (layout_.state().format().moments == MomentFormat::kFull) {

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "kernels/host/fp8.hpp"
 #include "kernels/host/update_int8.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
@@ -138,6 +139,11 @@ void write_weights(const View& weight, const float* values) {
     default:
       ZG_ASSERT(false, "weights in {}", name_of(weight.dtype));
   }
+}
+
+void encode_weights(const View& master, const View& codes, const View& scales) {
+  ZG_ASSERT_EQ(codes.count(), master.count());
+  host::encode_fp8(master.count(), master.as<float>(), codes.as<std::uint8_t>(), scales.as<float>());
 }
 
 void write_masters(const StateFormat& format, const OptimizerState& state, const View& weight,

@@ -310,6 +310,7 @@ std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& 
                                              layout.model->shard().sequence),
                                  fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
                                              o.micro_batch.sequences, o.micro_batch.time)};
+  if (o.stored_weights == StoredWeights::kFp8) lines.emplace_back("matrices of layers are kept in FP8");
   if (o.parts.context > 1) {
     lines.push_back(fmt::format("sequences in {} parts, by {}", o.parts.context,
                                 o.parts.context_method == ContextMethod::kRing ? "a ring" : "ulysses"));

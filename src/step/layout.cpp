@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "step/coded_runs.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/step/pinned_weights.hpp"
 #include "ziggurat/step/tile_elements.hpp"
@@ -172,10 +173,14 @@ class Layout::Builder {
     const int kept =
         options_.pins && trains(u, i) && needs_weight(layout_, here) ? options_.state_versions : 1;
     versions = t.is_sharded() ? 1 : kept;
-    t.weight = t.stored =
-        add("weight", model_.dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
-    versions = kept;
-    if (t.is_sharded()) t.stored = add("shard", model_.dtype(), Role::kWeight, weights, shard);
+    if (layout_.is_encoded(u)) {
+      add_encoded(name, weights);
+    } else {
+      t.weight = t.stored =
+          add("weight", model_.dtype(), Role::kWeight, brief_weight ? Tier::kDevice : weights, whole);
+      versions = kept;
+      if (t.is_sharded()) t.stored = add("shard", model_.dtype(), Role::kWeight, weights, shard);
+    }
     versions = 1;
     const bool accumulates = !layout_.is_frozen(u) || adapters;
     if (accumulates) t.accumulator = add_accumulator(whole);
@@ -190,37 +195,40 @@ class Layout::Builder {
                        sharding.ranks == 1 ? tile.count : shard);
   }
 
-  // The tensors of the tile that was added last: its codes, and the weight that is made of them for each
-  // pass.
+  // The tensors of the tile that was added last: the codes of the model's files, and the weight that is made
+  // of them for each pass.
   void add_coded(const std::string& name, Tier lowest) {
     TileTensors& t = layout_.tiles.back();
-    const std::vector<Param>& params = model_.units()[static_cast<std::size_t>(t.unit)].params;
-    const auto size = static_cast<std::int64_t>(size_of(model_.dtype()));
-    std::int64_t bytes = 0;
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      const Param& p = params[i];
-      const std::int64_t first = std::max(p.offset, t.first),
-                         last = std::min(p.offset + p.count(), t.first + t.count);
-      if (first >= last) continue;
-      CodedParam c{static_cast<std::int32_t>(i), (first - p.offset) / p.cols, (last - first) / p.cols};
-      if (const auto& of_matrix = options_.codes[static_cast<std::size_t>(t.unit)][i]) {
-        c.code = code_of_part(*of_matrix, code_part(p, c.first_row, c.rows));
-        ZG_ASSERT(c.code, "rows {} to {} of {} have no codes of their own", c.first_row, c.first_row + c.rows,
-                  p.name);
-      }
-      c.places = c.code ? CodePlaces(*c.code, c.rows, p.cols, bytes)
-                        : CodePlaces::of_elements(c.rows * p.cols * size, bytes);
-      bytes = c.places.end;
-      t.coded.push_back(c);
-    }
-    const auto add = [&](const char* what, DType dtype, std::int64_t count, Tier lowest_tier) {
-      return layout_.table.add({name + what, dtype, count, Role::kWeight, lowest_tier, 0});
+    CodedRuns made = runs_of_files(model_, options_.codes[static_cast<std::size_t>(t.unit)], t);
+    t.coded = std::move(made.runs);
+    t.weight = add_weight(name, t.count, Tier::kDevice);
+    add_codes(name, made.bytes, lowest);
+  }
+
+  // The same for a trained layer in FP8. A weight that lives for a whole step may be demoted.
+  void add_encoded(const std::string& name, Tier lowest) {
+    TileTensors& t = layout_.tiles.back();
+    ZG_ASSERT(!layout_.has_frozen(t.unit) && !model_.units()[static_cast<std::size_t>(t.unit)].adapted &&
+                  layout_.state_.format().master == MasterFormat::kFull,
+              "the weights of unit {} are not those of whole masters", t.unit);
+    CodedRuns made = runs_of_shards(model_, t);
+    t.coded = std::move(made.runs), t.first_run = made.first_run;
+    const bool whole_step = t.is_sharded() && t.sharding.keep_weights;
+    t.weight = add_weight(name, t.count, whole_step ? lowest : Tier::kDevice);
+    add_codes(name, made.bytes, lowest);
+  }
+
+  TensorId add_weight(const std::string& name, std::int64_t count, Tier lowest) {
+    return layout_.table.add({name + ".weight", model_.dtype(), count, Role::kWeight, lowest, 0});
+  }
+  // `bytes`: of all shards.
+  void add_codes(const std::string& name, std::int64_t bytes, Tier lowest) {
+    TileTensors& t = layout_.tiles.back();
+    const auto add = [&](const char* what, std::int64_t count, Tier lowest_tier) {
+      return layout_.table.add({name + what, DType::kU8, count, Role::kWeight, lowest_tier, 0});
     };
-    t.weight = add(".weight", model_.dtype(), t.count, Tier::kDevice);
-    const std::int64_t shards = t.sharding.shards;
-    bytes = round_up(bytes, shards * CodePlaces::kAlign);
-    t.stored = add(".codes", DType::kU8, bytes / shards, lowest);
-    if (shards > 1) t.gathered = add(".gathered", DType::kU8, bytes, Tier::kDevice);
+    t.stored = add(".codes", bytes / t.sharding.shards, lowest);
+    if (t.is_sharded()) t.gathered = add(".gathered", bytes, Tier::kDevice);
   }
 
   // Adds the optimizer state of the tile that was added last.
@@ -412,7 +420,8 @@ SegmentId Layout::state_segment(std::int32_t t, std::int32_t i) const {
 Materialize Layout::materialize(std::int32_t u) const {
   const TileTensors& t = tile(first_tile(u));
   if (!t.is_materialized()) return Materialize::kNo;
-  return t.sharding.keep_weights && !t.is_coded() ? Materialize::kOnceAStep : Materialize::kForEachPass;
+  const bool keeps = t.is_sharded() && t.sharding.keep_weights && !has_codes(u);
+  return keeps ? Materialize::kOnceAStep : Materialize::kForEachPass;
 }
 
 bool Layout::update_rebuilds_weight(std::int32_t t) const {

@@ -95,7 +95,7 @@ class Emitter : private SlotOperands {
   // each segment if it holds half of the masters, and otherwise with the last segment if it holds frozen
   // parameters.
   void save(const Slot& slot, std::int32_t t) {
-    if (layout_.tile(t).is_coded()) return;  // its content is in the model's files
+    if (layout_.is_of_files(t)) return;  // its content is in the model's files
     const std::int32_t n = layout_.state_segments(t);
     const Tier tier = n == 0 ? Tier::kDevice : layout_.update_at(slot.unit);
     const AccessStep weight{stored(t), tier, Access::kRead};

@@ -34,6 +34,7 @@ constexpr const char* kBlend = "data.blend";
 constexpr const char* kPacking = "data.packing";
 constexpr const char* kOrder = "data.order";
 constexpr const char* kQuantize = "model.quantize";
+constexpr const char* kStoredWeights = "tiers.weights";
 // Whether a change of the key is never allowed, since checkpoint and run would have different tensors, or
 // tensors of different models.
 bool is_fixed(const std::string& key) {
@@ -243,6 +244,8 @@ BitKeys bit_keys(const RunPlan& plan, const DataSet& data) {
   // A checkpoint without this key has the base's elements.
   if (plan.config.lora.base == LoraConfig::Base::kCodes)
     writer.add(kBaseKey, "codes, of files with XXH3 " + hash_of_files(plan));
+  // A checkpoint without this key was written by a run whose weights were rounded from their masters.
+  if (plan.config.tiers.weights == StoredWeights::kFp8) writer.add(kStoredWeights, "fp8");
   writer.precision(plan.config);
   writer.optimizer(plan.config);
   writer.schedule(plan.config.schedule);
@@ -265,6 +268,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kBaseKey, kBaseInElements), before.emplace(kBaseKey, kBaseInElements);
   now.emplace(kQuantize, "none"), before.emplace(kQuantize, "none");
   now.emplace(kRouter, "none"), before.emplace(kRouter, "none");
+  now.emplace(kStoredWeights, "computed"), before.emplace(kStoredWeights, "computed");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {
     const auto it = now.find(key);

@@ -7,6 +7,7 @@
 
 #include "ziggurat/config/composition.hpp"
 #include "ziggurat/device/ops.hpp"
+#include "ziggurat/kernels/fp8_weights.hpp"
 #include "ziggurat/model/adapter_files.hpp"
 #include "ziggurat/model/attention_heads.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -29,6 +30,20 @@ void check_heads(const ParallelConfig& p, const ModelConfig& model) {
                           p.tensor == 1 ? "model's " + found
                                         : fmt::format("{} of each of {} parts of a layer", found, p.tensor)),
               fmt::format("set it to {}, or parallel.context_method to ring", most));
+}
+
+// Ranks that share some of their heads of keys and values must cut them into the same blocks of FP8.
+void check_shared_heads(const RunConfig& config, const ModelConfig& model) {
+  const std::int64_t tensor = config.parallel.tensor, heads = model.kv_heads,
+                     elements = model.head_size * model.width;
+  if (config.tiers.weights != StoredWeights::kFp8 || heads % tensor == 0 || tensor % heads == 0 ||
+      elements % kFp8Weights.block_cols == 0)
+    return;
+  throw Error(Errc::kUsage, "tiers.weights",
+              fmt::format("is \"fp8\", and {} ranks share some of {} heads of keys and values, whose {} "
+                          "elements are not whole blocks of {}",
+                          tensor, heads, elements, kFp8Weights.block_cols),
+              "choose \"computed\", or a parallel.tensor that divides the heads");
 }
 
 void check_model(const RunConfig& config, const ModelConfig& model) {
@@ -110,6 +125,7 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
   const int parts = config.parallel.tensor;
   validate_parts(model, parts);
   check_heads(config.parallel, model);
+  check_shared_heads(config, model);
   const int context = config.parallel.context;
   const std::int64_t rows = config.micro_batch * config.data.seq_len / context;
   if (config.parallel.sequence && rows % parts != 0) {

@@ -101,6 +101,7 @@ class Planner {
     o.pipeline = {config_.parallel.pipeline_schedule, config_.parallel.chunks,
                   config_.parallel.pipeline_group};
     o.stage_layers = config_.parallel.stage_layers;
+    o.stored_weights = config_.tiers.weights;
     o.weight_bits = config_.quantize_weights ? 8 : 0;
     o.gradient_bits =
         config_.quantize_gradients ? static_cast<int>(config_.parallel.quantized_gradient_bits) : 0;

@@ -4,6 +4,7 @@
 
 #include "train/optimizer_setup.hpp"
 #include "ziggurat/base/units.hpp"
+#include "ziggurat/step/tile_elements.hpp"
 #include "ziggurat/train/quantize.hpp"
 #include "ziggurat/train/run_plan.hpp"
 
@@ -80,6 +81,24 @@ std::string describe_adapters(const RunPlan& plan) {
                      static_cast<double>(count) / 1e6);
 }
 
+// Describes the form in which layers are kept, if it is not the one that they are computed with.
+std::string describe_stored(const RunPlan& plan) {
+  const Layout& layout = *plan.layout;
+  if (layout.options.stored_weights != StoredWeights::kFp8) return "";
+  std::int64_t codes = 0, elements = 0;
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.tiles.size()); ++t) {
+    const Layout::TileTensors& tile = layout.tile(t);
+    if (!layout.is_encoded(tile.unit) || tile.stored == Layout::kNone) continue;
+    codes += layout.table.tensor(tile.stored).spec.count;
+    elements += shard_elements(layout, t).count;
+  }
+  const DType dtype = plan.config.dtype;
+  return fmt::format(
+      "\nweights    matrices of layers in FP8, {} of layers in place of {} in {}; results differ",
+      format_bytes(codes), format_bytes(elements * static_cast<std::int64_t>(size_of(dtype))),
+      name_of(dtype));
+}
+
 }  // namespace
 
 std::string RunPlan::describe() const {
@@ -105,7 +124,8 @@ std::string RunPlan::describe() const {
       config.parallel.pipeline > 1                       ? name_of(config.parallel.pipeline_schedule)
       : config.accumulation == Accumulation::kLayerMajor ? "layer-major"
                                                          : "micro-batch-major",
-      config.recompute ? "on" : "off", describe_tiles(*this) + describe_adapters(*this));
+      config.recompute ? "on" : "off",
+      describe_tiles(*this) + describe_stored(*this) + describe_adapters(*this));
 }
 
 }  // namespace zg

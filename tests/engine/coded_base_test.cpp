@@ -53,7 +53,7 @@ TEST_F(CodedUnits, HaveCodesThatMoveAndAWeightThatDoesNot) {
     // One array after the other, each at a multiple of 64 bytes, and no more than that.
     std::int64_t at = 0, least = 0;
     std::size_t params = 0;
-    for (const Layout::CodedParam& p : t.coded) {
+    for (const Layout::CodedRun& p : t.coded) {
       const Param& param = unit.params[static_cast<std::size_t>(p.param)];
       EXPECT_FALSE(param.adapter);
       EXPECT_EQ(p.code.has_value(), !param.vector && param.name.find("o_proj") == param.name.npos);

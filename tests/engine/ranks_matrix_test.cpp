@@ -48,7 +48,7 @@ const std::vector<AxisValues>& axes() {
       {"group", {"all ranks", "2", "4"}},
       {"format",
        {"f64", "f32", "f32 bf16 moments", "f32 int8 moments", "bf16", "bf16 split", "bf16 split bf16 moments",
-        "bf16 split int8 moments", "f16"}},
+        "bf16 split int8 moments", "f16", "bf16 kept in fp8"}},
       {"optimizer", {"adamw", "sgd", "momentum", "lion"}},
       {"clipping", {"off", "on"}},
       {"updates when", {"deferred", "early", "separate"}},
@@ -63,7 +63,7 @@ const std::vector<AxisValues>& axes() {
   return all;
 }
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
-constexpr int kF64 = 0, kF32 = 1, kF16 = 8, kFull[] = {0, 1, 4, 5, 8};  // kFull: whole moments
+constexpr int kF64 = 0, kF32 = 1, kF16 = 8, kFp8 = 9, kFull[] = {0, 1, 4, 5, 8, 9};  // kFull: whole moments
 
 using Combination = std::array<int, kAxes>;  // -1: not chosen
 
@@ -153,15 +153,17 @@ TinySetup setup_of(const Combination& c) {
                                              OptimizerKind::kLion};
   static constexpr int kMoments[] = {2, 0, 1, 1};
   static constexpr DType kTypes[] = {DType::kF64,  DType::kF32,  DType::kF32,  DType::kF32, DType::kBF16,
-                                     DType::kBF16, DType::kBF16, DType::kBF16, DType::kF16};
+                                     DType::kBF16, DType::kBF16, DType::kBF16, DType::kF16, DType::kBF16};
   static constexpr MomentFormat kFormats[] = {MomentFormat::kFull, MomentFormat::kFull, MomentFormat::kBf16,
                                               MomentFormat::kInt8, MomentFormat::kFull, MomentFormat::kFull,
-                                              MomentFormat::kBf16, MomentFormat::kInt8, MomentFormat::kFull};
+                                              MomentFormat::kBf16, MomentFormat::kInt8, MomentFormat::kFull,
+                                              MomentFormat::kFull};
   s.dtype = kTypes[c[kFormat]];
   s.layout.state.kind = kKinds[c[kOptimizer]];
   s.layout.state.moment_count = kMoments[c[kOptimizer]];
   s.layout.state.moments = kFormats[c[kFormat]];
   s.layout.state.master = c[kFormat] >= 5 && c[kFormat] <= 7 ? MasterFormat::kSplit : MasterFormat::kFull;
+  if (c[kFormat] == kFp8) s.layout.stored_weights = StoredWeights::kFp8;
   if (c[kOptimizer] == 1) s.initial = steady_element;
   s.rule = [optimizer = c[kOptimizer], f16 = c[kFormat] == kF16](std::int64_t step, UpdateRule& rule) {
     if (optimizer == 1) rule.params.lr = 1, rule.params.weight_decay = 0;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "engine/tiny_run.hpp"
+#include "kernels/host/elementwise.hpp"
 #include "ziggurat/comm/comm.hpp"
 #include "ziggurat/step/tile_elements.hpp"
 
@@ -101,6 +102,37 @@ void for_params(const TinyRun& run, const F& f) {
   }
 }
 
+// The weights of this rank's shard of a tile as they are computed with. `stored`: the bytes of the stored
+// form.
+inline std::vector<char> computed_form(const TinyRun& run, std::int32_t t, std::vector<char> stored) {
+  const Layout& layout = run.layout();
+  const Layout::TileTensors& tile = layout.tile(t);
+  if (!layout.is_encoded(tile.unit)) return stored;
+  const DType dtype = run.model().dtype();
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  const Layout::Elements shard = shard_elements(layout, t);
+  const std::vector<Param>& params = run.model().units()[static_cast<std::size_t>(tile.unit)].params;
+  std::vector<char> all(static_cast<std::size_t>(shard.count * size));
+  const char* const base = stored.data() - tile.sharding.shard() * static_cast<std::int64_t>(stored.size());
+  for (std::size_t i = tile.first_run; i < tile.first_run + tile.ranges.size(); ++i) {
+    const Layout::CodedRun& run_ = tile.coded[i];
+    const std::int64_t at = params[static_cast<std::size_t>(run_.param)].offset + run_.first - shard.first;
+    char* const to = all.data() + at * size;
+    if (!run_.code) {
+      std::memcpy(to, base + run_.places.codes, static_cast<std::size_t>(run_.count() * size));
+      continue;
+    }
+    const host::CodedMatrix m{.format = run_.code->format,
+                              .rows = run_.rows,
+                              .cols = run_.cols,
+                              .codes = reinterpret_cast<const std::uint8_t*>(base + run_.places.codes),
+                              .scales = base + run_.places.scales};
+    dtype == DType::kBF16 ? host::decode(m, reinterpret_cast<bf16*>(to))
+                          : host::decode(m, reinterpret_cast<fp16*>(to));
+  }
+  return all;
+}
+
 // This rank's part of the weights. The gaps between parameters are zero.
 inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char>>& all, Brought& brought) {
   const auto bytes = static_cast<std::int64_t>(size_of(run.model().dtype()));
@@ -110,7 +142,7 @@ inline void collect_weights(TinyRun& run, std::map<std::string, std::vector<char
     std::vector<char>& whole = all[p.name];
     whole.resize(static_cast<std::size_t>(p.whole_count() * bytes));
     for_held(run, unit, p, [&](std::int32_t t, std::int64_t first, std::int64_t count) {
-      if (t != last) content = run.content(run.layout().tile(last = t).stored);
+      if (t != last) content = computed_form(run, t, run.content(run.layout().tile(last = t).stored));
       const std::int64_t at = p.offset + first - shard_elements(run.layout(), t).first;
       bring(p, first, content.data() + at * bytes, count, bytes, p.name, whole.data(), brought);
     });

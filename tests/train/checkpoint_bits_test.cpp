@@ -21,7 +21,13 @@ const Strings kFree{"steps",
                     "sample.*",
                     "output.*",
                     "checkpoint.*",
-                    "tiers.*",
+                    "tiers.device",
+                    "tiers.host",
+                    "tiers.nvme*",
+                    "tiers.prefetch_depth",
+                    "tiers.read_ahead",
+                    "tiers.tiles",
+                    "tiers.ram*",
                     "aio.*",
                     "threads.*",
                     "parallel.timeout_seconds",
@@ -70,7 +76,9 @@ class CheckpointBits : public CheckpointFixture {};
 TEST_F(CheckpointBits, EveryKeyIsComparedOrFree) {
   std::set<std::string> compared;
   const Checkpoint checkpoint(
-      run("out", {"steps=1", "model.dropout.embedding=0.1", "model.dropout.residual=0.1"}).newest);
+      run("out", {"steps=1", "model.dropout.embedding=0.1", "model.dropout.residual=0.1", "bf16.enabled=true",
+                  "tiers.weights=fp8"})
+          .newest);
   for (const auto& [key, value] : checkpoint.manifest().bits) compared.insert(key);
   compared.insert("router");  // of mixtures of experts (RunsOfExperts.WithAnotherBalanceDoNotGoOn)
   ModelConfig adapted;

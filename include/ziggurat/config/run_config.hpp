@@ -82,6 +82,7 @@ struct TierConfig {
   // always; kOff: never.
   enum class Tiles { kAuto, kOn, kOff };
   Tiles tiles = Tiles::kAuto;
+  StoredWeights weights = StoredWeights::kComputed;
 };
 
 struct ThreadsConfig {

@@ -174,6 +174,9 @@ class Ops : public OpSizes {
   // kernels/host/update.hpp has the formulae.
   virtual void update(Stream& s, View grad, View weight, const OptimizerState& state,
                       const StateFormat& format, const UpdateParams& params) = 0;
+  // Encodes trained weights, f32 `in` [1, n] in kFp8Weights: codes u8 [1, n], scales f32 [1, blocks], all
+  // without gaps. All devices produce the same bits.
+  virtual void encode_fp8(Stream& s, View in, View codes, View scales) = 0;
 };
 
 // The ops of the host device. They take HostStreams.

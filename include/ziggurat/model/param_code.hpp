@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ziggurat/base/units.hpp"
-#include "ziggurat/kernels/coded.hpp"
+#include "ziggurat/kernels/fp8_weights.hpp"
 #include "ziggurat/model/param.hpp"
 
 namespace zg {

@@ -54,6 +54,8 @@ void write_masters(const StateFormat& format, const OptimizerState& state, const
 // The same for frozen weights [1, n], which have no optimizer state.
 void read_weights(const View& weight, float* out);
 void write_weights(const View& weight, const float* values);
+// Writes weights in kFp8Weights from their fp32 masters [1, n].
+void encode_weights(const View& master, const View& codes, const View& scales);
 // Moment `which` (0 or 1) of the first `count` elements, decoded to fp32 `out` [count].
 void read_moments(const StateFormat& format, const OptimizerState& state, int which, std::int64_t count,
                   float* out);

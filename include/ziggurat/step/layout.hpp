@@ -36,6 +36,8 @@ struct LayoutOptions {
   // its elements; only of parameters that are not trained. All parts that ranks and tiles have of it must
   // have a code_of_part(). Empty: all parameters are kept as elements.
   std::vector<std::vector<std::optional<ParamCode>>> codes = {};
+  // kFp8: no layer may have frozen parameters or adapters, and masters are whole (MasterFormat::kFull).
+  StoredWeights stored_weights = StoredWeights::kComputed;
   // Units [0, device_updates) are updated on the device, the others on the host; an update uses its state
   // there. The next forward waits for the first units first.
   std::int32_t device_updates = 0;
@@ -87,13 +89,18 @@ struct Layout {
     std::int64_t unit_first = 0, state_first = 0, count = 0;
     std::int64_t param_first = 0;  // index in the parameter; not 0 if the shard begins within it
   };
-  // Rows [first_row, first_row + rows) of a parameter, in a tile whose stored form has codes: as `code` says
-  // or, without one, as elements of the model's type.
-  struct CodedParam {
+  // Consecutive elements of a parameter, in a tile whose stored form has codes: as `code` says or, without
+  // one, as elements of the model's type.
+  struct CodedRun {
     std::int32_t param = 0;  // its index in the unit
-    std::int64_t first_row = 0, rows = 0;
+    std::int64_t first = 0;  // index in the parameter
+    // The shape of the coded matrix: whole rows of the parameter, or one row of consecutive elements, perhaps
+    // with the gap after the parameter.
+    std::int64_t rows = 0, cols = 0;
     std::optional<ParamCode> code = {};
     CodePlaces places = {};  // of elements: `codes` alone
+
+    std::int64_t count() const { return rows * cols; }
   };
   // The tensors of one tile; a unit that is not cut is one tile. TensorSpec has the type and the number of
   // elements of each tensor, and `sharding` says which elements of the tile this rank's shard has.
@@ -109,9 +116,13 @@ struct Layout {
     // weight, the tile's codes or this rank's shard of them, from which OpKind::kMaterialize makes the
     // weight, or the weight itself.
     TensorId stored = kNone;
-    // All codes of a tile of which each rank stores a shard. They are there while the weight is made of them.
+    // All codes of a tile of which each rank stores a shard, one shard after the other. They are there while
+    // the weight is made of them.
     TensorId gathered = kNone;
-    std::vector<CodedParam> coded;             // all parameters of a tile that is kept in codes; else empty
+    // All parameters of a tile that is kept in codes, with their places in all codes; else empty. If the tile
+    // is trained, each shard has runs of its own, and ranges[i] is in run `first_run` + i.
+    std::vector<CodedRun> coded;
+    std::size_t first_run = 0;
     std::int64_t piece = 0;                    // elements
     TensorId gradient = kNone, state = kNone;  // kNone: no parameter of the unit is trained
     std::vector<StateRange> ranges;  // of this rank's shard, in ascending order in the unit and in the state
@@ -208,9 +219,16 @@ struct Layout {
   // Whether none of the unit's own parameters is trained. Their gradients are then not computed, and the
   // unit's own tiles have no accumulators.
   bool is_frozen(std::int32_t unit) const { return frozen_[static_cast<std::size_t>(unit)]; }
-  // Whether the unit's own parameters are kept in codes, by whatever rank has the unit. Their content is in
-  // the model's files, so no checkpoint has it.
+  // Whether the unit's own parameters are kept in the codes of the model's files, by whatever rank has the
+  // unit. Their content is in these files, so no checkpoint has it.
   bool has_codes(std::int32_t unit) const;
+  // Whether the tile itself is in the codes of the model's files: it is not one of adapters.
+  bool is_of_files(std::int32_t t) const { return tile(t).is_coded() && has_codes(tile(t).unit); }
+  // Whether the unit is a trained layer whose matrices are kept in FP8 (StoredWeights).
+  bool is_encoded(std::int32_t unit) const {
+    return options.stored_weights == StoredWeights::kFp8 && unit > 0 && unit < head_unit() &&
+           !is_frozen(unit);
+  }
   // Whether anything in the unit is trained: its adapters or its own parameters.
   bool is_trained(std::int32_t unit) const { return !is_frozen(unit) || adapter_tile(unit) >= 0; }
   // The tile whose gradient the unit's last backward completes: the adapters' tile, or the first tile.

@@ -7,6 +7,12 @@ namespace zg {
 // The lowest tier to which tensors may be demoted. kAuto: any tier that has room.
 enum class OffloadTarget { kAuto, kDevice, kHost, kNvme };
 
+// The form in which the weights of trained layers are kept between their uses, and in which they move.
+//   computed  as they are computed with: rounded from their masters
+//   FP8       matrices of layers as 8-bit numbers with a scale for each 128, made from their masters after
+//             each update, and decoded before each use; everything else as with `computed`
+enum class StoredWeights { kComputed, kFp8 };
+
 // The order in which the micro-batches of a step pass through the layers.
 //   layer-major        all micro-batches through one layer, then all through the next layer: weights cross
 //                      each link twice a step

@@ -15,7 +15,7 @@ inline bool holds_frozen(const Layout& layout, std::int32_t tile) {
 // are not trained. Other weights are made from their masters, or of the model's files.
 inline bool needs_weight(const Layout& layout, std::int32_t tile) {
   const bool split = layout.state().format().master == MasterFormat::kSplit;
-  return (split && !layout.tile(tile).is_coded()) || holds_frozen(layout, tile);
+  return (split && !layout.is_of_files(tile)) || holds_frozen(layout, tile);
 }
 inline bool pins_weight(const Layout& layout, std::int32_t tile) {
   const std::int32_t unit = layout.tile(tile).unit;

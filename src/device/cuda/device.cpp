@@ -13,6 +13,7 @@
 #include "device/cuda/pinned.hpp"
 #include "device/cuda/queue.hpp"
 #include "device/cuda/stream.hpp"
+#include "kernels/cuda/encode.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
@@ -138,6 +139,9 @@ class CudaBackend {
         c_.runtime.fill_rows(on.stream, bytes.data, bytes.ld, 0, extent.cols, extent.rows);
       }
     });
+  }
+  void encode_fp8(Stream& s, std::int64_t n, const float* in, std::uint8_t* codes, float* scales) {
+    enqueue(c_, s, "encode_fp8", [&](const Launch& on) { cuda::encode_fp8(on, n, in, codes, scales); });
   }
   template <class In, class Out>
   void cast(Stream& s, Extent extent, Strided<const In> in, Strided<Out> out) {

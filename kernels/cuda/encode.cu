@@ -1,4 +1,4 @@
-// Encodes trained weights in kFp8Weights (ziggurat/kernels/coded.hpp), with the same bits as
+// Encodes trained weights in kFp8Weights (ziggurat/kernels/fp8_weights.hpp), with the same bits as
 // kernels/host/fp8.hpp: this file is compiled with -fmad=false.
 //
 // A warp has a block of 128 elements, and a lane four consecutive ones, so accesses are coalesced.

@@ -187,7 +187,7 @@ std::vector<Exclusion> of_number_formats() {
 }
 
 std::vector<Exclusion> of_stored_weights() {
-  const std::vector<std::string> keys{"tiers.weights"};
+  const Texts keys{"tiers.weights"};
   return {
       {{kStoredWeights, {"fp8"}},
        {kArithmetic, {"fp32", "fp64"}},

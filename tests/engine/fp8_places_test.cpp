@@ -61,6 +61,7 @@ TEST(Fp8Places, WeightsAreTheCodesOfTheirMasters) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       SCOPED_TRACE(testing::Message() << (llama ? "llama " : "gpt2 ") << name_of(dtype));
       TinySetup s = kept_in_fp8(llama, dtype);
+      expect_weights_of_masters(s, train_on_ranks(s, {}, 0));
       expect_weights_of_masters(s, train(s));
       s.layout.device_updates = kAllUnits;
       expect_weights_of_masters(s, train(s));

@@ -27,7 +27,7 @@ inline std::vector<float> weights_to_encode(std::int64_t n) {
         x[i] = usual * 1e-34f;
         break;
       case 4:
-        x[i] = usual * 4e39f;
+        x[i] = usual * 1e38f * 30.0f;
         break;
       case 5:  // multiples of half of a subnormal code's step, and of a normal one's
         x[i] = i % 128 == 0 ? 448.0f : static_cast<float>(i % 64) * (i % 2 == 0 ? 0x1p-11f : 0.5f);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ziggurat/base/view.hpp"
 #include "ziggurat/device/device.hpp"
 
 namespace zg::test {

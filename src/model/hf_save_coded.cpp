@@ -9,7 +9,6 @@
 #include "model/families/family.hpp"
 #include "model/hf_text.hpp"
 #include "model/plain_tensors.hpp"
-#include "model/units.hpp"
 #include "ziggurat/base/error.hpp"
 
 namespace zg {
@@ -89,22 +88,13 @@ class CodedWriter {
     }
   }
 
-  // Routers decide by small differences, and have few parameters.
-  bool stays_plain(const Unit& unit, const Param& p) const {
-    return p.vector || unit.layer < 0 || routes(unit, p);
-  }
-  bool routes(const Unit& unit, const Param& p) const {
-    if (unit.layer < 0 || unit.is_experts()) return false;
-    const model::BlockParams params(model_.config(), unit.layer);
-    const auto index = static_cast<std::size_t>(&p - unit.params.data());
-    return index == params.router || index == params.shared_gate;
-  }
+  static bool stays_plain(const Unit& unit, const Param& p) { return p.vector || unit.layer < 0 || p.routes; }
   // The names of the modules that stay plain.
   std::vector<std::string> plain_modules() const {
     std::vector<std::string> names{"lm_head"};
     for (const Unit& unit : model_.units()) {
       for (const Param& p : unit.params) {
-        if (routes(unit, p)) names.push_back(p.name.substr(0, p.name.rfind(".weight")));
+        if (p.routes) names.push_back(p.name.substr(0, p.name.rfind(".weight")));
       }
     }
     return names;

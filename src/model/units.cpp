@@ -296,7 +296,12 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
     if (experts.shared_inner > 0) add_gated_mlp(b, c, names.shared, experts.shared_inner);
     if (experts.shared_gate)
       b.matrix(fmt::format("{}.weight", names.shared_gate), 1, c.width, b.all(1), Init::kNormal);
-    return with_adapters(b, c, shard);
+    Unit unit = with_adapters(b, c, shard);
+    const BlockParams p(c, layer);
+    for (const std::size_t i : {p.router, p.shared_gate}) {
+      if (i != BlockParams::kNone) unit.params[i].routes = true;
+    }
+    return unit;
   }
   matrix(names.gate, c.inner, b.piece(c.inner));
   if (form.gated) matrix(names.up, c.inner, b.piece(c.inner));
@@ -387,17 +392,16 @@ NormList BlockParams::norms() const {
   return list;
 }
 
-void cut_into_tiles(Unit& unit, std::optional<TableRows> table, std::size_t router, std::size_t shared_gate) {
+void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
   std::int64_t end = 0;
   const auto place = [&](Param& p, std::int64_t rows) {
     p.offset = end;
     end = round_up(end + rows * p.cols, kParamAlign);
   };
   const auto stays = [&](std::size_t i) {
-    // Matrices whose gradients are summed over ranks are not cut: the sum needs them whole. Nor are the
-    // small ones by which a router decides.
+    // Matrices whose gradients are summed over ranks are not cut: the sum needs them whole.
     const Param& p = unit.params[i];
-    return table ? i != table->table : p.vector || p.summed || i == router || i == shared_gate;
+    return table ? i != table->table : p.vector || p.summed || p.routes;
   };
   for (std::size_t i = 0; i < unit.params.size(); ++i) {
     Param& p = unit.params[i];
@@ -430,9 +434,8 @@ std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std
   units.push_back(embedding_unit(c, shard, table_rows));
   for (std::int64_t l = 0; l < c.layers; ++l) {
     units.push_back(block_unit(c, shard, l));
-    const BlockParams p(c, l);
-    ZG_ASSERT_EQ(units.back().params.size(), p.count + 2 * adapters);
-    if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back(), {}, p.router, p.shared_gate);
+    ZG_ASSERT_EQ(units.back().params.size(), BlockParams(c, l).count + 2 * adapters);
+    if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
     units.back().layer = static_cast<std::int32_t>(l);
     for (std::int64_t first = 0; c.has_experts(l) && first < c.experts.count; first += c.experts_in_unit()) {
       units.push_back(

@@ -81,8 +81,7 @@ struct TableRows {
   std::size_t table = 0;
   std::int64_t rows = 0;
 };
-void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {}, std::size_t router = BlockParams::kNone,
-                    std::size_t shared_gate = BlockParams::kNone);
+void cut_into_tiles(Unit& unit, std::optional<TableRows> table = {});
 
 // Appends the uses of a matrix's tiles, without the unit's first tile; for each tile all `kinds` in turn.
 void add_tile_uses(const Unit& unit, std::size_t matrix, std::initializer_list<TileUse::Kind> kinds,

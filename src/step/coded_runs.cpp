@@ -57,7 +57,7 @@ CodedRuns runs_of_shards(const Model& model, const Layout::TileTensors& t) {
       if (first >= last) continue;
       Layout::CodedRun run{static_cast<std::int32_t>(i), first - p.offset, 1, last - first};
       ZG_ASSERT_EQ(run.first % kQuantBlock, 0);
-      if (!p.vector) run.code = ParamCode{.format = kFp8Weights};
+      if (!p.vector && !p.routes) run.code = ParamCode{.format = kFp8Weights};
       bytes = place(run, model, bytes);
       made.runs.push_back(run);
     }

@@ -174,6 +174,15 @@ TEST(ExpertsInTiles, HaveTheSameBitsUnderEveryPlacement) {
   expect_same(train_on_ranks(setup, {2, 2}, 2), train_on_ranks(setup, {2, 1}, 2));
 }
 
+// Weights in FP8, but for routers.
+TEST(ExpertsInFp8, HaveTheSameBitsUnderEveryPlacement) {
+  TinySetup setup = setup_of("qwen2_moe", DType::kBF16);
+  setup.layout.stored_weights = StoredWeights::kFp8;
+  const RanksOutcome one = train_on_ranks(setup, {}, 2);
+  expect_same(train_on_ranks(on_drives(setup), {}, 2), one);
+  expect_same(train_on_ranks(setup, {2, 2}, 2), train_on_ranks(setup, {2, 1}, 2));
+}
+
 // Gradients with balance terms, against transformers' and the formulae in PyTorch. Initial weights are
 // rounded to fp32.
 struct Balance : testing::TestWithParam<const char*> {};

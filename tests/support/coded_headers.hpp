@@ -33,9 +33,7 @@ inline void write_nf4_headers(const std::string& directory) {
   for (const Unit& unit : model.units()) {
     const bool block = &unit != &model.units().front() && &unit != &model.units().back();
     for (const Param& p : unit.params) {
-      const bool router = p.name.find(".mlp.gate.weight") != p.name.npos ||
-                          p.name.find("shared_expert_gate.weight") != p.name.npos;
-      if (p.vector || !block || router) {
+      if (p.vector || !block || p.routes) {
         add(p.name, "BF16", p.vector ? std::vector{p.cols} : std::vector{p.rows, p.cols}, 2 * p.count());
         continue;
       }

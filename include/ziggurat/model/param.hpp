@@ -43,6 +43,9 @@ struct Param {
   bool vector = false;
   bool conv1d = false;   // files store it transposed, [in, out] (GPT-2's Conv1D)
   bool adapter = false;  // belongs to an adapter, which has files of its own (Lora)
+  // A router, or the gate of the MLP that all tokens pass: small, and it decides by small differences. So it
+  // is neither cut into tiles nor coded in few bits.
+  bool routes = false;
   // Where files store several matrices as one (Phi-3): the name of that tensor, [file_rows, cols], in which
   // this parameter's rows begin at file_row. Empty: files store it as a tensor of its own.
   std::string file_name = {};

@@ -1,7 +1,6 @@
 // Layers that are kept in FP8: wherever weights and state lie, and wherever updates run, the codes are those
 // of the masters, and no bit of a run changes.
 #include "engine/ranks_run.hpp"
-#include "kernels/host/fp8.hpp"
 #include "ziggurat/base/parallel.hpp"
 
 namespace zg::test {
@@ -23,15 +22,17 @@ RanksOutcome train(const TinySetup& setup) {
 }
 
 // Rounds values through FP8 and back, to the type that they are computed in.
-template <class T>
-std::vector<char> through_fp8(const std::vector<float>& masters) {
+std::vector<char> through_fp8(const std::vector<float>& masters, DType dtype) {
   const auto n = static_cast<std::int64_t>(masters.size());
+  std::vector<float> in = masters, scales(static_cast<std::size_t>(kFp8Weights.blocks(1, n)));
   std::vector<std::uint8_t> codes(masters.size());
-  std::vector<float> scales(static_cast<std::size_t>(kFp8Weights.blocks(1, n)));
-  host::encode_fp8(n, masters.data(), codes.data(), scales.data());
-  std::vector<char> out(masters.size() * sizeof(T));
-  host::decode({.format = kFp8Weights, .rows = 1, .cols = n, .codes = codes.data(), .scales = scales.data()},
-               reinterpret_cast<T*>(out.data()));
+  std::vector<char> out(masters.size() * size_of(dtype));
+  const View code(codes.data(), DType::kU8, 1, n),
+      scale(scales.data(), DType::kF32, 1, static_cast<std::int64_t>(scales.size()));
+  HostStream stream("through FP8", HostStream::Mode::kInline);
+  host_ops().encode_fp8(stream, View(in.data(), DType::kF32, 1, n), code, scale);
+  host_ops().decode(
+      stream, {.format = kFp8Weights, .codes = code, .scales = scale, .out = View(out.data(), dtype, 1, n)});
   return out;
 }
 
@@ -46,8 +47,7 @@ void expect_weights_of_masters(const TinySetup& s, const RanksOutcome& outcome) 
       const View view(rounded.data(), s.dtype, 1, static_cast<std::int64_t>(masters.size()));
       write_weights(view, masters.data());
       const bool coded = u > 0 && u + 1 < model.units().size() && !p.vector;
-      const std::vector<char> codes =
-          s.dtype == DType::kBF16 ? through_fp8<bf16>(masters) : through_fp8<fp16>(masters);
+      const std::vector<char> codes = through_fp8(masters, s.dtype);
       EXPECT_TRUE(outcome.weights.at(p.name) == (coded ? codes : rounded)) << p.name;
       if (coded) {
         EXPECT_FALSE(codes == rounded) << p.name;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/ranks_distance.hpp"
+#include "support/families.hpp"
 
 namespace zg::test {
 namespace {
@@ -36,7 +37,8 @@ void expect_whole_blocks(const Layout& layout, const Layout::TileTensors& t) {
   std::vector<int> times(static_cast<std::size_t>(t.count), 0);  // that each element is there
   for (const Layout::CodedRun& run : t.coded) {
     const Param& p = unit.params[static_cast<std::size_t>(run.param)];
-    EXPECT_EQ(run.code.has_value(), !p.vector);
+    const bool router = p.name.ends_with("gate.weight");
+    EXPECT_EQ(run.code.has_value(), !p.vector && !router) << p.name;
     EXPECT_EQ(run.first % kFp8Weights.block_cols, 0);
     EXPECT_EQ(run.rows, 1);
     const std::int64_t at = p.offset + run.first - t.first;
@@ -188,6 +190,33 @@ TEST(Fp8Weights, GoWithEveryOtherWay) {
       if (HasFailure()) return;
     }
   }
+}
+
+// Experts' matrices are coded like those of other layers; routers and the gates of shared experts are not.
+TEST(Fp8Weights, GoWithExperts) {
+  TinySetup s;
+  s.model = FamilyFile("qwen2_moe").config();
+  s.model.experts.in_unit = 2;
+  s.dtype = DType::kBF16;
+  s.layout.micro_batch = {2, 24}, s.layout.micro_batches = 2, s.layout.state_segment_bytes = 20000;
+  s.layout.stored_weights = StoredWeights::kFp8;
+  const Model model(s.model, s.dtype, host_ops());
+  LayoutOptions o = s.layout;
+  o.sharding = {2, 1, 2, false};
+  const Layout layout(model, o);
+  int experts = 0;
+  for (const Layout::TileTensors& t : layout.tiles) {
+    if (!t.is_coded()) continue;
+    expect_whole_blocks(layout, t);
+    expect_sound_places(layout, t);
+    experts += model.units()[static_cast<std::size_t>(t.unit)].is_experts() ? 1 : 0;
+  }
+  EXPECT_GT(experts, 0);
+  TinySetup small = s;
+  small.room = Room::kSmallest, small.layout.drives = 1;
+  expect_same(train(small), train(s));
+  const RanksOutcome two = train(s, {2, 1, false});
+  expect_same(train(small, {2, 2, false}), two);
 }
 
 // What an element loses is bounded by its block: half of the last of four bits, or of the smallest step.

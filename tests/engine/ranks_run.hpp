@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "engine/tiny_run.hpp"
-#include "kernels/host/elementwise.hpp"
 #include "ziggurat/comm/comm.hpp"
+#include "ziggurat/device/device.hpp"
 #include "ziggurat/step/tile_elements.hpp"
 
 namespace zg::test {
@@ -113,6 +113,7 @@ inline std::vector<char> computed_form(const TinyRun& run, std::int32_t t, std::
   const Layout::Elements shard = shard_elements(layout, t);
   const std::vector<Param>& params = run.model().units()[static_cast<std::size_t>(tile.unit)].params;
   std::vector<char> all(static_cast<std::size_t>(shard.count * size));
+  HostStream stream("decode", HostStream::Mode::kInline);
   const char* const base = stored.data() - tile.sharding.shard() * static_cast<std::int64_t>(stored.size());
   for (std::size_t i = tile.first_run; i < tile.first_run + tile.ranges.size(); ++i) {
     const Layout::CodedRun& run_ = tile.coded[i];
@@ -122,13 +123,15 @@ inline std::vector<char> computed_form(const TinyRun& run, std::int32_t t, std::
       std::memcpy(to, base + run_.places.codes, static_cast<std::size_t>(run_.count() * size));
       continue;
     }
-    const host::CodedMatrix m{.format = run_.code->format,
-                              .rows = run_.rows,
-                              .cols = run_.cols,
-                              .codes = reinterpret_cast<const std::uint8_t*>(base + run_.places.codes),
-                              .scales = base + run_.places.scales};
-    dtype == DType::kBF16 ? host::decode(m, reinterpret_cast<bf16*>(to))
-                          : host::decode(m, reinterpret_cast<fp16*>(to));
+    const std::int64_t count = run_.count();
+    const auto array = [&](std::int64_t first, DType type, std::int64_t n) {
+      return View(const_cast<char*>(base) + first, type, 1, n);
+    };
+    host_ops().decode(stream, {.format = run_.code->format,
+                               .codes = array(run_.places.codes, DType::kU8, count),
+                               .scales = array(run_.places.scales, DType::kF32,
+                                               run_.code->format.blocks(run_.rows, run_.cols)),
+                               .out = View(to, dtype, run_.rows, run_.cols)});
   }
   return all;
 }

@@ -1,5 +1,5 @@
-// Rotary embedding (Su et al., "RoFormer", 2021) in the half-split convention of Hugging Face: the pair of
-// column i is column i + pairs, rotated by the angle position * frequency[i] and multiplied by an amplitude.
+// Rotary embedding (Su et al., "RoFormer", 2021). Pair i of the rotating columns is rotated by the angle
+// position * frequency[i] and multiplied by an amplitude; RopeTable says which columns are a pair.
 //
 // Angles are computed in double, in half turns, so that subtracting whole quarter turns is exact for any
 // angle. The remainder is at most 1/4, and rounding it to float costs 2^-27 half turns.
@@ -23,7 +23,7 @@ struct Frequencies {
 template <class T>
 struct Rows {
   T* x;
-  std::int64_t ld, count, heads, head_size, pairs;
+  std::int64_t ld, count, heads, head_size, first_column, pairs;
   RowPositions positions;
   const std::int32_t* first_keys;  // or null
   Acc<T> amplitude;
@@ -44,8 +44,24 @@ __device__ __forceinline__ void cos_sin(double half_turns, double& cosine, doubl
   sincospi(half_turns, &sine, &cosine);
 }
 
+// The pairs that lie in two runs of N elements: interleaved, pair j is the elements 2 j and 2 j + 1 of both
+// runs together; otherwise it is element j of each.
+template <bool kInterleaved, class T, int N>
+struct Pairs {
+  static_assert(!kInterleaved || N == 1 || N % 2 == 0);
+  Elements<T, N> run[2] = {};
+  static constexpr int run_of(int pair, int side) { return kInterleaved ? (2 * pair + side) / N : side; }
+  static constexpr int place_of(int pair, int side) { return kInterleaved ? (2 * pair + side) % N : pair; }
+  __device__ __forceinline__ Acc<T> get(int pair, int side) const {
+    return run[run_of(pair, side)][place_of(pair, side)];
+  }
+  __device__ __forceinline__ void set(int pair, int side, Acc<T> value) {
+    run[run_of(pair, side)].set(place_of(pair, side), from_acc<T>(value));
+  }
+};
+
 // A thread rotates N consecutive pairs in up to kHeads heads of a row.
-template <class T, int N>
+template <class T, int N, bool kInterleaved>
 __global__ void __launch_bounds__(kThreads, 3)
     rotate_heads(Rows<T> rows, const __grid_constant__ Frequencies frequencies) {
   using A = Acc<T>;
@@ -64,32 +80,40 @@ __global__ void __launch_bounds__(kThreads, 3)
     cos_sin(position * frequencies.of[pair + j], cosine[j], sine[j]);
     cosine[j] *= rows.amplitude, sine[j] *= rows.inverse ? -rows.amplitude : rows.amplitude;
   }
-  T* const left = rows.x + row * rows.ld + begin * rows.head_size + pair;
+  T* const head = rows.x + row * rows.ld + begin * rows.head_size + rows.first_column;
+  T* const first = head + (kInterleaved ? 2 * pair : pair);
+  const std::int64_t distance = kInterleaved ? N : rows.pairs;  // between the two runs
   ZG_NO_UNROLL
   for (int h = 0; h < heads; h += kBatch) {
-    Elements<T, N> a[kBatch] = {}, b[kBatch] = {};
+    Pairs<kInterleaved, T, N> x[kBatch] = {};
     ZG_UNROLL
     for (int k = 0; k < kBatch; ++k) {
       if (h + k >= heads) continue;
-      const T* const from = left + (h + k) * rows.head_size;
-      a[k] = load_elements<N>(from);
-      b[k] = load_elements<N>(from + rows.pairs);
+      const T* const from = first + (h + k) * rows.head_size;
+      x[k].run[0] = load_elements<N>(from);
+      x[k].run[1] = load_elements<N>(from + distance);
     }
     ZG_UNROLL
     for (int k = 0; k < kBatch; ++k) {
       if (h + k >= heads) continue;
-      Elements<T, N> to_left = {}, to_right = {};
+      Pairs<kInterleaved, T, N> y = {};
       ZG_UNROLL
       for (int j = 0; j < N; ++j) {
-        const A l = a[k][j], r = b[k][j];
-        to_left.set(j, from_acc<T>(l * cosine[j] - r * sine[j]));
-        to_right.set(j, from_acc<T>(r * cosine[j] + l * sine[j]));
+        const A l = x[k].get(j, 0), r = x[k].get(j, 1);
+        y.set(j, 0, l * cosine[j] - r * sine[j]);
+        y.set(j, 1, r * cosine[j] + l * sine[j]);
       }
-      T* const to = left + (h + k) * rows.head_size;
-      store_elements(to, to_left);
-      store_elements(to + rows.pairs, to_right);
+      T* const to = first + (h + k) * rows.head_size;
+      store_elements(to, y.run[0]);
+      store_elements(to + distance, y.run[1]);
     }
   }
+}
+
+// The kernel of a table, for pairs in packs or one by one.
+template <class T, int N>
+auto kernel_of(const RopeTable& table) {
+  return table.interleaved ? rotate_heads<T, N, true> : rotate_heads<T, N, false>;
 }
 
 }  // namespace
@@ -100,8 +124,8 @@ void rope(const Launch& on, std::int64_t rows, const Rotation<T>& args) {
   constexpr std::int64_t kCount = Pack<T>::kCount;
   const RopeTable& table = args.table;
   if (table.pairs == 0) return;
-  const bool packed =
-      packs(args.x.data, args.x.ld) && args.head_size % kCount == 0 && table.pairs % kCount == 0;
+  const bool packed = packs(args.x.data, args.x.ld) && args.head_size % kCount == 0 &&
+                      table.first_column % kCount == 0 && table.pairs % kCount == 0;
   const std::int64_t width = packed ? kCount : 1;
   Frequencies frequencies{};
   for (std::int64_t i = 0; i < table.pairs; ++i)
@@ -111,13 +135,14 @@ void rope(const Launch& on, std::int64_t rows, const Rotation<T>& args) {
                      .count = rows,
                      .heads = args.heads,
                      .head_size = args.head_size,
+                     .first_column = table.first_column,
                      .pairs = table.pairs,
                      .positions = args.positions,
                      .first_keys = args.first_keys,
                      .amplitude = static_cast<Acc<T>>(table.amplitude),
                      .inverse = args.inverse};
   const std::int64_t items = rows * ((args.heads + kHeads - 1) / kHeads) * (table.pairs / width);
-  launch("rope", packed ? rotate_heads<T, Pack<T>::kCount> : rotate_heads<T, 1>, on,
+  launch("rope", packed ? kernel_of<T, Pack<T>::kCount>(table) : kernel_of<T, 1>(table), on,
          Shape{dim3(static_cast<unsigned>((items + kThreads - 1) / kThreads)), kThreads}, work, frequencies);
 }
 

@@ -1,5 +1,5 @@
-// Rotary embedding (Su et al., "RoFormer", 2021) in the half-split convention of Hugging Face: the pair of
-// column i is column i + pairs, rotated by the angle position * frequency[i] and multiplied by an amplitude.
+// Rotary embedding (Su et al., "RoFormer", 2021). Pair i of the rotating columns is rotated by the angle
+// position * frequency[i] and multiplied by an amplitude; RopeTable says which columns are a pair.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/host/rope.cpp"
 #include <hwy/foreach_target.h>
@@ -14,7 +14,8 @@
 #ifndef ZG_ROPE_KERNELS
 #define ZG_ROPE_KERNELS
 namespace zg::host {
-// Rotates the first 2 * half columns of `heads` heads of one row. sign: -1 rotates back.
+// Rotates the first 2 * half columns of `heads` heads of one row, whose next head is head_size columns later.
+// sign: -1 rotates back.
 template <class T>
 using RotateRow = void (*)(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half,
                            const float* cosine, const float* sine, float sign);
@@ -27,8 +28,8 @@ namespace zg::host::HWY_NAMESPACE {
 namespace {
 
 template <class T>
-void rotate(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half, const float* cosine,
-            const float* sine, float sign) {
+void rotate_halves(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half, const float* cosine,
+                   const float* sine, float sign) {
   const hn::ScalableTag<float> d;
   const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
   const auto sign_v = hn::Set(d, sign);
@@ -48,8 +49,37 @@ void rotate(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half,
   }
 }
 
-RowRotations row_rotations() {
-  return {rotate<float>, rotate<bf16>, rotate<fp16>};
+template <class T>
+void rotate_interleaved(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half,
+                        const float* cosine, const float* sine, float sign) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t n = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto sign_v = hn::Set(d, sign);
+  HWY_ALIGN float pairs[2 * hn::MaxLanes(hn::ScalableTag<float>())];
+  for (std::int64_t h = 0; h < heads; ++h, x += head_size) {
+    std::int64_t i = 0;
+    for (; i + n <= half; i += n) {
+      T *const left = x + 2 * i, *const right = left + n;
+      hn::Store(load_f32(d, left), d, pairs);
+      hn::Store(load_f32(d, right), d, pairs + n);
+      hn::Vec<decltype(d)> a, b;
+      hn::LoadInterleaved2(d, pairs, a, b);
+      const auto c = hn::LoadU(d, cosine + i), s = hn::Mul(hn::LoadU(d, sine + i), sign_v);
+      hn::StoreInterleaved2(hn::NegMulAdd(b, s, hn::Mul(a, c)), hn::MulAdd(a, s, hn::Mul(b, c)), d, pairs);
+      store(d, hn::Load(d, pairs), left);
+      store(d, hn::Load(d, pairs + n), right);
+    }
+    for (; i < half; ++i) {
+      const float a = load_one(x + 2 * i), b = load_one(x + 2 * i + 1), c = cosine[i], s = sine[i] * sign;
+      store_one(a * c - b * s, x + 2 * i);
+      store_one(b * c + a * s, x + 2 * i + 1);
+    }
+  }
+}
+
+RowRotations row_rotations(bool interleaved) {
+  if (interleaved) return {rotate_interleaved<float>, rotate_interleaved<bf16>, rotate_interleaved<fp16>};
+  return {rotate_halves<float>, rotate_halves<bf16>, rotate_halves<fp16>};
 }
 
 }  // namespace
@@ -72,18 +102,21 @@ namespace {
 HWY_EXPORT(row_rotations);
 
 template <class T>
-void rotate_row(T* x, std::int64_t heads, std::int64_t head_size, std::int64_t half, const float* cosine,
+void rotate_row(T* x, std::int64_t heads, std::int64_t head_size, const RopeTable& table, const float* cosine,
                 const float* sine, float sign) {
-  std::get<RotateRow<T>>(HWY_DYNAMIC_DISPATCH(row_rotations)())(x, heads, head_size, half, cosine, sine,
-                                                                sign);
+  std::get<RotateRow<T>>(HWY_DYNAMIC_DISPATCH(row_rotations)(table.interleaved))(
+      x + table.first_column, heads, head_size, table.pairs, cosine, sine, sign);
 }
-void rotate_row(double* x, std::int64_t heads, std::int64_t head_size, std::int64_t half,
+void rotate_row(double* x, std::int64_t heads, std::int64_t head_size, const RopeTable& table,
                 const double* cosine, const double* sine, double sign) {
+  const std::int64_t step = table.interleaved ? 2 : 1, distance = table.interleaved ? 1 : table.pairs;
+  x += table.first_column;
   for (std::int64_t h = 0; h < heads; ++h, x += head_size) {
-    for (std::int64_t i = 0; i < half; ++i) {
-      const double a = x[i], b = x[half + i], c = cosine[i], s = sine[i] * sign;
-      x[i] = a * c - b * s;
-      x[half + i] = b * c + a * s;
+    for (std::int64_t i = 0; i < table.pairs; ++i) {
+      double &left = x[i * step], &right = x[i * step + distance];
+      const double a = left, b = right, c = cosine[i], s = sine[i] * sign;
+      left = a * c - b * s;
+      right = b * c + a * s;
     }
   }
 }
@@ -147,8 +180,9 @@ void rope(std::int64_t rows, const Rotation<T>& args) {
   const RopeTable& table = args.table;
   const RowPositions& positions = args.positions;
   const std::int32_t* const first_keys = args.first_keys;
-  ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && 2 * table.pairs <= args.head_size,
-            "{} pairs turn of a head of {}", table.pairs, args.head_size);
+  ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && table.first_column >= 0 &&
+                table.first_column + 2 * table.pairs <= args.head_size,
+            "{} pairs turn from column {} of a head of {}", table.pairs, table.first_column, args.head_size);
   ZG_ASSERT_GE(positions.time, 1);
   ZG_ASSERT_GE(args.x.ld, args.heads * args.head_size);
   using A = Acc<T>;
@@ -163,7 +197,7 @@ void rope(std::int64_t rows, const Rotation<T>& args) {
       const std::int64_t place =
           first_keys == nullptr ? r % positions.time : position_of(positions, first_keys, r);
       const auto at = static_cast<std::size_t>(place * table.pairs);
-      rotate_row(args.x.row(r), args.heads, args.head_size, table.pairs, angles->cosine.data() + at,
+      rotate_row(args.x.row(r), args.heads, args.head_size, table, angles->cosine.data() + at,
                  angles->sine.data() + at, static_cast<A>(args.inverse ? -1 : 1));
     }
   });

@@ -173,6 +173,12 @@ inline void expect_heads(const View& v, DType t, std::int64_t rows, std::int64_t
   ZG_ASSERT_LT(rows * heads, std::int64_t{1} << 31);
   expect(v, "an operand of head_rmsnorm", t, rows, v.cols);
 }
+inline void expect_rope_table(const RopeTable& table, std::int64_t head_size) {
+  ZG_ASSERT(table.pairs >= 0 && table.pairs <= kMaxRopePairs && table.first_column >= 0 &&
+                table.first_column + 2 * table.pairs <= head_size,
+            "{} pairs of columns turn, from column {} of heads of {}", table.pairs, table.first_column,
+            head_size);
+}
 // Returns null if there are no documents.
 inline const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
   if (!first_keys) return nullptr;

@@ -253,9 +253,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
     expect(x, "x", x.dtype, x.rows, x.cols);
     ZG_ASSERT_GE(args.positions.time, 1);
     ZG_ASSERT_LE(args.heads * args.head_size, x.cols);
-    ZG_ASSERT(
-        args.table.pairs >= 0 && args.table.pairs <= kMaxRopePairs && 2 * args.table.pairs <= args.head_size,
-        "{} pairs of columns turn, of heads of {}", args.table.pairs, args.head_size);
+    expect_rope_table(args.table, args.head_size);
     const std::int32_t* const first = expect_first_keys(args.first_keys, x.rows);
     with_type(x.dtype, [&]<class T>() {
       backend_.template rope<T>(s, x.rows,

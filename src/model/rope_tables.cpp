@@ -75,6 +75,7 @@ std::int64_t rope_pairs(const Rope& rope, std::int64_t head_size) {
 RopeTable rope_table_of(const Rope& rope, std::int64_t head_size) {
   using enum RopeScaling::Kind;
   RopeTable table = rope_table(rope.theta, rope_pairs(rope, head_size));
+  table.interleaved = rope.interleaved;
   const RopeScaling& s = rope.scaling;
   switch (s.kind) {
     case kNone:

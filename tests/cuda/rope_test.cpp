@@ -95,9 +95,17 @@ TYPED_TEST(CudaRope, ByATable) {
   constexpr std::int64_t kRows = 10, kTime = 5, kHeads = 9;
   std::vector<std::int32_t> first = {0, 0, 2, 2, 2, 0, 1, 2, 2, 4};
   auto random = generator(9);
-  for (const auto& [head_size, pairs] : {std::pair<std::int64_t, std::int64_t>{64, 16}, {24, 12}, {43, 7}}) {
+  struct Case {
+    std::int64_t head_size, pairs, first_column;
+    bool interleaved;
+  };
+  for (const auto& [head_size, pairs, first_column, interleaved] :
+       {Case{64, 16, 0, false}, Case{24, 12, 0, false}, Case{43, 7, 0, false}, Case{64, 16, 32, false},
+        Case{64, 32, 0, true}, Case{192, 32, 128, true}, Case{22, 11, 0, true}, Case{43, 5, 33, true}}) {
     RopeTable table = rope_table(10000, pairs);
     table.amplitude = 1.3;
+    table.first_column = first_column;
+    table.interleaved = interleaved;
     for (std::int64_t i = 0; i < pairs; ++i)
       table.frequency[static_cast<std::size_t>(i)] *= 1 - 0.4 / static_cast<double>(i + 1);
     for (const Layout layout : CudaKernels::kLayouts) {
@@ -120,14 +128,17 @@ TYPED_TEST(CudaRope, ByATable) {
         x.fetch("x");
         for (std::int64_t r = 0; r < kRows; ++r) {
           for (std::int64_t c = 0; c < x.cols(); ++c) {
-            const std::int64_t i = c % head_size % pairs, left = c - c % head_size + i;
-            if (c % head_size >= 2 * pairs) {
+            const std::int64_t turned = c % head_size - first_column, begin = c - turned;
+            if (turned < 0 || turned >= 2 * pairs) {
               ASSERT_EQ(x(r, c), before(r, c));
               continue;
             }
+            const std::int64_t i = interleaved ? turned / 2 : turned % pairs;
+            const std::int64_t left = begin + (interleaved ? 2 * i : i);
+            const std::int64_t right = interleaved ? left + 1 : left + pairs;
             const double angle = static_cast<double>(r % kTime - first[static_cast<std::size_t>(r)]) *
                                  table.frequency[static_cast<std::size_t>(i)];
-            const double a = before(r, left), b = before(r, left + pairs);
+            const double a = before(r, left), b = before(r, right);
             const double cosine = 1.3 * std::cos(angle), sine = 1.3 * std::sin(angle) * (inverse ? -1 : 1);
             const double expected = c == left ? a * cosine - b * sine : b * cosine + a * sine;
             // As in expect_turned(), and of the amplitude's product; angles are at most 4.

@@ -24,6 +24,7 @@ template <class T>
 void compare_rope(std::int64_t head_size, const RopeTable& table, std::vector<std::int32_t> first_keys = {}) {
   SCOPED_TRACE(testing::Message() << table.pairs << " pairs of heads of " << head_size);
   const std::int64_t time = 37, rows = 2 * time, heads = 3, pairs = table.pairs;
+  const std::int64_t first_column = table.first_column;
   const std::int32_t* const first = first_keys.empty() ? nullptr : first_keys.data();
   // Roundings of sine and cosine, of two products and a sum, and of the stored result.
   const double roundings = 3 * unit_roundoff<Acc<T>>() + unit_roundoff<T>();
@@ -46,15 +47,20 @@ void compare_rope(std::int64_t head_size, const RopeTable& table, std::vector<st
         for (std::int64_t i = 0; i < pairs; ++i) {
           const double angle =
               static_cast<double>(place) * table.frequency[static_cast<std::size_t>(i)] * (inverse ? -1 : 1);
-          const double a = before.get(r, h * head_size + i), b = before.get(r, h * head_size + pairs + i);
+          const std::int64_t begin = h * head_size + first_column;
+          const std::int64_t left = begin + (table.interleaved ? 2 * i : i);
+          const std::int64_t right = table.interleaved ? left + 1 : left + pairs;
+          const double a = before.get(r, left), b = before.get(r, right);
           const double cosine = table.amplitude * std::cos(angle), sine = table.amplitude * std::sin(angle);
           const double tolerance =
               table.amplitude * (std::abs(a) + std::abs(b)) * roundings + least_error<T>();
-          ASSERT_NEAR(x.get(r, h * head_size + i), a * cosine - b * sine, tolerance);
-          ASSERT_NEAR(x.get(r, h * head_size + pairs + i), b * cosine + a * sine, tolerance);
+          ASSERT_NEAR(x.get(r, left), a * cosine - b * sine, tolerance);
+          ASSERT_NEAR(x.get(r, right), b * cosine + a * sine, tolerance);
         }
-        for (std::int64_t c = 2 * pairs; c < head_size; ++c)
+        for (std::int64_t c = 0; c < head_size; ++c) {
+          if (c >= first_column && c < first_column + 2 * pairs) continue;
           ASSERT_EQ(x.get(r, h * head_size + c), before.get(r, h * head_size + c));
+        }
       }
       for (std::int64_t c = heads * head_size; c < x.cols(); ++c) ASSERT_EQ(x.get(r, c), before.get(r, c));
     }
@@ -80,6 +86,28 @@ TYPED_TEST(Rope, FurtherColumnsStay) {
     compare_rope<TypeParam>(43, scaled_table(10000, 16, 0.8));
     compare_rope<TypeParam>(64, rope_table(10000, 8));
     compare_rope<TypeParam>(7, rope_table(10000, 0));
+  });
+}
+
+// Pairs whose columns lie side by side (DeepSeek, ERNIE), in whole heads and in their last columns.
+TYPED_TEST(Rope, TurnsInterleavedPairs) {
+  for_each_target([] {
+    for (const auto& [head_size, pairs] :
+         {std::pair<std::int64_t, std::int64_t>{2, 1}, {22, 11}, {64, 32}, {192, 32}, {43, 5}}) {
+      RopeTable table = scaled_table(5000, pairs, 1.3);
+      table.interleaved = true;
+      compare_rope<TypeParam>(head_size, table);
+      table.first_column = head_size - 2 * pairs;
+      compare_rope<TypeParam>(head_size, table);
+    }
+  });
+}
+
+TYPED_TEST(Rope, TurnsTheLastColumns) {
+  for_each_target([] {
+    RopeTable table = scaled_table(10000, 8, 0.8);
+    table.first_column = 7;
+    compare_rope<TypeParam>(43, table);
   });
 }
 
@@ -146,7 +174,7 @@ TEST(RopeDeathTest, MorePairsThanAHeadHas) {
   EXPECT_DEATH(
       host::rope<float>(
           1, {.x = {x.data(), 8}, .positions = 1, .heads = 1, .head_size = 8, .table = rope_table(10000, 5)}),
-      "5 pairs turn of a head of 8");
+      "5 pairs turn from column 0 of a head of 8");
   EXPECT_DEATH((void)rope_table(10000, kMaxRopePairs + 1), "257 pairs of columns turn");
 }
 

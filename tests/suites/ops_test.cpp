@@ -214,6 +214,17 @@ TYPED_TEST(DeviceOps, Rope) {
   });
 }
 
+// Pairs side by side, in the last columns of heads.
+TYPED_TEST(DeviceOps, RopeOfInterleavedPairs) {
+  Operands<TypeParam> o;
+  RopeTable table = rope_table(10000, 3);
+  table.first_column = 2, table.interleaved = true;
+  const auto x = o.t(kRows, 3 * 8);
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.rope(s, {.x = pick(x), .positions = 3, .heads = 2, .head_size = 8, .table = table, .inverse = true});
+  });
+}
+
 // Rows that are two stretches of longer sequences.
 TYPED_TEST(DeviceOps, RowsOfTwoStretches) {
   Operands<TypeParam> o;

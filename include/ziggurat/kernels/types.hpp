@@ -70,11 +70,14 @@ struct AttentionBlock {
 
 inline constexpr std::int64_t kMaxRopePairs = 256;
 
-// Rotary embedding of heads: pair i of a head's first 2 * pairs columns, (i, i + pairs), is rotated by the
-// angle position * frequency[i] and multiplied by the amplitude. Further columns stay unchanged.
+// Rotary embedding of heads: of a head's 2 * pairs columns from first_column on, each pair i is rotated by
+// the angle position * frequency[i] and multiplied by the amplitude. Pair i is columns (i, i + pairs) of
+// these or, if they are interleaved, columns (2 i, 2 i + 1). A head's other columns stay unchanged.
 struct RopeTable {
   std::int64_t pairs = 0;
   double amplitude = 1;
+  std::int64_t first_column = 0;
+  bool interleaved = false;
   std::array<double, kMaxRopePairs> frequency = {};  // radians from one position to the next
   bool operator==(const RopeTable&) const = default;
 };

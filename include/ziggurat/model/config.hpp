@@ -63,7 +63,8 @@ struct RopeScaling {
 
 struct Rope {
   double theta = 10000;
-  double partial = 1;  // fraction of a head's columns that rotate: the first ones
+  double partial = 1;        // fraction of a head's columns that rotate: the first ones
+  bool interleaved = false;  // the columns of a pair lie side by side (RopeTable)
   RopeScaling scaling = {};
   bool operator==(const Rope&) const = default;
 };

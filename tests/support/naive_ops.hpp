@@ -160,15 +160,16 @@ class NaiveOps : public NaiveRouterOps {
 
   void rope(Stream&, const RopeArgs& args) override {
     const auto& [x, positions, heads, head_size, table, inverse, first_keys] = args;
-    const std::int64_t half = table.pairs;
+    const std::int64_t step = table.interleaved ? 2 : 1, distance = table.interleaved ? 1 : table.pairs;
     for (std::int64_t r = 0; r < x.rows; ++r) {
       for (std::int64_t h = 0; h < heads; ++h) {
-        for (std::int64_t i = 0; i < half; ++i) {
+        const std::int64_t begin = h * head_size + table.first_column;
+        for (std::int64_t i = 0; i < table.pairs; ++i) {
           const double frequency = table.frequency[static_cast<std::size_t>(i)];
           const double angle =
               static_cast<double>(place(positions, first_keys, r)) * frequency * (inverse ? -1 : 1);
-          double& first = at(x, r, h * head_size + i);
-          double& second = at(x, r, h * head_size + half + i);
+          double& first = at(x, r, begin + i * step);
+          double& second = at(x, r, begin + i * step + distance);
           const double a = first, b = second;
           first = table.amplitude * (a * std::cos(angle) - b * std::sin(angle));
           second = table.amplitude * (b * std::cos(angle) + a * std::sin(angle));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/elementwise.hpp"
+#include "kernels/cuda/expert_pairs.hpp"
 #include "kernels/cuda/gates.hpp"
 #include "kernels/cuda/rows.hpp"
 
@@ -77,12 +78,14 @@ void launch_gate(const Launch& on, Extent extent, const ExpertGate<T>& args) {
 
 template <class T>
 void expert_gate(const Launch& on, Extent extent, const ExpertGate<T>& args) {
+  if (args.gate == Gate::kClampedPairs) return expert_pairs(on, extent, args);
   args.gate == Gate::kSilu ? launch_gate<T, Silu>(on, extent, args)
                            : launch_gate<T, GeluTanh>(on, extent, args);
 }
 
 template <class T>
 void expert_gate_backward(const Launch& on, Extent extent, const ExpertGateBackward<T>& args) {
+  if (args.gate == Gate::kClampedPairs) return expert_pairs_backward(on, extent, args);
   constexpr std::int64_t kCount = Pack<T>::kCount;
   const std::int64_t packs_of_row = (extent.cols + kCount - 1) / kCount;
   // The right halves are aligned, too, if rows consist of whole packs.

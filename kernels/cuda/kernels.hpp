@@ -133,7 +133,7 @@ void route_backward(const Launch& on, Extent extent, const RouteBackward<T>& arg
 template <class A>
 void router_sums(const Launch& on, Extent extent, const RouterSums<A>& args);
 
-// sort_slots.cu, routed_rows.cu, expert_gate.cu
+// sort_slots.cu, routed_rows.cu, expert_gate.cu, expert_pairs.cu
 void sort_slots(const Launch& on, Extent extent, const SortSlots& args);
 template <class T>
 void gather_rows(const Launch& on, Extent extent, const GatherRows<T>& args);
@@ -143,6 +143,8 @@ template <class T>
 void expert_gate(const Launch& on, Extent extent, const ExpertGate<T>& args);
 template <class T>
 void expert_gate_backward(const Launch& on, Extent extent, const ExpertGateBackward<T>& args);
+template <class T>
+void expert_bias_backward(const Launch& on, Extent extent, const ExpertBiasBackward<T>& args);
 
 // checksum.cu: the 64-bit XXH3, equal to io::checksum(). bytes: more than 240, a multiple of 8; data:
 // 8-byte aligned. scratch: checksum_scratch_bytes(), 8-byte aligned. result: written by the device.

@@ -41,8 +41,15 @@ __global__ void __launch_bounds__(kRowThreads) add_to_tokens(Extent extent, AddR
     Acc<T>* const to = args.sum.row(static_cast<unsigned>(args.order[row]) / per_token) + c;
     const Quad<T> x = load_quad<false>(args.x.row(row) + c, left, aligned);
     Quad<Acc<T>> sum = load_quad<false>(static_cast<const Acc<T>*>(to), left, aligned);
-    ZG_UNROLL
-    for (int j = 0; j < 4; ++j) sum.at[j] += to_acc(x.at[j]);
+    if (args.bias == nullptr) {
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) sum.at[j] += to_acc(x.at[j]);
+    } else {
+      const Quad<T> bias = load_quad<false>(args.bias + c, left, aligned);
+      const Acc<T> weight = at_slot(args.weights, args.order[row], args.per_token);
+      ZG_UNROLL
+      for (int j = 0; j < 4; ++j) sum.at[j] += to_acc(x.at[j]) + weight * to_acc(bias.at[j]);
+    }
     store_quad<false>(to, sum, left, aligned);
   }
 }
@@ -61,7 +68,8 @@ void gather_rows(const Launch& on, Extent extent, const GatherRows<T>& args) {
 template <class T>
 void add_rows(const Launch& on, Extent extent, const AddRows<T>& args) {
   if (extent.rows == 0 || extent.cols == 0) return;
-  const bool aligned = quads(args.x.data, args.x.ld) && quads(args.sum.data, args.sum.ld);
+  const bool aligned = quads(args.x.data, args.x.ld) && quads(args.sum.data, args.sum.ld) &&
+                       (args.bias == nullptr || quads(args.bias, 0));
   launch("add_rows", add_to_tokens<T>, on, rows_shape(extent, 4), extent, args, aligned);
 }
 

@@ -100,6 +100,8 @@ template <class T>
 void expert_gate(Extent extent, const ExpertGate<T>& args);
 template <class T>
 void expert_gate_backward(Extent extent, const ExpertGateBackward<T>& args);
+template <class T>
+void expert_bias_backward(Extent extent, const ExpertBiasBackward<T>& args);
 
 // Converts from any storage type to any. double is rounded to float on its way to bf16 or fp16.
 template <class In, class Out>

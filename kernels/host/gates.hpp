@@ -10,6 +10,8 @@
 
 #include <hwy/highway.h>
 
+#include "ziggurat/kernels/types.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace zg::host::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -47,7 +49,14 @@ template <class V>
 struct Activated {
   V value, slope;
 };
-struct Silu {
+// Up as it is multiplied with the activation of the gate, and its derivative.
+struct PlainUp {
+  template <class D, class V>
+  static HWY_INLINE Activated<V> up(D d, V u) {
+    return {u, hn::Set(d, hn::TFromD<D>{1})};
+  }
+};
+struct Silu : PlainUp {
   template <class D, class V>
   static HWY_INLINE V value(D d, V x) {
     return hn::Mul(x, sigmoid(d, x));
@@ -59,7 +68,7 @@ struct Silu {
     return {silu, hn::MulAdd(silu, hn::Sub(hn::Set(d, hn::TFromD<D>{1}), s), s)};
   }
 };
-struct GeluTanh {
+struct GeluTanh : PlainUp {
   template <class D, class V>
   static HWY_INLINE V value(D d, V x) {
     return hn::Mul(x, gelu_sigmoid(d, gelu_domain(d, x)));
@@ -74,6 +83,41 @@ struct GeluTanh {
                    hn::Set(d, static_cast<A>(kTwoSqrt2OverPi)));
     const V rest = hn::Sub(hn::Set(d, A{1}), s);
     return {hn::Mul(x, s), hn::MulAdd(hn::Mul(x, slope), hn::Mul(s, rest), s)};
+  }
+};
+
+// Gate::kClampedPairs. A NaN is not clamped.
+struct ClampedPairs {
+  template <class D, class V>
+  static HWY_INLINE V value(D d, V x) {
+    const V g = at_most(d, x);
+    return hn::Mul(g, sigmoid(d, hn::Mul(g, hn::Set(d, static_cast<hn::TFromD<D>>(kPairsSlope)))));
+  }
+  template <class D, class V>
+  static HWY_INLINE Activated<V> both(D d, V x) {
+    using A = hn::TFromD<D>;
+    const V slope = hn::Set(d, static_cast<A>(kPairsSlope)), g = at_most(d, x), scaled = hn::Mul(g, slope),
+            s = sigmoid(d, scaled);
+    // (g sigmoid(a g))' = s (1 + a g (1 - s))
+    const V derivative = hn::Mul(s, hn::MulAdd(scaled, hn::Sub(hn::Set(d, A{1}), s), hn::Set(d, A{1})));
+    return {hn::Mul(g, s), hn::IfThenZeroElse(hn::Gt(x, limit(d)), derivative)};
+  }
+  template <class D, class V>
+  static HWY_INLINE Activated<V> up(D d, V u) {
+    const V one = hn::Set(d, hn::TFromD<D>{1}), least = hn::Neg(limit(d));
+    const auto low = hn::Lt(u, least), high = hn::Gt(u, limit(d));
+    const V clamped = hn::IfThenElse(low, least, hn::IfThenElse(high, limit(d), u));
+    return {hn::Add(clamped, one), hn::IfThenZeroElse(hn::Or(low, high), one)};
+  }
+
+ private:
+  template <class D>
+  static HWY_INLINE hn::Vec<D> limit(D d) {
+    return hn::Set(d, static_cast<hn::TFromD<D>>(kPairsLimit));
+  }
+  template <class D, class V>
+  static HWY_INLINE V at_most(D d, V x) {
+    return hn::IfThenElse(hn::Gt(x, limit(d)), limit(d), x);
   }
 };
 

@@ -224,4 +224,10 @@ inline void expect_block(const View& q, const View& kv, const AttentionBlock& b,
   expect(lse, "lse", acc_of(q.dtype), b.batch * b.heads, b.queries);
 }
 
+// gate_up with gates in the left half of its columns and ups in the right, for a result y.
+inline void expect_halves(const View& gate_up, Gate activation, const View& y) {
+  ZG_ASSERT(activation != Gate::kClampedPairs, "gates and ups in pairs");
+  expect(gate_up, "gate_up", y.dtype, y.rows, 2 * y.cols);
+}
+
 }  // namespace zg::checked

@@ -232,7 +232,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
 
   void swiglu(Stream& s, View gate_up, View y, Gate activation) override {
     expect(y, "y", y.dtype, y.rows, y.cols);
-    expect(gate_up, "gate_up", y.dtype, y.rows, 2 * y.cols);
+    expect_halves(gate_up, activation, y);
     with_type(y.dtype, [&]<class T>() {
       backend_.template swiglu<T>(s, extent_of(y), strided<T>(gate_up), strided<T>(y), activation);
     });
@@ -240,7 +240,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
 
   void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up, Gate activation) override {
     expect(dy, "dy", dy.dtype, dy.rows, dy.cols);
-    expect(gate_up, "gate_up", dy.dtype, dy.rows, 2 * dy.cols);
+    expect_halves(gate_up, activation, dy);
     expect(d_gate_up, "d_gate_up", dy.dtype, dy.rows, 2 * dy.cols);
     with_type(dy.dtype, [&]<class T>() {
       backend_.template swiglu_backward<T>(s, extent_of(dy), strided<T>(gate_up), strided<T>(dy),

@@ -8,7 +8,7 @@
 // Expands op(name) as ZG_FOR_PLAIN_OPS does. sort_slots() is one, too, but has no storage type.
 #define ZG_FOR_ROUTER_OPS(op)                                                               \
   op(route) op(route_backward) op(router_sums) op(gather_rows) op(add_rows) op(expert_gate) \
-      op(expert_gate_backward)
+      op(expert_gate_backward) op(expert_bias_backward)
 
 namespace zg::checked {
 
@@ -163,11 +163,41 @@ class CheckedRouterOps : public Ops {
     const std::int32_t* const order = expect_order(args.order, x.rows, args.per_token);
     expect(x, "x", x.dtype, x.rows, x.cols);
     expect(sum, "sum", acc_of(x.dtype), sum.rows, x.cols);
+    ZG_ASSERT_EQ(static_cast<bool>(args.bias), static_cast<bool>(args.weights));
+    if (args.bias) {
+      expect(args.bias, "bias", x.dtype, 1, x.cols);
+      expect(args.weights, "weights", acc_of(x.dtype), sum.rows, args.per_token);
+    }
     with_type(x.dtype, [&]<class T>() {
-      backend_.template add_rows<T>(
-          s, extent_of(x),
-          AddRows<T>{
-              .x = strided<T>(x), .order = order, .per_token = args.per_token, .sum = strided<Acc<T>>(sum)});
+      backend_.template add_rows<T>(s, extent_of(x),
+                                    AddRows<T>{.x = strided<T>(x),
+                                               .order = order,
+                                               .per_token = args.per_token,
+                                               .sum = strided<Acc<T>>(sum),
+                                               .bias = strided<T>(args.bias).data,
+                                               .weights = strided<Acc<T>>(args.weights)});
+    });
+  }
+
+  void expert_bias_backward(Stream& s, const ExpertBiasBackwardArgs& args) override {
+    const View &dy = args.dy, &weights = args.weights;
+    const DType t = dy.dtype;
+    const std::int32_t* const order = expect_order(args.order, dy.rows, weights.cols);
+    expect(dy, "dy", t, dy.rows, dy.cols);
+    expect(weights, "weights", acc_of(t), weights.rows, weights.cols);
+    expect(args.bias, "bias", t, 1, dy.cols);
+    expect(args.d_weights, "d_weights", acc_of(t), weights.rows, weights.cols);
+    if (args.weighed) expect(args.weighed, "weighed", t, dy.rows, dy.cols);
+    with_type(t, [&]<class T>() {
+      using A = Acc<T>;
+      backend_.template expert_bias_backward<T>(s, extent_of(dy),
+                                                ExpertBiasBackward<T>{.dy = strided<T>(dy),
+                                                                      .order = order,
+                                                                      .weights = strided<A>(weights),
+                                                                      .per_token = weights.cols,
+                                                                      .bias = strided<T>(args.bias).data,
+                                                                      .d_weights = strided<A>(args.d_weights),
+                                                                      .weighed = strided<T>(args.weighed)});
     });
   }
 

@@ -42,6 +42,7 @@ struct CudaKernels {
   static void add_rows(const auto&... args) { cuda::add_rows(launch(), args...); }
   static void expert_gate(const auto&... args) { cuda::expert_gate(launch(), args...); }
   static void expert_gate_backward(const auto&... args) { cuda::expert_gate_backward(launch(), args...); }
+  static void expert_bias_backward(const auto&... args) { cuda::expert_bias_backward(launch(), args...); }
 
   static void for_each_variant(const std::function<void()>& body) { body(); }
   static void for_each_order(const std::function<void()>& body) { test::for_each_order(body); }

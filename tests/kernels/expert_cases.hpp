@@ -7,6 +7,7 @@
 namespace zg::test {
 
 using kernels::AddRows;
+using kernels::ExpertBiasBackward;
 using kernels::ExpertGate;
 using kernels::ExpertGateBackward;
 using kernels::GatherRows;
@@ -321,6 +322,113 @@ TYPED_TEST_P(ExpertRows, AlignedRowsNeedNotBeWholePacks) {
   EXPECT_TRUE(call.d_gate_up.same_bits(expected.d_gate_up));
 }
 
+// Gates in the even columns and ups in the odd ones, both clamped, some of them at the limits; a NaN stays
+// one.
+TYPED_TEST_P(ExpertRows, PairsMatchTheirDefinition) {
+  using T = typename TypeParam::T;
+  using A = typename TypeParam::A;
+  auto random = generator(70);
+  this->for_each_shape([&](std::int64_t cols, Layout layout) {
+    typename ExpertRows<TypeParam>::Gated call(cols, layout, random);
+    call.gate_up.fill_normal(random, 0, 5);
+    call.gate_up.set(1, 0, 7), call.gate_up.set(1, 1, -7), call.gate_up.set(2, 0, NAN),
+        call.gate_up.set(3, 1, NAN);
+    call.send();
+    call.forward(Gate::kClampedPairs);
+    call.backward(Gate::kClampedPairs, call.again, call.d_gate_up);
+    call.y.fetch("y"), call.again.fetch("y again"), call.d_gate_up.fetch("d_gate_up"),
+        call.d_weights.fetch("d_weights");
+    EXPECT_TRUE(call.again.same_bits(call.y));
+    for (std::int64_t r = 0; r < this->kRows; ++r) {
+      double dot = 0, error = 0;
+      for (std::int64_t c = 0; c < cols; ++c) {
+        const double gate = call.gate_up(r, 2 * c), up = call.gate_up(r, 2 * c + 1), e = call.dy(r, c),
+                     w = call.weight(r);
+        if (std::isnan(gate) || std::isnan(up)) {
+          EXPECT_TRUE(std::isnan(call.y(r, c))) << r << ", " << c;
+          dot = NAN;
+          continue;
+        }
+        const double g = std::min(gate, 7.0), u = std::clamp(up, -7.0, 7.0) + 1,
+                     s = 1 / (1 + std::exp(-1.702 * g)), slope = gate > 7 ? 0 : s * (1 + 1.702 * g * (1 - s));
+        const double roundings = TypeParam::sigmoid_roundings(1.702 * g) + 4;
+        // up + 1 may cancel, and so may the terms of the slope.
+        const auto expect = [&](double actual, double expected, double scale) {
+          ASSERT_NEAR(actual, expected, bound<T>(expected, roundings, std::abs(scale))) << gate << ", " << up;
+        };
+        expect(call.y(r, c), g * s * u * w, g * s * (std::abs(u) + 2) * w);
+        expect(call.d_gate_up(r, 2 * c), e * w * u * slope,
+               e * w * (std::abs(u) + 2) * s * (1 + 4 * std::abs(g)));
+        expect(call.d_gate_up(r, 2 * c + 1), std::abs(up) > 7 ? 0 : e * w * g * s, e * w * g * s);
+        dot += e * g * s * u;
+        error += std::abs(e * g * s * (std::abs(u) + 2)) * (roundings + static_cast<double>(cols));
+      }
+      const std::int32_t slot = call.slots[static_cast<std::size_t>(r)];
+      const double found = call.d_weights(slot / this->kPerToken, slot % this->kPerToken);
+      std::isnan(dot) ? EXPECT_TRUE(std::isnan(found)) : EXPECT_NEAR(found, dot, bound<A>(dot, 1, error));
+    }
+    // In place.
+    const Matrix<double> d_weights = call.d_weights.values();
+    call.d_weights.fill(77).send();
+    call.backward(Gate::kClampedPairs, call.dy, call.gate_up);
+    call.dy.fetch("y in place"), call.gate_up.fetch("d_gate_up in place"), call.d_weights.fetch("d_weights");
+    EXPECT_TRUE(call.dy.same_bits(call.again));
+    EXPECT_TRUE(call.gate_up.same_bits(call.d_gate_up));
+  });
+}
+
+TYPED_TEST_P(ExpertRows, BiasesAreWeighed) {
+  using T = typename TypeParam::T;
+  using A = typename TypeParam::A;
+  auto random = generator(71);
+  this->for_each_shape([&](std::int64_t cols, Layout layout) {
+    Operand<T> x(this->kRows, cols, layout), weighed(this->kRows, cols, apart(layout, 2)), bias(1, cols);
+    Operand<A> sum(this->kTokens, cols, apart(layout, 1)), weights(this->kTokens, this->kPerToken),
+        d_weights(this->kTokens, this->kPerToken);
+    std::vector<std::int32_t> slots = slots_of(this->kRows, this->kTokens, this->kPerToken, random);
+    OnDevice<std::int32_t> order(slots);
+    x.fill_normal(random).send(), bias.fill_normal(random).send(), sum.fill(0.5).send();
+    weights.fill_normal(random).send(), d_weights.fill(3).send(), weighed.fill(NAN).send();
+    const Extent extent{this->kRows, cols};
+    TypeParam::add_rows(extent, AddRows<T>{.x = x.read(),
+                                           .order = order.data(),
+                                           .per_token = this->kPerToken,
+                                           .sum = sum.view(),
+                                           .bias = bias.read().data,
+                                           .weights = weights.read()});
+    ExpertBiasBackward<T> args{.dy = x.read(),
+                               .order = order.data(),
+                               .weights = weights.read(),
+                               .per_token = this->kPerToken,
+                               .bias = bias.read().data,
+                               .d_weights = d_weights.view(),
+                               .weighed = weighed.view()};
+    TypeParam::expert_bias_backward(extent, args);
+    args.weighed = {};
+    TypeParam::expert_bias_backward(extent, args);
+    sum.fetch("sum"), weighed.fetch("weighed"), d_weights.fetch("d_weights");
+    for (std::int64_t r = 0; r < this->kRows; ++r) {
+      const std::int32_t slot = slots[static_cast<std::size_t>(r)];
+      const std::int64_t token = slot / this->kPerToken, choice = slot % this->kPerToken;
+      const double w = weights(token, choice);
+      double dot = 0, size = 0;
+      for (std::int64_t c = 0; c < cols; ++c) {
+        const double added = x(r, c) + w * bias(0, c),
+                     size_of_sum = 0.5 + std::abs(x(r, c)) + std::abs(w * bias(0, c));
+        ASSERT_NEAR(sum(token, c), 0.5 + added, bound<A>(0.5 + added, 1, 4 * size_of_sum)) << r << ", " << c;
+        ASSERT_NEAR(weighed(r, c), x(r, c) * w, bound<T>(x(r, c) * w, 1, std::abs(x(r, c) * w)));
+        dot += x(r, c) * bias(0, c), size += std::abs(x(r, c) * bias(0, c));
+      }
+      // The dot product is added twice.
+      ASSERT_NEAR(d_weights(token, choice), 3 + 2 * dot,
+                  bound<A>(3 + 2 * dot, 1, (static_cast<double>(cols) + 4) * (3 + 2 * size)));
+      d_weights.set(token, choice, 3);
+    }
+    for (std::int64_t i = 0; i < this->kTokens * this->kPerToken; ++i)
+      ASSERT_EQ(d_weights(i / this->kPerToken, i % this->kPerToken), 3) << "slot of no row: " << i;
+  });
+}
+
 TYPED_TEST_P(ExpertRows, SameBitsInAnyOrder) {
   auto random = generator(65);
   typename ExpertRows<TypeParam>::Gated call(1500, {}, random);
@@ -367,8 +475,9 @@ TYPED_TEST_P(ExpertRows, NothingOfNoRows) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(ExpertRows, AreGathered, AreAddedAndRoundedOnce, ManyRows,
-                            GatesMatchTheirDefinition, ResultsMayLieWhereOperandsDo,
-                            AWeightOfOneChangesNothing, EachOperandsLayoutIsLookedAt,
-                            AlignedRowsNeedNotBeWholePacks, SameBitsInAnyOrder, NothingOfNoRows);
+                            GatesMatchTheirDefinition, PairsMatchTheirDefinition, BiasesAreWeighed,
+                            ResultsMayLieWhereOperandsDo, AWeightOfOneChangesNothing,
+                            EachOperandsLayoutIsLookedAt, AlignedRowsNeedNotBeWholePacks, SameBitsInAnyOrder,
+                            NothingOfNoRows);
 
 }  // namespace zg::test

@@ -38,6 +38,7 @@ struct HostKernels {
   static void add_rows(const auto&... args) { host::add_rows(args...); }
   static void expert_gate(const auto&... args) { host::expert_gate(args...); }
   static void expert_gate_backward(const auto&... args) { host::expert_gate_backward(args...); }
+  static void expert_bias_backward(const auto&... args) { host::expert_bias_backward(args...); }
 
   // Runs `body` once for each variant of a kernel that may round in another way: here an instruction set.
   static void for_each_variant(const std::function<void()>& body) { for_each_target(body); }

@@ -55,13 +55,14 @@ TYPED_TEST(RouterOps, Routes) {
 
 // What the experts do with their rows.
 TYPED_TEST(RouterOps, ComputesExperts) {
-  for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+  for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh, Gate::kClampedPairs}) {
     Operands<TypeParam> o;
     const auto chosen = o.ids({0, 2, 1, 2, 0, 1, 0, 2, 1, 2, 0, 1}, 2);
     const auto starts = o.id_matrix(1, 4), order = o.id_matrix(1, 2 * kTokens);
     const auto counts = o.id_scratch(o.device().ops().row_groups(), 3);
     const auto tokens = o.t(kTokens, 2 * kColumns), rows = o.t(4, 2 * kColumns), y = o.t(4, kColumns),
                dy = o.t(4, kColumns), d_rows = o.t(4, 2 * kColumns), again = o.t(4, kColumns);
+    const auto bias = o.t(1, kColumns), weighed = o.t(4, kColumns), more = o.t(4, kColumns);
     const auto weights = o.a(kTokens, 2), d_weights = o.a(kTokens, 2), sum = o.a(kTokens, kColumns);
     o.run([&](Ops& ops, Stream& s, auto pick) {
       ops.sort_slots(
@@ -79,6 +80,18 @@ TYPED_TEST(RouterOps, ComputesExperts) {
                                    .d_gate_up = pick(d_rows),
                                    .d_weights = pick(d_weights)});
       ops.add_rows(s, {.x = pick(y), .order = expert, .per_token = 2, .sum = pick(sum)});
+      ops.add_rows(s, {.x = pick(y),
+                       .order = expert,
+                       .per_token = 2,
+                       .sum = pick(sum),
+                       .bias = pick(bias),
+                       .weights = pick(weights)});
+      ops.expert_bias_backward(s, {.dy = pick(more),
+                                   .order = expert,
+                                   .weights = pick(weights),
+                                   .bias = pick(bias),
+                                   .d_weights = pick(d_weights),
+                                   .weighed = pick(weighed)});
     });
   }
 }

@@ -106,9 +106,21 @@ class NaiveRouterOps : public Ops {
     }
   }
   void add_rows(Stream&, const AddRowsArgs& args) override {
-    const auto& [x, order, per_token, sum] = args;
+    const auto& [x, order, per_token, sum, bias, weights] = args;
     for (std::int64_t r = 0; r < x.rows; ++r) {
-      for (std::int64_t c = 0; c < x.cols; ++c) at(sum, id_at(order, 0, r) / per_token, c) += at(x, r, c);
+      const std::int32_t slot = id_at(order, 0, r);
+      for (std::int64_t c = 0; c < x.cols; ++c)
+        at(sum, slot / per_token, c) += at(x, r, c) + (bias ? at_slot(weights, slot) * at(bias, 0, c) : 0);
+    }
+  }
+  void expert_bias_backward(Stream&, const ExpertBiasBackwardArgs& args) override {
+    const auto& [dy, order, weights, bias, d_weights, weighed] = args;
+    for (std::int64_t r = 0; r < dy.rows; ++r) {
+      const std::int32_t slot = id_at(order, 0, r);
+      for (std::int64_t c = 0; c < dy.cols; ++c) {
+        at_slot(d_weights, slot) += at(dy, r, c) * at(bias, 0, c);
+        if (weighed) at(weighed, r, c) = at(dy, r, c) * at_slot(weights, slot);
+      }
     }
   }
 
@@ -116,8 +128,8 @@ class NaiveRouterOps : public Ops {
     const auto& [gate_up, order, weights, gate, y] = args;
     for (std::int64_t r = 0; r < y.rows; ++r) {
       for (std::int64_t c = 0; c < y.cols; ++c) {
-        at(y, r, c) = activated(gate, at(gate_up, r, c)).value * at(gate_up, r, y.cols + c) *
-                      at_slot(weights, id_at(order, 0, r));
+        const Gated g = gated(gate, gate_up, r, c);
+        at(y, r, c) = g.activated.value * g.up.value * at_slot(weights, id_at(order, 0, r));
       }
     }
   }
@@ -128,12 +140,12 @@ class NaiveRouterOps : public Ops {
       const double w = at_slot(weights, slot);
       double dot = 0;
       for (std::int64_t c = 0; c < y.cols; ++c) {
-        const Activated a = activated(gate, at(gate_up, r, c));
-        const double up = at(gate_up, r, y.cols + c), e = at(dy, r, c);
-        dot += e * a.value * up;
-        at(y, r, c) = a.value * up * w;
-        at(d_gate_up, r, c) = e * w * up * a.slope;
-        at(d_gate_up, r, y.cols + c) = e * w * a.value;
+        const auto [a, up] = gated(gate, gate_up, r, c);
+        const double e = at(dy, r, c);
+        dot += e * a.value * up.value;
+        at(y, r, c) = a.value * up.value * w;
+        at(d_gate_up, r, gate_column(gate, c)) = e * w * up.value * a.slope;
+        at(d_gate_up, r, up_column(gate, c, y.cols)) = e * w * a.value * up.slope;
       }
       at_slot(d_weights, slot) = dot;
     }
@@ -171,6 +183,24 @@ class NaiveRouterOps : public Ops {
  private:
   static std::size_t index(const View& ids, std::int64_t row, std::int64_t column) {
     return static_cast<std::size_t>(id_at(ids, row, column));
+  }
+  // Where gate and up of column c lie, and both as they are multiplied.
+  static std::int64_t gate_column(Gate gate, std::int64_t c) {
+    return gate == Gate::kClampedPairs ? 2 * c : c;
+  }
+  static std::int64_t up_column(Gate gate, std::int64_t c, std::int64_t cols) {
+    return gate == Gate::kClampedPairs ? 2 * c + 1 : cols + c;
+  }
+  struct Gated {
+    Activated activated, up;
+  };
+  static Gated gated(Gate gate, const View& gate_up, std::int64_t r, std::int64_t c) {
+    const double g = at(gate_up, r, gate_column(gate, c)),
+                 u = at(gate_up, r, up_column(gate, c, gate_up.cols / 2));
+    if (gate != Gate::kClampedPairs) return {activated(gate, g), {u, 1}};
+    const double x = std::min(g, 7.0), s = 1 / (1 + std::exp(-1.702 * x));
+    return {{x * s, g > 7 ? 0 : s + 1.702 * x * s * (1 - s)},
+            {std::clamp(u, -7.0, 7.0) + 1, std::abs(u) > 7 ? 0.0 : 1.0}};
   }
   static double& at_slot(const View& x, std::int32_t slot) { return at(x, slot / x.cols, slot % x.cols); }
   static double log_sum(const View& logits, std::int64_t n) {

@@ -78,8 +78,8 @@ class Ops : public OpSizes {
   virtual void gelu(Stream& s, View x, View y) = 0;
   // dx = dy * gelu'(x), all T [N,I]; dx may be dy.
   virtual void gelu_backward(Stream& s, View x, View dy, View dx) = 0;
-  // y = activation(gate) * up. gate_up T [N,2I]: gate in the left half of the columns, up in the right; y
-  // T [N,I].
+  // y = activation(gate) * up, without kClampedPairs. gate_up T [N,2I]: gate in the left half of the columns,
+  // up in the right; y T [N,I].
   virtual void swiglu(Stream& s, View gate_up, View y, Gate activation = Gate::kSilu) = 0;
   // dy T [N,I]; d_gate_up T [N,2I], which may be gate_up.
   virtual void swiglu_backward(Stream& s, View gate_up, View dy, View d_gate_up,
@@ -94,10 +94,13 @@ class Ops : public OpSizes {
   virtual void router_sums(Stream& s, const RouterSumsArgs& args) = 0;
   // Sorts slots by expert and then by token.
   virtual void sort_slots(Stream& s, const SortSlotsArgs& args) = 0;
-  // Copies the rows of tokens, and adds rows to the rows of tokens.
+  // Copies the rows of tokens, and adds rows to the rows of tokens, with the bias of an expert's last
+  // product.
   virtual void gather_rows(Stream& s, const GatherRowsArgs& args) = 0;
   virtual void add_rows(Stream& s, const AddRowsArgs& args) = 0;
-  // swiglu() times the weight of each row's slot. The backward also computes the result again.
+  virtual void expert_bias_backward(Stream& s, const ExpertBiasBackwardArgs& args) = 0;
+  // The activation of gate and up times the weight of each row's slot. The backward also computes the result
+  // again.
   virtual void expert_gate(Stream& s, const ExpertGateArgs& args) = 0;
   virtual void expert_gate_backward(Stream& s, const ExpertGateBackwardArgs& args) = 0;
 

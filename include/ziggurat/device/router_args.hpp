@@ -61,14 +61,26 @@ struct AddRowsArgs {
   View order = {};  // i32 [1,M]: slots of M different tokens
   std::int64_t per_token = 1;
   View sum = {};  // A [N,C]; each row of x is added to the row of its slot's token
+  // T [1,C] and A [N,K], or both null: each row of x is added together with its slot's weight times the bias.
+  View bias = {}, weights = {};
+};
+
+struct ExpertBiasBackwardArgs {
+  View dy = {};         // T [M,C]: the gradient of the tokens' rows
+  View order = {};      // i32 [1,M]: slots
+  View weights = {};    // A [N,K]
+  View bias = {};       // T [1,C]
+  View d_weights = {};  // A [N,K]; to each slot's the dot product of dy and the bias is added
+  View weighed = {};    // T [M,C], or null; written: dy times the slot's weight, whose column sums are the
+                        // gradient of the bias
 };
 
 struct ExpertGateArgs {
-  View gate_up = {};  // T [M,2I]: gate in the left half of the columns, up in the right half
+  View gate_up = {};  // T [M,2I], in columns as `gate` has them
   View order = {};    // i32 [1,M]: slots
   View weights = {};  // A [N,K]
   Gate gate = Gate::kSilu;
-  View y = {};  // T [M,I], written: activation(gate) * up * the slot's weight
+  View y = {};  // T [M,I], written: the activation times the slot's weight
 };
 
 struct ExpertGateBackwardArgs {
@@ -77,7 +89,7 @@ struct ExpertGateBackwardArgs {
   View dy = {};         // T [M,I]
   View y = {};          // T [M,I], written: the bits of expert_gate(); may be dy
   View d_gate_up = {};  // T [M,2I], written; may be gate_up
-  View d_weights = {};  // A [N,K]; of each slot the dot product of dy and activation(gate) * up is written
+  View d_weights = {};  // A [N,K]; of each slot the dot product of dy and the activation is written
 };
 
 }  // namespace zg

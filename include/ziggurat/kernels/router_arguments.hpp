@@ -60,7 +60,20 @@ struct AddRows {
   Strided<const T> x;
   const std::int32_t* order = nullptr;
   std::int64_t per_token = 1;
-  Strided<Acc<T>> sum;  // +=
+  Strided<Acc<T>> sum;            // +=
+  const T* bias = nullptr;        // [width], or null
+  Strided<const Acc<T>> weights;  // where there is a bias
+};
+
+template <class T>
+struct ExpertBiasBackward {
+  Strided<const T> dy;
+  const std::int32_t* order = nullptr;
+  Strided<const Acc<T>> weights;
+  std::int64_t per_token = 1;  // columns of the weights
+  const T* bias = nullptr;     // [width]
+  Strided<Acc<T>> d_weights;   // +=
+  Strided<T> weighed;          // or null
 };
 
 template <class T>

@@ -152,8 +152,17 @@ struct Dropout {
 // is computed in the type of the arithmetic.
 enum class NormWeight : std::uint8_t { kPlain, kPlusOne };
 
-// The activation of a gated MLP's gate: silu, or the tanh approximation of GELU (Gemma).
-enum class Gate : std::uint8_t { kSilu, kGeluTanh };
+// How a gated MLP makes its activation of gate and up, which lie in the left and in the right half of the
+// columns:
+//
+//   kSilu         silu(gate) * up
+//   kGeluTanh     the same with the tanh approximation of GELU (Gemma)
+//
+// Experts alone can have kClampedPairs (gpt-oss): gates lie in the even columns and ups in the odd ones, and
+// the activation is g * sigmoid(kPairsSlope * g) * (u + 1), where g is gate, at most kPairsLimit, and u is
+// up, between -kPairsLimit and kPairsLimit. Nothing flows back through a value that was clamped.
+enum class Gate : std::uint8_t { kSilu, kGeluTanh, kClampedPairs };
+inline constexpr double kPairsSlope = 1.702, kPairsLimit = 7;
 
 struct UpdateParams {
   double lr = 0;

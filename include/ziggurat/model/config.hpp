@@ -29,11 +29,17 @@ enum class Arch {
   kMixtral,
   kQwen2Moe,
   kQwen3Moe,
-  kOlmoe
+  kOlmoe,
+  kGraniteMoe,
+  kGptOss,
+  kGlm4Moe,
+  kErnie4Moe,
+  kMinimaxM2
 };
 inline constexpr Arch kFamilies[] = {
-    Arch::kGpt2,   Arch::kLlama,  Arch::kMistral, Arch::kQwen2,    Arch::kQwen3,    Arch::kPhi3, Arch::kOlmo2,
-    Arch::kGemma2, Arch::kGemma3, Arch::kMixtral, Arch::kQwen2Moe, Arch::kQwen3Moe, Arch::kOlmoe};
+    Arch::kGpt2,  Arch::kLlama,      Arch::kMistral, Arch::kQwen2,   Arch::kQwen3,     Arch::kPhi3,
+    Arch::kOlmo2, Arch::kGemma2,     Arch::kGemma3,  Arch::kMixtral, Arch::kQwen2Moe,  Arch::kQwen3Moe,
+    Arch::kOlmoe, Arch::kGraniteMoe, Arch::kGptOss,  Arch::kGlm4Moe, Arch::kErnie4Moe, Arch::kMinimaxM2};
 
 // Dropout rates of training, each at least 0 and below 1.
 struct DropoutRates {
@@ -100,6 +106,12 @@ struct BlockDescription {
   double attention_softcap = 0;      // scores become softcap * tanh(score / softcap); 0: no cap
   double final_softcap = 0;          // the same cap for logits
   bool scaled_embedding = false;     // the embedding is multiplied by sqrt(width)
+  double embedding_multiplier = 1;   // the embedding is multiplied by this
+  double attention_multiplier = 0;   // scores are q k times this; 0: as query_pre_attn_scalar says
+  // The output of attention is multiplied by this before it is added to the residual stream. The block
+  // multiplies the values (v) instead, which is the same. Experts have RouterRule::scale for it.
+  double residual_multiplier = 1;
+  double logits_divisor = 1;  // logits are divided by this
   // `window`: tokens that a query sees, itself included, in the layers for which `windowed` is true. Empty
   // `windowed`: no layer has a window.
   std::int64_t window = 0;
@@ -120,6 +132,9 @@ struct Experts {
   // output is multiplied by the sigmoid of a learned product with the token.
   std::int64_t shared_inner = 0;
   bool shared_gate = false;
+  bool biases = false;  // of the router, and of the matrices of experts
+  // Whether experts are chosen by their scores plus a bias of each (Unit::choice_bias).
+  bool choice_bias = false;
   std::vector<bool> dense = {};  // by layer: whether it has a plain MLP instead; empty: no layer has
   // Experts that are fetched, updated and released together, as one unit; 0: as many as their size suggests
   // (ModelConfig::experts_in_unit()).

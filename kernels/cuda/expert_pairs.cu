@@ -93,7 +93,8 @@ __global__ void __launch_bounds__(32 * kMostWarps)
     if (args.weighed.data != nullptr) args.weighed.row(row)[c] = from_acc<T>(dy * weight);
   }
   team_sum(dot, warps, partials);
-  if (has_row && team.thread == 0) at_slot(args.d_weights, slot, args.per_token) += dot[0];
+  if (has_row && team.thread == 0 && args.d_weights.data != nullptr)
+    at_slot(args.d_weights, slot, args.per_token) += dot[0];
 }
 
 // Warps of a team, and the blocks of teams that have a row each.

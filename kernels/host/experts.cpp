@@ -162,9 +162,10 @@ void expert_bias_backward(Extent extent, const ExpertBiasBackward<T>& args) {
   parallel_for(extent.rows, rows_per_task(extent), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int32_t slot = args.order[r];
-      at_slot(args.d_weights, slot, args.per_token) +=
+      const Acc<T> dot =
           kernel(extent.cols, args.dy.row(r), args.bias, at_slot(args.weights, slot, args.per_token),
                  args.weighed.data != nullptr ? args.weighed.row(r) : nullptr);
+      if (args.d_weights.data != nullptr) at_slot(args.d_weights, slot, args.per_token) += dot;
     }
   });
 }

@@ -174,7 +174,17 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
   }
   checkpoint.expect(masters, Checkpoint::Others::kAny);
   checkpoint.verify(progress);
-  const auto read = [&](const Unit&, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+  const std::vector<float>& biases = checkpoint.manifest().choice_biases;
+  const std::int64_t experts = model.config().experts.count;
+  if (model.config().experts.choice_bias &&
+      static_cast<std::int64_t>(biases.size()) != model.config().layers * experts)
+    throw Error(Errc::kUsage, checkpoint.path(),
+                fmt::format("has {} choice biases of routers, and not {} for each of {} layers", biases.size(),
+                            experts, model.config().layers),
+                "the checkpoint is damaged: export another one");
+  const auto read = [&](const Unit& unit, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+    if (param.offset < 0)
+      return void(std::copy_n(biases.begin() + unit.layer * experts + begin, end - begin, out));
     read_values(checkpoint, param.name, 0, {begin, 1, end - begin, 0}, out);
     if (merged) add_adapter_of(checkpoint, model, param, begin, end, out);
   };

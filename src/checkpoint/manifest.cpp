@@ -165,6 +165,7 @@ std::string CheckpointManifest::text() const {
                         {"last_overflow", scaler->last_overflow},
                         {"hysteresis", scaler->hysteresis}};
   }
+  if (!choice_biases.empty()) j["choice_biases"] = choice_biases;
   j["topology"] = {{"ranks", ranks}, {"processes", processes}, {"shards", shards}, {"zero_stage", stage}};
   j["bits"] = Json::object();
   for (const auto& [key, value] : bits) j["bits"][key] = value;
@@ -226,6 +227,11 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& wh
                                  .hysteresis = s.small("hysteresis")};
     if (!(std::isfinite(m.scaler->scale) && m.scaler->scale > 0))
       s.fail(fmt::format("has {} as \"scale\", a number above 0 expected", m.scaler->scale));
+  }
+  if (json.contains("choice_biases")) {
+    m.choice_biases = r.get<std::vector<float>>("choice_biases");
+    if (!std::all_of(m.choice_biases.begin(), m.choice_biases.end(), [](float b) { return std::isfinite(b); }))
+      r.fail("has \"choice_biases\" that are not finite");
   }
   const Reader t(r.json("topology"), where);
   m.ranks = t.small("ranks", 1);

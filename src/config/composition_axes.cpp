@@ -334,8 +334,12 @@ Choices balances() {
            {"router.balance=sequence"},
            "tokens of each sequence",
            [](Run r) { return r.balance.kind == kSequence; }},
-          {"global", {"router.balance=global"}, "tokens of the whole batch", [](Run r) {
-             return r.balance.kind == kGlobal;
+          {"global",
+           {"router.balance=global"},
+           "tokens of the whole batch",
+           [](Run r) { return r.balance.kind == kGlobal; }},
+          {"bias", {"router.balance=bias"}, "no term, but choice biases that follow the whole batch", [](Run r) {
+             return r.balance.kind == kBias;
            }}};
 }
 

@@ -186,7 +186,7 @@ class CheckedRouterOps : public Ops {
     expect(dy, "dy", t, dy.rows, dy.cols);
     expect(weights, "weights", acc_of(t), weights.rows, weights.cols);
     expect(args.bias, "bias", t, 1, dy.cols);
-    expect(args.d_weights, "d_weights", acc_of(t), weights.rows, weights.cols);
+    if (args.d_weights) expect(args.d_weights, "d_weights", acc_of(t), weights.rows, weights.cols);
     if (args.weighed) expect(args.weighed, "weighed", t, dy.rows, dy.cols);
     with_type(t, [&]<class T>() {
       using A = Acc<T>;

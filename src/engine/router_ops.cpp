@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace zg {
 
@@ -13,6 +14,8 @@ RouterOps::RouterOps(OpContext& context) : context_(context), rows_(context.devi
     numbers_[static_cast<std::size_t>(l)] = static_cast<std::int64_t>(layers_.size());
     layers_.push_back(l);
   }
+  const ModelConfig& c = layout.model->config();
+  if (c.experts.choice_bias) choice_biases_.assign(static_cast<std::size_t>(c.layers * c.experts.count), 0);
 }
 
 void RouterOps::begin_step(double unscale, const Exchange* exchange) {
@@ -40,8 +43,9 @@ ExpertOperands RouterOps::operands(const StepOp& op) {
   const std::int32_t layer = layout.layer_of(op.unit);
   const BalanceOptions& balance = layout.options.balance;
   if (!is_experts(op)) {
+    experts.choice_bias = context_.workspace().choice_bias(layer);
     experts.sums_tokens = trains() && balance.on();
-    experts.balances = trains() && balance.kind != BalanceKind::kNone;
+    experts.balances = trains() && balance.has_term();
     if (trains())
       experts.z_factor = balance.z_coefficient / (unscale_ * static_cast<double>(shape().all_rows));
     return experts;
@@ -55,7 +59,7 @@ ExpertOperands RouterOps::operands(const StepOp& op) {
 void RouterOps::prepare(const StepOp& op) {
   const BalanceOptions& balance = context_.layout.options.balance;
   if (!op.has(Operand::kRouting) || op.kind != OpKind::kBackward || op.goes_on || is_experts(op) ||
-      !trains() || balance.kind == BalanceKind::kNone)
+      !trains() || !balance.has_term())
     return;
   const std::int32_t layer = context_.layout.layer_of(op.unit);
   {
@@ -128,13 +132,28 @@ std::vector<double> RouterOps::numbers() const {
         all[static_cast<std::size_t>(2 + layers_[i] * of.experts + e)] += starts[e + 1] - starts[e];
       if (!layout.options.balance.on()) continue;
       const RouterSums own = sums(static_cast<std::int64_t>(i), m);
-      if (layout.options.balance.kind != BalanceKind::kNone)
+      if (layout.options.balance.has_term())
         all[0] += balance_value(own, factors(static_cast<std::int64_t>(i), m));
       for (std::int64_t s = 0; s < own.sequences; ++s)
         all[1] += own.squares(s) / static_cast<double>(of.all_rows);
     }
   }
   return all;
+}
+
+void RouterOps::move_choice_biases(std::span<const double> numbers) {
+  const Layout& layout = context_.layout;
+  const std::int64_t experts = layout.model->config().experts.count;
+  const auto rate = static_cast<float>(layout.options.balance.bias_rate);
+  for (std::int32_t l = 0; l < layout.layers(); ++l) {
+    if (!layout.routes(l)) continue;
+    const auto first = static_cast<std::size_t>(l * experts);
+    const auto tokens = numbers.subspan(2 + first, static_cast<std::size_t>(experts));
+    const double mean = std::accumulate(tokens.begin(), tokens.end(), 0.0) / static_cast<double>(experts);
+    for (std::size_t e = 0; e < tokens.size(); ++e) {
+      if (tokens[e] != mean) choice_biases_[first + e] += tokens[e] < mean ? rate : -rate;
+    }
+  }
 }
 
 RouterResult RouterOps::result(const Layout& layout, std::span<const double> numbers) {

@@ -23,6 +23,12 @@ class RouterOps {
   void begin_step(double unscale, const Exchange* exchange);
   void begin_evaluation() { unscale_ = 0; }
 
+  // The choice biases of all layers, [layers, experts]; empty if the model has none.
+  std::vector<float>& choice_biases() { return choice_biases_; }
+  // Moves them towards experts with fewer tokens than the mean of their layer, from the sums of numbers() over
+  // all ranks.
+  void move_choice_biases(std::span<const double> numbers);
+
   // The operands of an operation on a layer with experts; waits for the numbers of rows if it computes
   // experts.
   ExpertOperands operands(const StepOp& op);
@@ -54,7 +60,8 @@ class RouterOps {
   RoutedRows rows_;
   std::vector<std::int32_t> layers_;   // that have experts, of this rank
   std::vector<std::int64_t> numbers_;  // by layer: its place in layers_; -1: none
-  double unscale_ = 0;                 // 0: an evaluation
+  std::vector<float> choice_biases_;
+  double unscale_ = 0;  // 0: an evaluation
   const Exchange* exchange_ = nullptr;
   std::vector<double>
       counts_;  // BalanceKind::kGlobal: [layer with experts, expert], of all ranks; empty: not yet

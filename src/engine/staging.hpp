@@ -1,10 +1,13 @@
-// Host memory for the tokens and scalars that the engine itself copies to and from the device. It is pinned
+// Host memory for the tokens, scalars and choice biases that the engine itself copies to and from the device. It
+// is pinned
 // if the device pins host memory, so that copies are DMA and the host does not wait for them. It is a few
 // bytes for each token, and is not charged to the host tier's budget.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/device/memory.hpp"
@@ -42,8 +45,18 @@ class Staging {
       std::memcpy(tokens + 2 * bytes, batch.first_keys,
                   static_cast<std::size_t>(Workspace::document_bytes(layout_)));
   }
-  // Copies the staged micro-batches to the device, and zeroes the workspace's scalars. Returns the bytes
-  // copied.
+  // Stages the choice biases of all layers' routers, [layers, experts], for all later load()s.
+  void put_choice_biases(const std::vector<float>& values) {
+    if (Workspace::choice_bias_bytes(layout_) == 0) return;
+    char* const to = static_cast<char*>(data_) + Workspace::choice_biases_at(layout_);
+    if (layout_.model->accumulator_dtype() == DType::kF64) {
+      std::copy(values.begin(), values.end(), reinterpret_cast<double*>(to));
+    } else {
+      std::copy(values.begin(), values.end(), reinterpret_cast<float*>(to));
+    }
+  }
+  // Copies the staged micro-batches and choice biases to the device, and zeroes the workspace's scalars. Returns
+  // the bytes copied.
   std::int64_t load(Stream& stream, const Workspace& workspace, std::int64_t micro_batches) {
     std::memset(data_, 0, static_cast<std::size_t>(Workspace::scalar_bytes(layout_)));
     const std::int64_t bytes = Workspace::input_bytes(layout_, micro_batches);

@@ -178,7 +178,7 @@ LinkBytes engine_traffic_per_step(const Layout& layout) {
   t[kToDevice] = Workspace::input_bytes(layout, layout.options.micro_batches);
   t[kToHost] = Workspace::scalar_bytes(layout);
   const RoutedRowsShape routed(layout);
-  const std::int64_t factors = layout.options.balance.kind == BalanceKind::kNone ? 0 : routed.factors_bytes();
+  const std::int64_t factors = layout.options.balance.has_term() ? routed.factors_bytes() : 0;
   for (std::int32_t l = 0; l < layout.layers(); ++l) {
     const auto unit = layout.routes(l) ? static_cast<std::int32_t>(layout.model->unit_of(l)) : -1;
     if (unit < 0 || !layout.has_unit(unit)) continue;
@@ -380,12 +380,14 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
     mine.insert(mine.end(), numbers.begin(), numbers.end());
   }
   const auto scalars = exchange(mine);
+  std::vector<double> router_numbers;
   if (routers != nullptr) {
     std::vector<double> sums(mine.size() - own.size());
     for (const std::vector<double>& theirs : scalars) {
       for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[own.size() + i];
     }
     result.routers = RouterOps::result(context_->layout, sums);
+    router_numbers = std::move(sums);
   }
   for (std::size_t r = 0; r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))
     result.loss += scalars[r][0];
@@ -393,6 +395,10 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   result.grad_norm = std::sqrt(squared_norm(scalars, own.size() - 1, place)) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
+  if (finite && context_->layout.options.balance.kind == BalanceKind::kBias) {
+    routers->move_choice_biases(router_numbers);
+    staging_->put_choice_biases(routers->choice_biases());
+  }
   if (!early) {
     weights_->rule = rule;
     weights_->rule.params.skip = result.skipped;
@@ -424,6 +430,19 @@ void StepExecutor::run_updates(const ProgramStart& start) {
   context_->optimizer->synchronize();
   context_->stall.mark(StallCause::kOther);
   context_->compute->synchronize();
+}
+
+void StepExecutor::set_choice_biases(const std::vector<float>& values) {
+  RouterOps* const routers = model_->routers();
+  ZG_ASSERT(routers != nullptr && routers->choice_biases().size() == values.size(), "{} choice biases",
+            values.size());
+  routers->choice_biases() = values;
+  staging_->put_choice_biases(values);
+}
+
+std::vector<float> StepExecutor::choice_biases() const {
+  RouterOps* const routers = model_->routers();
+  return routers != nullptr ? routers->choice_biases() : std::vector<float>();
 }
 
 void StepExecutor::flush() {

@@ -266,9 +266,9 @@ struct UlyssesViews {
 
 AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, const BatchShape& shape) {
   const std::int64_t sequence = shape.first + shape.time * shape.sequence_shard.degree;
-  const double scalar = c.block.query_pre_attn_scalar;
+  const double scalar = c.block.query_pre_attn_scalar, multiplier = c.block.attention_multiplier;
   AttentionRule rule{.window = c.has_window(layer) && c.block.window < sequence ? c.block.window : 0,
-                     .scale = scalar > 0 ? 1 / std::sqrt(scalar) : 0,
+                     .scale = scalar > 0 ? 1 / std::sqrt(scalar) : multiplier,
                      .softcap = c.block.attention_softcap,
                      .sinks = c.block.sinks};
   if (c.scaled_scores && !c.scores_by_layer) return rule;

@@ -46,7 +46,7 @@ inline View documents_of_rows(const BatchShape& shape, const View& documents) {
 
 // The factor of the embedding's output, rounded to the weights' type.
 inline double embedding_factor(const ModelConfig& c, DType t) {
-  if (!c.block.scaled_embedding) return 1;
+  if (!c.block.scaled_embedding) return c.block.embedding_multiplier;
   const double root = std::sqrt(static_cast<double>(c.width));
   const auto single = static_cast<float>(root);
   if (t == DType::kBF16) return static_cast<double>(static_cast<float>(bf16(single)));

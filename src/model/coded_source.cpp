@@ -57,6 +57,7 @@ class CodedSource::Builder {
       }
       return std::nullopt;
     }
+    if (find_(weight_ + "_blocks") != nullptr) return use(weight_ + "_blocks"), build_blocks(), out_;
     if (find_(module_ + ".weight_packed") != nullptr)
       return use(module_ + ".weight_packed"), build_packed(), out_;
     if (find_(module_ + ".qweight") != nullptr) return use(module_ + ".qweight"), build_turned(), out_;
@@ -219,6 +220,23 @@ class CodedSource::Builder {
       out_.zeros_ = bytes_of(*zeros);
     }
     if (const Source* const order = optional(module_ + ".weight_g_idx")) set_groups(*order, groups);
+    out_.codes_ = bytes_of(*codes_), out_.scales_ = scales;
+  }
+
+  // MXFP4 as gpt-oss has it: the rows of all experts, in blocks of 32 elements; the first of two elements is
+  // in the lower half of a byte.
+  void build_blocks() {
+    const std::int64_t rows = out_.rows_, cols = out_.cols_;
+    const Source& scales = need(weight_ + "_scales");
+    if (cols % 32 != 0) fail(*codes_, fmt::format("is MXFP4 with {} columns; blocks have 32", cols));
+    const auto of_rows = [&](const Source& source, Shape behind) {
+      const Shape& shape = source.entry->shape;
+      const bool split = shape.size() == behind.size() + 2 && shape[0] > 0 && rows % shape[0] == 0;
+      behind.insert(behind.begin(), {split ? shape[0] : 1, rows / (split ? shape[0] : 1)});
+      expect(source, {"U8"}, behind);
+    };
+    of_rows(*codes_, {cols / 32, 16}), of_rows(scales, {cols / 32});
+    out_.format_ = {WeightCode::kMxfp4, CodeScale::kPower, 1, 32};
     out_.codes_ = bytes_of(*codes_), out_.scales_ = scales;
   }
 

@@ -158,6 +158,8 @@ void check_experts(const ModelConfig& c) {
   if (e.shared_inner != 0) check_size("the width inside the shared expert", e.shared_inner, kMaxWidth);
   ZG_ASSERT(c.form().gated && c.form().rotates && !c.norms_after() && !c.mlp_bias() && !c.block.fused,
             "experts in blocks of {}", name_of(c.arch));
+  ZG_ASSERT(c.block.gate != Gate::kClampedPairs || (e.dense.empty() && e.shared_inner == 0),
+            "gates in pairs outside of experts, in blocks of {}", name_of(c.arch));
 }
 
 void check_lora(const ModelConfig& c) {

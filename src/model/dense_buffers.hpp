@@ -35,7 +35,9 @@ inline std::int64_t gate_up_columns(const ModelConfig& c) {
 
 // The columns of the widest product with a bias, whose gradient needs scratch; 0 where no product has a bias.
 inline std::int64_t widest_bias(const ModelConfig& c) {
-  const std::int64_t mlp = c.mlp_bias() ? std::max(gate_up_columns(c), c.width) : 0;
+  const std::int64_t mlp = c.mlp_bias()       ? std::max(gate_up_columns(c), c.width)
+                           : c.experts.biases ? c.experts.count  // the router's
+                                              : 0;
   return c.qkv_bias() || c.o_bias() ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
 }
 

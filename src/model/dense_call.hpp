@@ -86,6 +86,11 @@ struct DenseCall {
                  .inverse = inverse,
                  .first_keys = documents_of_rows(call.shape, call.documents)});
   }
+  // Multiplies the values, or their gradients, by BlockDescription::residual_multiplier.
+  void scale_values(const View& qkv) const {
+    const View values = qkv.col_range((c.heads + c.kv_heads) * c.head_size, c.kv_heads * c.head_size);
+    if (c.block.residual_multiplier != 1) ops.scale(s, values, c.block.residual_multiplier, values);
+  }
   // Calls visit(index of the norm's weight, first column, number of columns, heads, stats) for queries and
   // for keys.
   template <class F>

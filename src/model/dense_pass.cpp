@@ -78,6 +78,7 @@ class DenseBackward : DenseCall {
     attention_backward(with_sinks(p.sinks == kNone ? View() : norm_sum(p.sinks)), f.attention, w.attention,
                        w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
+    scale_values(w.d_qkv);
     if (p.q_norm != kNone) {
       for_head_norms(
           [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
@@ -199,6 +200,7 @@ void dense_forward(const Call& call) {
   b.qkv().forward(rows1, qkv);
   b.adapters.forward(AdapterInput::kQkv, rows1, qkv);
   b.normalise_heads(qkv);
+  b.scale_values(qkv);
   b.rope(qkv, false);
   attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
   b.add(b.attention, call.input, b.f.x1);

@@ -7,13 +7,6 @@
 namespace zg::model {
 namespace {
 
-// The parameters of an expert, which is number `i` of its unit, in the order of expert_unit().
-struct ExpertParams {
-  std::size_t gate, up, down;
-  explicit ExpertParams(std::int64_t i)
-      : gate(static_cast<std::size_t>(3 * i)), up(gate + 1), down(gate + 2) {}
-};
-
 // Scratch for the rows of one expert, at most N: a token has an expert once. I = width inside an expert.
 struct ExpertWorkspace {
   View x;             // T [N,C]: the experts' inputs; in a forward, later their outputs
@@ -21,9 +14,10 @@ struct ExpertWorkspace {
   // Of a backward: the gradients of the outputs, T [N,C], and then those of the inputs; the gradient of act,
   // T [N,I].
   View d_output, d_act;
+  View bias_partials;  // A [row groups, widest bias], where experts have biases
   std::int64_t bytes = 0;
 
-  ExpertWorkspace(const ModelConfig& c, DType t, BatchShape shape, void* base) {
+  ExpertWorkspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
     BufferPlan plan(base);
     const std::int64_t n = shape.rows(), inner = c.experts.inner;
     x = plan.take(t, n, c.width);
@@ -31,6 +25,8 @@ struct ExpertWorkspace {
     act = plan.take(t, n, inner);
     d_output = plan.take(t, n, c.width);
     d_act = plan.take(t, n, inner);
+    if (c.experts.biases)
+      bias_partials = plan.take(accumulator_of(t), sizes.row_groups(), std::max(2 * inner, c.width));
     bytes = plan.bytes();
   }
 };
@@ -50,10 +46,37 @@ ExpertRows rows_of(const Call& call, const Routing& routing, std::int64_t expert
   return {routing.order.col_range(starts[expert], starts[expert + 1] - starts[expert])};
 }
 
+// Whether this rank adds the bias of an expert's last product: of the ranks that share the expert, the first
+// one does.
+bool has_bias(const Call& call, const ExpertParams& p) {
+  return p.down_bias != BlockParams::kNone && call.shard.index == 0;
+}
+
+// Adds to the gradients of the slots' weights what the bias of the last product contributes, and writes or
+// adds the bias's own gradient. All ranks that share the expert have the whole gradients of its outputs.
+struct BiasRows {
+  View dy, order, room;  // T [M,C], i32 [1,M], and scratch T [M,C]
+};
+void bias_backward(const Call& call, std::size_t bias, const BiasRows& rows, const View& partials) {
+  const bool trains = static_cast<bool>(call.grads), first = call.shard.index == 0;
+  if (!trains && !first) return;
+  const View weights = routing_of(call).weights, d_weights = sums_of(call).d_weights;
+  call.ops.expert_bias_backward(call.stream, {.dy = rows.dy,
+                                              .order = rows.order,
+                                              .weights = weights,
+                                              .bias = call.weight(bias),
+                                              .d_weights = first ? d_weights : View(),
+                                              .weighed = trains ? rows.room : View()});
+  if (!trains) return;
+  const View d_bias = call.grad(bias);
+  if (call.into == Gradients::kOverwrite) call.ops.zero(call.stream, d_bias);
+  call.ops.bias_backward(call.stream, rows.room, d_bias, partials.col_range(0, d_bias.cols));
+}
+
 }  // namespace
 
 std::int64_t ExpertBlock::workspace_bytes(BatchShape batch, Backward) const {
-  return ExpertWorkspace(config(), shape_.dtype, batch, nullptr).bytes;
+  return ExpertWorkspace(config(), shape_.dtype, batch, *shape_.sizes, nullptr).bytes;
 }
 
 std::vector<TensorParallelCall> ExpertBlock::exchanges(ModelCall call, BatchShape batch) const {
@@ -88,23 +111,29 @@ void ExpertBlock::forward(const Call& call) const {
   Stream& s = call.stream;
   const Routing routing = routing_of(call);
   const View sum = sums_of(call).rows;
-  const ExpertWorkspace w(call.config, call.dtype, call.shape, call.workspace);
+  const ExpertWorkspace w(call.config, call.dtype, call.shape, ops, call.workspace);
   const std::int64_t per_token = call.config.experts.router.per_token;
   for (std::int64_t i = 0; i < unit().expert_count; ++i) {
     const ExpertRows rows = rows_of(call, routing, unit().first_expert + i);
     if (rows.count() == 0) continue;
     ZG_ASSERT(static_cast<bool>(call.weights), "{} has rows, and no weights", unit().name);
-    const ExpertParams p(i);
+    const ExpertParams p(call.config, i);
     const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act);
     ops.gather_rows(s, {.x = routing.x, .order = rows.order, .per_token = per_token, .y = x});
-    Stack(call, p.gate, p.up).forward(x, gate_up);
+    Stack(call, p.gate, p.up, p.gate_bias).forward(x, gate_up);
     ops.expert_gate(s, {.gate_up = gate_up,
                         .order = rows.order,
                         .weights = routing.weights,
                         .gate = call.config.block.gate,
                         .y = act});
     call.linear(act, p.down, {}, x);
-    ops.add_rows(s, {.x = x, .order = rows.order, .per_token = per_token, .sum = sum});
+    const bool biased = has_bias(call, p);
+    ops.add_rows(s, {.x = x,
+                     .order = rows.order,
+                     .per_token = per_token,
+                     .sum = sum,
+                     .bias = biased ? call.weight(p.down_bias) : View(),
+                     .weights = biased ? routing.weights : View()});
   }
   if (!is_last()) return;
   ZG_ASSERT(static_cast<bool>(call.output), "{} ends its layer without an output", unit().name);
@@ -117,7 +146,7 @@ void ExpertBlock::backward(const Call& call) const {
   Stream& s = call.stream;
   const Routing routing = routing_of(call);
   const ExpertSums sums = sums_of(call);
-  const ExpertWorkspace w(call.config, call.dtype, call.shape, call.workspace);
+  const ExpertWorkspace w(call.config, call.dtype, call.shape, ops, call.workspace);
   const std::int64_t per_token = call.config.experts.router.per_token;
   const bool trains = static_cast<bool>(call.grads);
   if (is_last()) {
@@ -128,15 +157,15 @@ void ExpertBlock::backward(const Call& call) const {
   if (trains && call.into == Gradients::kOverwrite) clear_gaps(ops, s, call.grads, call.unit);
   for (std::int64_t i = unit().expert_count; i-- > 0;) {
     const ExpertRows rows = rows_of(call, routing, unit().first_expert + i);
-    const ExpertParams p(i);
+    const ExpertParams p(call.config, i);
     if (rows.count() == 0) {
       if (!trains || call.into == Gradients::kAdd) continue;
-      for (const std::size_t param : {p.gate, p.up, p.down}) ops.zero(s, call.grad(param));
+      for (std::size_t param = p.begin; param < p.end; ++param) ops.zero(s, call.grad(param));
       continue;
     }
     const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act), d_act = rows.of(w.d_act),
                d_rows = rows.of(w.d_output);
-    const Stack stack(call, p.gate, p.up);
+    const Stack stack(call, p.gate, p.up, p.gate_bias, w.bias_partials);
     ops.gather_rows(s, {.x = routing.x, .order = rows.order, .per_token = per_token, .y = x});
     ops.gather_rows(s, {.x = d_output, .order = rows.order, .per_token = per_token, .y = d_rows});
     stack.forward(x, gate_up);
@@ -151,6 +180,8 @@ void ExpertBlock::backward(const Call& call) const {
                                  .d_weights = sums.d_weights});
     if (trains) call.linear_dw(d_rows, act, p.down);
     if (trains) stack.backward_weight(gate_up, x);
+    if (p.down_bias != BlockParams::kNone)
+      bias_backward(call, p.down_bias, {d_rows, rows.order, x}, w.bias_partials);
     stack.backward_input(gate_up, d_rows);
     ops.add_rows(s, {.x = d_rows, .order = rows.order, .per_token = per_token, .sum = sums.rows});
   }

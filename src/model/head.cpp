@@ -71,6 +71,12 @@ Workspace workspace_of(const Call& call, const Call& table, HeadGradients gradie
   return {sizes, call.ops, call.workspace};
 }
 
+// Logits are divided by way of the rows that they are products of.
+void divide(const Call& call, const View& rows) {
+  const double divisor = call.config.block.logits_divisor;
+  if (divisor != 1) call.ops.scale(call.stream, rows, 1 / divisor, rows);
+}
+
 // Normalises this rank's rows, and then gathers the rows of all ranks, which the product needs.
 void norm(const Call& call, const View& x, const Workspace& w) {
   const double eps = call.config.norm_eps;
@@ -87,6 +93,7 @@ void norm(const Call& call, const View& x, const Workspace& w) {
                                    .stats = w.stats,
                                    .weight = call.config.block.norm_weight});
   }
+  divide(call, normed);
   call.all_rows(normed, w.normed);
 }
 
@@ -96,6 +103,7 @@ void norm_backward(const Call& call, const Workspace& w) {
   const View &x = call.input, &dx = call.activation_gradient;
   call.ops.zero(call.stream, dx);
   const View normed = sum.end();
+  divide(call, normed);
   const bool frozen = !call.grads;
   const View weight = call.weight(head::kNormWeight),
              d_weight = frozen ? w.unused.row_range(0, 1) : call.grad(head::kNormWeight);

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <optional>
 
-#include "model/families/family.hpp"
+#include "model/families/decoder.hpp"
 #include "model/foreign_files.hpp"
 #include "model/hf_keys.hpp"
 #include "model/hf_text.hpp"
@@ -152,8 +152,10 @@ ModelConfig parse_model_config(const std::string& json_text, const std::string& 
 std::string write_hf_config(const ModelConfig& c, DType dtype) {
   nlohmann::ordered_json out;
   const model::Family& family = model::family_of(c.arch);
-  if (!c.block.sinks) out["architectures"] = json::array({family.architecture});
-  out["model_type"] = (c.block.sinks ? std::string(kOwnType) : "") + family.model_type;
+  // transformers computes sinks in gpt-oss alone.
+  const bool own = c.block.sinks && !family.rules->always_sinks;
+  if (!own) out["architectures"] = json::array({family.architecture});
+  out["model_type"] = (own ? std::string(kOwnType) : "") + family.model_type;
   family.write(family, c, out);
   out["initializer_range"] = c.init_std;
   out["tie_word_embeddings"] = c.tied;

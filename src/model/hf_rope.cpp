@@ -168,6 +168,15 @@ void read_local_and_global(const Keys& keys, ModelConfig& c) {
     keys.unsupported("rope_parameters", "\"partial_rotary_factor\" 1");
 }
 
+// The fraction of a head that rotates: beside the object with the scaling, or within it, which counts.
+double read_partial(const Keys& keys, const char* object, double fallback, const ModelConfig& c) {
+  if (keys.has(object) && keys.at(object).contains("partial_rotary_factor")) return c.block.rope.partial;
+  const double by_columns =
+      keys.has("rotary_dim") ? static_cast<double>(keys.size("rotary_dim")) / static_cast<double>(c.head_size)
+                             : fallback;
+  return keys.positive("partial_rotary_factor", by_columns);
+}
+
 // The JSON object of a scaling. LongRoPE's original context is a key next to the object, and its factor
 // follows from that context.
 json scaling_object(const RopeScaling& s, std::int64_t context) {
@@ -200,18 +209,19 @@ json scaling_object(const RopeScaling& s, std::int64_t context) {
 
 }  // namespace
 
-void read_rope(const Keys& keys, RopeKeys which, ModelConfig& c) {
+void read_rope(const Keys& keys, RopeKeys which, ModelConfig& c, double default_partial) {
   if (which == RopeKeys::kLocalAndGlobal) return read_local_and_global(keys, c);
   const double theta = keys.positive("rope_theta", 10000);
   const char* const key = key_of(keys);
+  const bool interleaved = c.block.rope.interleaved;
   c.block.rope = read_object(keys, key, keys.has(key) ? keys.at(key) : json(), which, c, theta);
+  c.block.rope.interleaved = interleaved;
   if (keys.has(key) && std::string_view(key) == "rope_scaling" && !keys.at(key).contains("rope_type") &&
       !keys.at(key).contains("type"))
     keys.unsupported(key, "null, or an object with \"rope_type\"");
   const double partial = keys.positive("partial_rotary_factor", c.block.rope.partial);
-  if (which == RopeKeys::kLong) {
-    const bool said = keys.has(key) && keys.at(key).contains("partial_rotary_factor");
-    if (!said) c.block.rope.partial = partial;
+  if (which == RopeKeys::kLong || which == RopeKeys::kPartial) {
+    c.block.rope.partial = read_partial(keys, key, default_partial, c);
   } else if (partial != 1 || c.block.rope.partial != 1) {
     keys.unsupported(keys.has("partial_rotary_factor") ? "partial_rotary_factor" : key, "1");
   }
@@ -221,7 +231,7 @@ void write_rope(const ModelConfig& c, RopeKeys which, nlohmann::ordered_json& ou
   const Rope& rope = c.block.rope;
   out["rope_theta"] = rope.theta;
   if (c.block.window_rope) out["rope_local_base_freq"] = c.block.window_rope->theta;
-  if (which == RopeKeys::kLong) out["partial_rotary_factor"] = rope.partial;
+  if (which == RopeKeys::kLong || which == RopeKeys::kPartial) out["partial_rotary_factor"] = rope.partial;
   if (rope.scaling.kind == Kind::kNone) return;
   if (which == RopeKeys::kLong) out["original_max_position_embeddings"] = rope.scaling.original;
   out["rope_scaling"] = scaling_object(rope.scaling, c.context);

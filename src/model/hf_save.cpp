@@ -6,18 +6,39 @@
 
 namespace zg {
 namespace hf {
+namespace {
 
-Placed add_plain(WeightFiles& files, const Unit& unit, const Param& p, DType dtype, const Placed& last) {
-  if (p.file_row > 0) return {&unit, &p, last.place};
-  const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
-  FileTensor tensor{p.name_in_files(), dtype == DType::kBF16 ? "BF16" : "F32", {rows, p.whole_cols}};
-  if (p.vector) tensor.shape = {p.whole_cols};
-  if (p.conv1d) tensor.shape = {p.whole_cols, rows};
-  tensor.bytes = rows * p.whole_cols * static_cast<std::int64_t>(size_of(dtype));
-  return {&unit, &p, files.add({tensor})};
+const char* name_of_type(DType dtype) {
+  return dtype == DType::kBF16 ? "BF16" : "F32";
+}
+
+}  // namespace
+
+void PlainTensors::add(WeightFiles& files, const Unit& unit) {
+  for (const Param& p : unit.params) add(files, unit, p, dtype_);
+  add_choice_bias(files, unit);
+}
+
+void PlainTensors::add(WeightFiles& files, const Unit& unit, const Param& p, DType dtype) {
+  const std::string& name = p.name_in_files();
+  auto place = places_.find(name);
+  if (place == places_.end()) {
+    const std::int64_t bytes = p.rows_in_files() * p.whole_cols * static_cast<std::int64_t>(size_of(dtype));
+    place = places_.emplace(name, files.add({{name, name_of_type(dtype), p.shape_in_files(), bytes}})).first;
+    bytes_ += bytes;
+  }
+  list_.push_back({&unit, &p, dtype, place->second});
+}
+
+void PlainTensors::write(OutputFile& file, const WeightFiles& files, std::size_t shard,
+                         PlainWriter& writer) const {
+  for (const Placed& placed : list_) {
+    if (placed.place.shard == shard) writer.write(file, files, placed);
+  }
 }
 
 void PlainWriter::write(OutputFile& file, const WeightFiles& files, const Placed& t) {
+  dtype_ = t.dtype;
   const std::int64_t at = files.tensor(t.place).begin + t.param->file_row * t.param->whole_cols * width();
   t.param->conv1d ? write_transposed(file, at, t) : write_straight(file, at, t);
 }
@@ -86,17 +107,11 @@ void save_hf(const std::string& directory, const Model& model, DType dtype, cons
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16, "{}", name_of(dtype));
   ZG_ASSERT_GE(shard_bytes, 1);
   hf::WeightFiles files(shard_bytes);
-  std::vector<hf::Placed> params;
-  for (const Unit& unit : model.units()) {
-    for (const Param& p : unit.params)
-      params.push_back(hf::add_plain(files, unit, p, dtype, params.empty() ? hf::Placed{} : params.back()));
-  }
-  hf::PlainWriter writer(dtype, read);
-  files.save(directory, write_hf_config(model.config(), dtype), [&](OutputFile& file, std::size_t shard) {
-    for (const hf::Placed& t : params) {
-      if (t.place.shard == shard) writer.write(file, files, t);
-    }
-  });
+  hf::PlainTensors tensors(dtype);
+  for (const Unit& unit : model.units()) tensors.add(files, unit);
+  hf::PlainWriter writer(read);
+  files.save(directory, write_hf_config(model.config(), dtype),
+             [&](OutputFile& file, std::size_t shard) { tensors.write(file, files, shard, writer); });
 }
 
 }  // namespace zg

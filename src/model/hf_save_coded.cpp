@@ -50,16 +50,20 @@ class CodedWriter {
     if (model.config().arch == Arch::kGpt2)
       fail("is of the family gpt2, whose matrices no library reads in few bits",
            "quantise a model of another family");
+    if (model::family_of(model.config().arch).files.block.fused_experts)
+      fail(fmt::format("is of the family {}, whose files have all experts of a layer in one tensor, which no "
+                       "library reads in few bits",
+                       name_of(model.config().arch)),
+           "quantise a model of another family");
     for (const Unit& unit : model.units()) add(unit);
+    result.bytes += plain_.bytes();
   }
 
   void save(const std::string& directory, const std::function<void(std::int64_t, std::int64_t)>& progress) {
     for (const Matrix& m : matrices_) all_ += m.rows * m.cols * static_cast<std::int64_t>(sizeof(float));
-    hf::PlainWriter plain(dtype_, read_);
+    hf::PlainWriter plain(read_);
     files_.save(directory, config(), [&](OutputFile& file, std::size_t shard) {
-      for (const hf::Placed& p : plain_) {
-        if (p.place.shard == shard) plain.write(file, files_, p);
-      }
+      plain_.write(file, files_, shard, plain);
       for (const Matrix& m : matrices_) {
         if (m.codes.shard == shard) write(file, m, progress);
       }
@@ -76,16 +80,14 @@ class CodedWriter {
   void add(const Unit& unit) {
     for (const Param& p : unit.params) {
       if (stays_plain(unit, p)) {
-        plain_.push_back(
-            hf::add_plain(files_, unit, p, dtype_, plain_.empty() ? hf::Placed{} : plain_.back()));
-        const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
-        if (p.file_row == 0) result.bytes += rows * p.whole_cols * static_cast<std::int64_t>(size_of(dtype_));
+        plain_.add(files_, unit, p);
       } else if (p.file_row > 0) {
         matrices_.back().params.push_back(&p);
       } else {
         add_matrix(unit, p);
       }
     }
+    plain_.add_choice_bias(files_, unit);
   }
 
   static bool stays_plain(const Unit& unit, const Param& p) { return p.vector || unit.layer < 0 || p.routes; }
@@ -102,8 +104,7 @@ class CodedWriter {
 
   void add_matrix(const Unit& unit, const Param& p) {
     Matrix m;
-    m.unit = &unit, m.params = {&p}, m.rows = p.file_rows > 0 ? p.file_rows : p.whole_rows,
-    m.cols = p.whole_cols;
+    m.unit = &unit, m.params = {&p}, m.rows = p.rows_in_files(), m.cols = p.whole_cols;
     m.format = format();
     const CodeFormat& f = m.format;
     const std::string name = m.name(), module = m.module();
@@ -336,7 +337,7 @@ class CodedWriter {
   const ReadParam& read_;
   std::int64_t group_ = 0;  // kInt4
   WeightFiles files_{kShardBytes};
-  std::vector<hf::Placed> plain_;
+  hf::PlainTensors plain_{dtype_};
   std::vector<Matrix> matrices_;
   std::int64_t done_ = 0, all_ = 0;
   std::vector<float> values_, decoded_;

@@ -11,6 +11,7 @@
 #include "model/foreign_files.hpp"
 #include "model/hf_text.hpp"
 #include "model/safetensors_values.hpp"
+#include "model/units.hpp"
 #include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -25,6 +26,7 @@ struct Place {
   Source source;
   std::int64_t first = 0;
   const CodedSource* coded = nullptr;  // instead of `source`
+  bool choice_bias = false;            // of a router
 
   void read(std::int64_t begin, std::int64_t end, float* out) const {
     if (coded != nullptr) return coded->read(first + begin, first + end, out);
@@ -60,10 +62,10 @@ using Aliases = std::map<std::string, std::string>;
 
 // The place of a matrix's elements in a file that stores the matrix as [columns, rows].
 struct Turned {
-  std::int64_t rows, first_row, first_col;
+  std::int64_t begin, rows, first_row, first_col;  // begin: the matrix's first element in its tensor
 
   std::int64_t element(std::int64_t row, std::int64_t col) const {
-    return (first_col + col) * rows + first_row + row;
+    return begin + (first_col + col) * rows + first_row + row;
   }
 };
 
@@ -165,6 +167,9 @@ bool begins_with_any(const std::string& name, std::span<const std::string_view> 
 std::string own_name(const model::FileNames& files, std::string name) {
   while (begins_with_any(name, std::array<std::string_view, 2>{"_orig_mod.", "module."}))
     name.erase(0, name.find('.') + 1);
+  for (const auto& [part, by] : files.renamed) {
+    if (const std::size_t at = name.find(part); at != name.npos) name.replace(at, part.size(), by);
+  }
   const std::string_view model = files.model;
   if (!files.kept) return name.rfind(model, 0) == 0 ? name.substr(model.size()) : name;
   return begins_with_any(name, files.own) ? files.model + name : name;
@@ -313,18 +318,52 @@ const Source* find_param(const Directory& directory, const ModelConfig& config, 
   return source == nullptr && table ? directory.find(kHeadName) : source;
 }
 
-// The coded matrices of the model.
-Coded find_coded(const Directory& directory, const Model& model, const Quantization& quantization) {
+// An expert's matrix in the tensors of all experts of its layer, where transformers has them in place of a
+// tensor for each matrix: gate's rows, then up's.
+void find_in_all_experts(const ModelConfig& config, const Unit& unit, std::size_t index, Param& p) {
+  const model::BlockNames& names = model::family_of(config.arch).files.block;
+  const auto each =
+      static_cast<std::size_t>(unit.params.size()) / static_cast<std::size_t>(unit.expert_count);
+  const std::int64_t expert = unit.first_expert + static_cast<std::int64_t>(index / each);
+  const model::ExpertParams of(config, static_cast<std::int64_t>(index / each));
+  const bool down = index == of.down;
+  const std::size_t layer_end = p.name.find(names.experts);
+  p.file_name = p.name.substr(0, layer_end) + (down ? names.all_down : names.all_gate_up);
+  p.file_slices = config.experts.count;
+  const std::int64_t of_slice = down ? p.whole_rows : 2 * p.whole_rows;
+  p.file_rows = of_slice * p.file_slices;
+  p.file_row = expert * of_slice + (index == of.up ? p.whole_rows : 0);
+}
+
+// What is read from files, as the directory has it: all parameters but adapters, and choice biases.
+std::vector<Param> params_in_files(const Directory& directory, const Model& model) {
+  const ModelConfig& config = model.config();
+  std::vector<Param> list;
+  for (const Unit& unit : model.units()) {
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      if (unit.params[i].adapter) continue;
+      Param& p = list.emplace_back(unit.params[i]);
+      if (!unit.is_experts() || !p.file_name.empty()) continue;
+      Param fused = p;
+      find_in_all_experts(config, unit, i, fused);
+      const Source* const source = directory.find(fused.file_name);
+      if (source != nullptr && float_dtype(source->entry->dtype)) p = std::move(fused);
+    }
+    if (unit.choice_bias) list.push_back(*unit.choice_bias);
+  }
+  return list;
+}
+
+// The coded matrices among the parameters.
+Coded find_coded(const Directory& directory, const std::vector<Param>& params,
+                 const Quantization& quantization) {
   Coded coded;
   const FindSource find = [&](const std::string& name) { return directory.find(name); };
-  for (const Unit& unit : model.units()) {
-    for (const Param& p : unit.params) {
-      const std::string& name = p.name_in_files();
-      if (p.adapter || p.vector || coded.count(name) != 0) continue;
-      const std::int64_t rows = p.file_rows > 0 ? p.file_rows : p.whole_rows;
-      if (auto matrix = CodedSource::find(name, rows, p.whole_cols, quantization, find))
-        coded.emplace(name, std::move(*matrix));
-    }
+  for (const Param& p : params) {
+    const std::string& name = p.name_in_files();
+    if (p.vector || coded.count(name) != 0) continue;
+    if (auto matrix = CodedSource::find(name, p.rows_in_files(), p.whole_cols, quantization, find))
+      coded.emplace(name, std::move(*matrix));
   }
   return coded;
 }
@@ -339,15 +378,13 @@ bool is_zero_bias(const Source& source, const std::string& name, const Coded& co
   return std::all_of(values.begin(), values.end(), [](float v) { return v == 0; });
 }
 
-void refuse_missing(const Directory& directory, const Model& model, const Coded& coded) {
+void refuse_missing(const Directory& directory, const std::vector<Param>& params, const Model& model,
+                    const Coded& coded) {
   std::vector<std::string> missing;
-  for (const Unit& unit : model.units()) {
-    for (const Param& p : unit.params) {
-      if (p.adapter) continue;
-      const std::string& name = p.name_in_files();
-      if (coded.count(name) != 0 || find_param(directory, model.config(), name) != nullptr) continue;
-      if (missing.empty() || missing.back() != name) missing.push_back(name);
-    }
+  for (const Param& p : params) {
+    const std::string& name = p.name_in_files();
+    if (coded.count(name) != 0 || find_param(directory, model.config(), name) != nullptr) continue;
+    if (missing.empty() || missing.back() != name) missing.push_back(name);
   }
   if (missing.empty()) return;
   if (missing.size() == 1 && missing[0] == kHeadName) {
@@ -371,9 +408,7 @@ void refuse_missing(const Directory& directory, const Model& model, const Coded&
 // Checks the source's shape and dtype against the parameter, and returns it with its dtype filled in.
 Source checked(const Source& source, const Param& p) {
   const SafeTensors::Entry& entry = *source.entry;
-  std::vector<std::int64_t> expected = {p.file_rows > 0 ? p.file_rows : p.whole_rows, p.whole_cols};
-  if (p.conv1d) expected = {p.whole_cols, p.whole_rows};
-  if (p.vector) expected = {p.whole_cols};
+  const std::vector<std::int64_t> expected = p.shape_in_files();
   if (entry.shape != expected) {
     throw Error(Errc::kUsage, source.file->path(),
                 fmt::format("{} has the shape {}; the configuration asks for {}", hf::in_quotes(entry.name),
@@ -413,22 +448,21 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
     : state_(std::make_unique<State>()) {
   const ModelConfig& config = model.config();
   const Directory directory(directory_path, model::family_of(config.arch).files, state_->files);
-  state_->coded = find_coded(directory, model, read_quantization(directory_path));
-  refuse_missing(directory, model, state_->coded);
+  const std::vector<Param> params = params_in_files(directory, model);
+  state_->coded = find_coded(directory, params, read_quantization(directory_path));
+  refuse_missing(directory, params, model, state_->coded);
   std::set<std::string> known;
   for (const auto& [name, matrix] : state_->coded) known.insert(matrix.names().begin(), matrix.names().end());
-  for (const Unit& unit : model.units()) {
-    for (const Param& p : unit.params) {
-      if (p.adapter) continue;  // they have files of their own
-      if (const auto coded = state_->coded.find(p.name_in_files()); coded != state_->coded.end()) {
-        state_->params[p.name] = {{}, p.file_row * p.whole_cols, &coded->second};
-        continue;
-      }
-      const Source source = checked(*find_param(directory, config, p.name_in_files()), p);
-      state_->params[p.name] = {source, p.file_row * p.whole_cols};
-      known.insert(p.name_in_files());
-      if (config.tied && p.name == table_name(config.arch)) refuse_untied_pair(directory, config, p);
+  for (const Param& p : params) {
+    Place& place = state_->params[p.name];
+    place.first = p.file_row * p.whole_cols, place.choice_bias = p.offset < 0;
+    if (const auto coded = state_->coded.find(p.name_in_files()); coded != state_->coded.end()) {
+      place.coded = &coded->second;
+      continue;
     }
+    place.source = checked(*find_param(directory, config, p.name_in_files()), p);
+    known.insert(p.name_in_files());
+    if (config.tied && p.name == table_name(config.arch)) refuse_untied_pair(directory, config, p);
   }
   std::vector<std::string> left_out;
   for (const auto& [name, source] : directory.sources()) {
@@ -448,6 +482,18 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
 }
 
 HfWeights::~HfWeights() = default;
+
+std::vector<float> HfWeights::choice_biases(const Model& model) const {
+  const ModelConfig& c = model.config();
+  std::vector<float> biases;
+  if (!c.experts.choice_bias) return biases;
+  biases.resize(static_cast<std::size_t>(c.layers * c.experts.count));
+  for (const Unit& unit : model.units()) {
+    if (unit.choice_bias)
+      read(*unit.choice_bias, 0, c.experts.count, biases.data() + unit.layer * c.experts.count);
+  }
+  return biases;
+}
 
 bool HfWeights::any_coded() const {
   return !state_->coded.empty();
@@ -479,7 +525,8 @@ std::vector<std::string> HfWeights::files() const {
 
 bool HfWeights::all_bf16() const {
   return std::all_of(state_->params.begin(), state_->params.end(), [](const auto& of) {
-    return of.second.coded != nullptr || of.second.source.dtype == DType::kBF16;
+    const Place& place = of.second;
+    return place.coded != nullptr || place.choice_bias || place.source.dtype == DType::kBF16;
   });
 }
 
@@ -501,8 +548,8 @@ void HfWeights::read(const Param& param, std::int64_t begin, std::int64_t end, f
     const std::int64_t offset = band.line * param.cols;
     const std::int64_t from = std::max(begin, offset), to = std::min(end, offset + band.lines * param.cols);
     if (from >= to) continue;
-    read_transposed(place.source, {param.whole_rows, band.whole_line, param.first_col}, param.cols,
-                    from - offset, to - offset, out + from - begin);
+    read_transposed(place.source, {place.first, param.whole_rows, band.whole_line, param.first_col},
+                    param.cols, from - offset, to - offset, out + from - begin);
   }
 }
 

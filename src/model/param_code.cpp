@@ -42,7 +42,7 @@ bool begins_within_byte(const CodeFormat& format, const CodePart& part) {
 }  // namespace
 
 CodePart code_part(const Param& p, std::int64_t first_row, std::int64_t rows) {
-  CodePart part{.matrix_rows = p.file_rows > 0 ? p.file_rows : p.whole_rows,
+  CodePart part{.matrix_rows = p.rows_in_files(),
                 .matrix_cols = p.whole_cols,
                 .runs = {},
                 .first_col = p.first_col,

@@ -8,9 +8,9 @@ namespace {
 
 constexpr const char* kKey = "quantization_config";
 constexpr const char* kReadable =
-    "weights of bitsandbytes (NF4), fp8, compressed-tensors (pack-quantized INT4, MXFP4, FP8), gptq and awq "
-    "(4 bits) can "
-    "be read; fetch the model in one of these forms, or with plain weights";
+    "weights of bitsandbytes (NF4), fp8, mxfp4, compressed-tensors (pack-quantized INT4, MXFP4, FP8), gptq "
+    "and "
+    "awq (4 bits) can be read; fetch the model in one of these forms, or with plain weights";
 
 [[noreturn]] void refuse(const Keys& keys, const std::string& problem, const std::string& hint = kReadable) {
   throw Error(Errc::kUsage, keys.where(), problem, hint);
@@ -94,6 +94,7 @@ Quantization read_quantization(const Keys& config) {
   if (method == "compressed-tensors") return read_compressed_tensors(keys);
   if (method == "gptq") return read_gptq(keys);
   if (method == "awq") return read_awq(keys);
+  if (method == "mxfp4") return {.method = Quantization::Method::kMxfp4};
   refuse(keys, method.empty() ? "has no \"quant_method\""
                               : fmt::format("\"quant_method\" is {}", in_quotes(method)));
 }

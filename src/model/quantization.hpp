@@ -9,7 +9,7 @@
 namespace zg::hf {
 
 struct Quantization {
-  enum class Method { kNone, kBitsAndBytes, kFp8, kCompressedTensors, kGptq, kAwq };
+  enum class Method { kNone, kBitsAndBytes, kFp8, kCompressedTensors, kGptq, kAwq, kMxfp4 };
   Method method = Method::kNone;
   // kFp8: elements that share a scale; 0: a matrix has one scale, or one for each row.
   std::int64_t block_rows = 0, block_cols = 0;

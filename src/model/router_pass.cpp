@@ -74,8 +74,9 @@ void router_forward(const DenseCall& b) {
   const View x = call.all_rows(b.norm2(), routing.x);
   const bool again = call.model_call == ModelCall::kBlockAgain;
   if (!again) {
-    call.linear(x, call.weight(b.p.router), {}, routing.logits);
+    call.linear(x, call.weight(b.p.router), b.bias(b.p.router_bias), routing.logits);
     b.ops.route(b.s, {.logits = routing.logits,
+                      .choice_bias = call.experts.choice_bias,
                       .rule = b.c.experts.router,
                       .chosen = routing.chosen,
                       .weights = routing.weights});
@@ -116,7 +117,12 @@ View router_backward(const DenseCall& b, const View& dx) {
                              .balance = call.experts.balances ? sums.balance : View(),
                              .z_factor = call.experts.z_factor,
                              .d_logits = b.w.d_logits});
-  if (call.grads) call.linear_dw(b.w.d_logits, routing.x, call.grad(b.p.router));
+  if (call.grads) {
+    const View d_router = call.grad(b.p.router);
+    b.p.router_bias == kNone
+        ? call.linear_dw(b.w.d_logits, routing.x, d_router)
+        : call.linear_dw_db(b.w.d_logits, routing.x, d_router, call.grad(b.p.router_bias), b.w.bias_partials);
+  }
   // All ranks have the same gradient of the logits; the sum over ranks counts it once.
   if (call.shard.index == 0) call.linear_dx_more(b.w.d_logits, call.weight(b.p.router), sums.rows);
   b.ops.cast(b.s, sums.rows, b.w.d_norm);

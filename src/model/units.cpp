@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "model/adapters.hpp"
 #include "model/families/family.hpp"
@@ -91,17 +92,18 @@ class UnitBuilder {
   static Init norm_init(const BlockDescription& block) {
     return block.norm_weight == NormWeight::kPlusOne ? Init::kZero : Init::kOne;
   }
-  // Files store the last `count` matrices as one, with their rows one after the other.
-  void fuse(std::size_t count, const std::string& name) {
+  // Files store the last `count` parameters as one, with their rows one after the other: as the whole tensor,
+  // or as one of its slices.
+  void fuse(std::size_t count, const std::string& name, std::int64_t slice = 0, std::int64_t slices = 0) {
+    const std::span last(unit_.params.end() - static_cast<std::ptrdiff_t>(count), unit_.params.end());
     std::int64_t rows = 0;
-    for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i) {
-      Param& p = unit_.params[i];
+    for (const Param& p : last) rows += p.whole_rows;
+    std::int64_t row = slice * rows;
+    for (Param& p : last) {
       p.file_name = prefix_ + name;
-      p.file_row = rows;
-      rows += p.whole_rows;
+      p.file_row = row, p.file_rows = std::max<std::int64_t>(1, slices) * rows, p.file_slices = slices;
+      row += p.whole_rows;
     }
-    for (std::size_t i = unit_.params.size() - count; i < unit_.params.size(); ++i)
-      unit_.params[i].file_rows = rows;
   }
   // Adds A and B of an adapter. If ranks split its module by outputs, they hold the same `rows` of B; copies:
   // several ranks may hold one row. If they split it by inputs, they hold the same columns of A.
@@ -227,16 +229,58 @@ void add_gated_mlp(UnitBuilder& b, const ModelConfig& c, const std::string& path
   b.matrix_by_columns(name(names.expert_down), c.width, inner, Init::kNormalResidual);
 }
 
+// Adds an expert's parameters in the order of ExpertParams.
+void add_expert(UnitBuilder& b, const ModelConfig& c, std::int64_t e) {
+  const BlockNames& names = family_of(c.arch).files.block;
+  const std::string path = fmt::format("{}.{}", names.experts, e);
+  const std::int64_t inner = c.experts.inner, count = c.experts.count;
+  if (!names.fused_experts) return add_gated_mlp(b, c, path, inner);
+  const bool pairs = experts_in_pairs(c);
+  const auto in_files = [&](std::size_t matrices, const std::string& name) {
+    b.fuse(matrices, name, e, count);
+  };
+  b.set_transposed(names.transposed_experts);
+  if (pairs) {
+    b.matrix(path + ".gate_up_proj", 2 * inner, c.width, b.piece(2 * inner), Init::kNormal);
+  } else {
+    b.matrix(path + ".gate_proj", inner, c.width, b.piece(inner), Init::kNormal);
+    b.matrix(path + ".up_proj", inner, c.width, b.piece(inner), Init::kNormal);
+  }
+  in_files(pairs ? 1 : 2, names.all_gate_up);
+  if (c.experts.biases) {
+    b.vector(path + ".gate_up_proj_bias", 2 * inner, b.piece(2 * inner), Init::kZero);
+    in_files(1, fmt::format("{}_bias", names.all_gate_up));
+  }
+  b.matrix_by_columns(path + ".down_proj", c.width, inner, Init::kNormalResidual);
+  in_files(1, names.all_down);
+  if (c.experts.biases) {
+    b.vector(path + ".down_proj_bias", c.width, b.all(c.width), Init::kZero);
+    in_files(1, fmt::format("{}_bias", names.all_down));
+  }
+}
+
 // The experts [first, first + count) of a layer.
 Unit expert_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer, std::int64_t first,
                  std::int64_t count) {
   const std::int64_t group = first / c.experts_in_unit();
   UnitBuilder b(shard, fmt::format("block.{}.experts.{}", layer, group), layer_prefix(c, layer));
-  for (std::int64_t e = first; e < first + count; ++e)
-    add_gated_mlp(b, c, fmt::format("{}.{}", family_of(c.arch).files.block.experts, e), c.experts.inner);
+  for (std::int64_t e = first; e < first + count; ++e) add_expert(b, c, e);
   Unit unit = b.take();
   unit.first_expert = static_cast<std::int32_t>(first), unit.expert_count = static_cast<std::int32_t>(count);
   return unit;
+}
+
+// The choice bias of a layer's router, of which every rank has a copy.
+Param choice_bias_of(const ModelConfig& c, std::int64_t layer) {
+  const BlockNames& names = family_of(c.arch).files.block;
+  Param p;
+  p.name = layer_prefix(c, layer) + names.choice_bias;
+  p.vector = true;
+  p.cols = p.whole_cols = c.experts.count;
+  p.offset = -1;
+  p.bands = {{0, 0, p.cols}};
+  if (names.choice_bias_is_row) p.file_rows = 1;
+  return p;
 }
 
 // Adds a block's parameters in the order of BlockParams.
@@ -293,6 +337,8 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
     const Experts& experts = c.experts;
     b.matrix(fmt::format("{}.weight", names.router), experts.count, c.width, b.all(experts.count),
              Init::kNormal);
+    if (experts.biases)
+      b.vector(fmt::format("{}.bias", names.router), experts.count, b.all(experts.count), Init::kZero);
     if (experts.shared_inner > 0) add_gated_mlp(b, c, names.shared, experts.shared_inner);
     if (experts.shared_gate)
       b.matrix(fmt::format("{}.weight", names.shared_gate), 1, c.width, b.all(1), Init::kNormal);
@@ -301,6 +347,7 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
     for (const std::size_t i : {p.router, p.shared_gate}) {
       if (i != BlockParams::kNone) unit.params[i].routes = true;
     }
+    if (experts.choice_bias) unit.choice_bias = choice_bias_of(c, layer);
     return unit;
   }
   matrix(names.gate, c.inner, b.piece(c.inner));
@@ -372,7 +419,7 @@ BlockParams::BlockParams(const ModelConfig& c, std::int64_t layer) {
   norm2 = next(before), norm2_bias = next(before && form.layer_norms);
   if (c.has_experts(layer)) {
     const bool shared = c.experts.shared_inner > 0;
-    router = next(true);
+    router = next(true), router_bias = next(c.experts.biases);
     gate = next(shared), up = next(shared), down = next(shared);
     shared_gate = next(c.experts.shared_gate);
     return;
@@ -381,6 +428,16 @@ BlockParams::BlockParams(const ModelConfig& c, std::int64_t layer) {
   gate_bias = next(c.mlp_bias()), (void)next(c.mlp_bias() && form.gated);
   down = next(true), down_bias = next(c.mlp_bias());
   after2 = next(after);
+}
+
+// Numbers the parameters in the order in which add_expert() adds them.
+ExpertParams::ExpertParams(const ModelConfig& c, std::int64_t i) {
+  const bool pairs = experts_in_pairs(c), biases = c.experts.biases;
+  const std::size_t each = (pairs ? 2 : 3) + (biases ? 2 : 0);
+  begin = end = static_cast<std::size_t>(i) * each;
+  const auto next = [&](bool has) { return has ? end++ : BlockParams::kNone; };
+  gate = next(true), up = pairs ? gate : next(true), gate_bias = next(biases);
+  down = next(true), down_bias = next(biases);
 }
 
 NormList BlockParams::norms() const {

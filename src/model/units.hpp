@@ -56,12 +56,26 @@ struct BlockParams {
   std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
   std::size_t after1 = kNone, after2 = kNone;  // norms of the outputs of attention and of the MLP
   // In a layer with experts. gate, up and down are then of the MLP that all tokens pass, or kNone.
-  std::size_t router = kNone, shared_gate = kNone;
+  std::size_t router = kNone, router_bias = kNone, shared_gate = kNone;
   std::size_t count = 0;
 
   BlockParams(const ModelConfig& config, std::int64_t layer);
   NormList norms() const;
 };
+
+// The parameters of an expert, which is number `i` of its unit. Where gate and up are one matrix, `up` equals
+// `gate`.
+struct ExpertParams {
+  std::size_t gate = BlockParams::kNone, up = BlockParams::kNone, down = BlockParams::kNone;
+  std::size_t gate_bias = BlockParams::kNone, down_bias = BlockParams::kNone;
+  std::size_t begin = 0, end = 0;  // all of them
+
+  ExpertParams(const ModelConfig& config, std::int64_t i);
+};
+// Whether gate and up of each expert are one matrix, whose rows are theirs in turn.
+inline bool experts_in_pairs(const ModelConfig& config) {
+  return config.block.gate == Gate::kClampedPairs;
+}
 namespace head {
 enum Index : std::size_t { kNormWeight, kNormBias /* of a LayerNorm */ };
 }

@@ -26,6 +26,7 @@ std::vector<double> balance_factors(BalanceKind kind, const BalanceShape& shape,
   double of = chosen * rows;
   switch (kind) {
     case BalanceKind::kNone:
+    case BalanceKind::kBias:
       break;
     case BalanceKind::kHf:
       for (std::int64_t l = 0; l < shape.layers; ++l) add_counts(sums(l, m), counts);

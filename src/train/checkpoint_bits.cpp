@@ -135,10 +135,11 @@ class Writer {
     if (c.data.packing == Packing::kDocuments) add(kPacking, "documents");
     if (c.data.order == Order::kEpochs) add(kOrder, "epochs");
     // A checkpoint without this key was written by a run without balance terms.
-    if (c.balance.on()) {
-      static constexpr const char* kNames[] = {"none", "hf", "switch", "sequence", "global"};
-      add(kRouter, fmt::format("{} {}, z {}", kNames[static_cast<int>(c.balance.kind)], c.balance.coefficient,
-                               c.balance.z_coefficient));
+    const bool moves = c.balance.kind == BalanceKind::kBias;
+    if (c.balance.on() || moves) {
+      static constexpr const char* kNames[] = {"none", "hf", "switch", "sequence", "global", "bias"};
+      add(kRouter, fmt::format("{} {}, z {}", kNames[static_cast<int>(c.balance.kind)],
+                               moves ? c.balance.bias_rate : c.balance.coefficient, c.balance.z_coefficient));
     }
     add("train_batch_size", c.data_ranks() * c.micro_batch * c.accumulation_steps);
     add("train_micro_batch_size_per_gpu", c.micro_batch);

@@ -22,6 +22,7 @@ class GivenModel {
     if (!plan.config.lora.from.empty()) adapters_.emplace(plan.config.lora.from, plan.model_config);
   }
 
+  std::vector<float> choice_biases() const { return weights_.choice_biases(*plan_.model); }
   void fill(const StateTile& tile) const {
     fill_tile(
         tile,
@@ -94,6 +95,7 @@ void Rank::initialize() {
   if (!plan_.config.model_from.empty()) {
     const GivenModel given(plan_);
     engine_->restore_state([&](const StateTile& tile) { given.fill(tile); });
+    if (model.experts.choice_bias) engine_->set_choice_biases(given.choice_biases());
     return;
   }
   const double std_residual = model.init_std / std::sqrt(2.0 * static_cast<double>(model.layers));

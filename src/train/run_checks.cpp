@@ -138,7 +138,13 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
 }
 
 void check_routers(const RunConfig& config, const ModelConfig& model) {
-  if (!config.balance.on() || model.experts.on()) return;
+  const bool moves = config.balance.kind == BalanceKind::kBias;
+  if (moves && model.experts.on() && !model.experts.choice_bias) {
+    throw Error(Errc::kUsage, "router.balance",
+                fmt::format("is \"bias\", and the routers of a {} have no choice biases", title_of(model.arch)),
+                "choose a balance term, \"global\" for example");
+  }
+  if ((!config.balance.on() && !moves) || model.experts.on()) return;
   throw Error(
       Errc::kUsage, config.balance.kind != BalanceKind::kNone ? "router.balance" : "router.z_loss",
       fmt::format("is given, and a {} has no experts whose load it could balance", title_of(model.arch)),

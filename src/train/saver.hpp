@@ -33,6 +33,10 @@ class Trainer::Saver {
     const auto& units = plan_.model->units();
     save(directory, plan_,
          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+           if (p.offset < 0) {  // choice biases, of which every rank has all
+             const std::vector<float> biases = rank_.engine().choice_biases();
+             return void(std::copy_n(biases.begin() + unit.layer * p.cols + begin, end - begin, out));
+           }
            ask({&unit - units.data(), &p - unit.params.data(), begin, end});
            read().write_to(out);
            for (int stage = 0; stage < place_.parts.stages; ++stage) {

@@ -475,8 +475,10 @@ void Trainer::start(const std::vector<double>& drive_shares) {
     }
     on_ranks([&](int r) {
       if (resumed_from() == nullptr) return rank(r).initialize();
-      if (versions_of(r) != nullptr) return rank(r).adopt();
-      rank(r).restore(tiles_of(*resumed_from(), *plans_[static_cast<std::size_t>(r)].layout));
+      versions_of(r) != nullptr
+          ? rank(r).adopt()
+          : rank(r).restore(tiles_of(*resumed_from(), *plans_[static_cast<std::size_t>(r)].layout));
+      restore_choice_biases(r);
     });
     checkpoints_->restored();
     add_up();

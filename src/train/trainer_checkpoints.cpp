@@ -51,6 +51,18 @@ void Trainer::go_on_from_checkpoint() {
   }
 }
 
+void Trainer::restore_choice_biases(int r) {
+  const std::vector<float>& biases = resumed_from()->manifest().choice_biases;
+  StepExecutor& engine = rank(r).engine();
+  const std::size_t expected = engine.choice_biases().size();
+  if (biases.size() != expected) {
+    throw Error(Errc::kUsage, resumed_from()->path(),
+                fmt::format("has {} choice biases of routers; the model has {}", biases.size(), expected),
+                "the checkpoint is damaged: resume from another one");
+  }
+  if (expected > 0) engine.set_choice_biases(biases);
+}
+
 std::int64_t Trainer::first_step() const {
   return checkpoints_->first_step();
 }
@@ -68,6 +80,7 @@ void Trainer::save_checkpoint(int r, const StepRecord& last, const std::optional
   m.step = last.step, m.updates = state.updates, m.skipped = state.skipped, m.loss = last.result.loss;
   m.validation = validation;
   if (state.scaler) m.scaler = state.scaler->state();
+  m.choice_biases = rank(r).engine().choice_biases();
   checkpoints_->of(r).save(m);
 }
 

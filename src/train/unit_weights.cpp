@@ -17,7 +17,10 @@ std::int64_t bytes_of(const Unit& unit) {
 
 UnitWeights::UnitWeights(const std::string& directory, const Model& model, std::int64_t memory,
                          const std::string& adapters)
-    : model_(model), source_(directory, model), residents_(model.units().size()) {
+    : model_(model),
+      source_(directory, model),
+      choice_biases_(source_.choice_biases(model)),
+      residents_(model.units().size()) {
   if (!adapters.empty()) adapters_.emplace(adapters, model.config());
   choose_residents(memory);
   for (std::size_t unit = 0; unit < residents_.size(); ++unit) {

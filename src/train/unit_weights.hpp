@@ -32,6 +32,12 @@ class UnitWeights {
   // The unit's flat tensor. If the block is not resident, the tensor stays valid only until the next block
   // that is not resident is used.
   View use(std::size_t unit);
+  // The choice bias of a layer's router; null if it has none.
+  View choice_bias(std::int64_t layer) const {
+    if (choice_biases_.empty()) return View();
+    const std::int64_t n = model_.config().experts.count;
+    return {const_cast<float*>(choice_biases_.data()) + layer * n, DType::kF32, 1, n};
+  }
   // Blocks that are read in each pass, experts aside.
   std::size_t read_anew() const {
     return model_.config().experts.on() ? 0 : model_.units().size() - 1 - resident_blocks_ - 1;
@@ -51,6 +57,7 @@ class UnitWeights {
 
   const Model& model_;
   const HfWeights source_;
+  const std::vector<float> choice_biases_;  // [layers, experts], or empty
   std::optional<AdapterWeights> adapters_;
   std::size_t resident_blocks_ = 0;  // units 1 to this one
   std::vector<Buffer> residents_;    // indexed by unit

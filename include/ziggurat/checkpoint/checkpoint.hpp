@@ -57,6 +57,7 @@ struct CheckpointManifest {
   std::int64_t number = 0, step = 0;        // step: steps done, which is also the index of the next batch
   std::int64_t updates = 0, skipped = 0;    // how many of these steps updated weights, or were skipped
   std::optional<LossScaler::State> scaler;  // fp16 only
+  std::vector<float> choice_biases;         // StepExecutor::choice_biases()
   double loss = 0;                          // loss of the last step; not finite if it was skipped
   std::optional<Validation> validation;     // the run's last evaluation so far
   int ranks = 1, processes = 1, shards = 1, stage = 0;  // of the run that wrote it; stage: ZeRO stage

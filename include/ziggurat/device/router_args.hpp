@@ -70,7 +70,7 @@ struct ExpertBiasBackwardArgs {
   View order = {};      // i32 [1,M]: slots
   View weights = {};    // A [N,K]
   View bias = {};       // T [1,C]
-  View d_weights = {};  // A [N,K]; to each slot's the dot product of dy and the bias is added
+  View d_weights = {};  // A [N,K], or null; to each slot's the dot product of dy and the bias is added
   View weighed = {};    // T [M,C], or null; written: dy times the slot's weight, whose column sums are the
                         // gradient of the bias
 };

@@ -176,6 +176,11 @@ class StepExecutor {
   void read_moment(int which, std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                    float* out);
 
+  // The choice biases of all layers' routers, [layers, experts], zero at first; empty if the model has none
+  // (Experts::choice_bias). All ranks have the same. Only between steps.
+  std::vector<float> choice_biases() const;
+  void set_choice_biases(const std::vector<float>& values);
+
   // Bytes over the links since the start: the store's moves, and the engine's own copies of tokens and
   // scalars.
   LinkBytes traffic() const;

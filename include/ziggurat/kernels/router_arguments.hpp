@@ -62,7 +62,7 @@ struct AddRows {
   std::int64_t per_token = 1;
   Strided<Acc<T>> sum;            // +=
   const T* bias = nullptr;        // [width], or null
-  Strided<const Acc<T>> weights;  // where there is a bias
+  Strided<const Acc<T>> weights = {};  // where there is a bias
 };
 
 template <class T>
@@ -72,7 +72,7 @@ struct ExpertBiasBackward {
   Strided<const Acc<T>> weights;
   std::int64_t per_token = 1;  // columns of the weights
   const T* bias = nullptr;     // [width]
-  Strided<Acc<T>> d_weights;   // +=
+  Strided<Acc<T>> d_weights;   // +=, or null
   Strided<T> weighed;          // or null
 };
 

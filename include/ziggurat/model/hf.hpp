@@ -96,6 +96,9 @@ class HfWeights {
   // over the whole tensor: ask for large ranges. Any thread; several calls may run at once. Throws
   // Error(kIo).
   void read(const Param& param, std::int64_t begin, std::int64_t end, float* out) const;
+  // The choice biases of all layers' routers, [layers, experts], zero where a layer has none; empty if the model
+  // has none. Throws Error(kIo).
+  std::vector<float> choice_biases(const Model& model) const;
   bool any_coded() const;
   bool is_coded(const Param& param) const;  // also as a part of a coded matrix
   // How the matrix of the files is coded to which the parameter belongs; none: it has plain elements.
@@ -114,8 +117,8 @@ class HfWeights {
 
 // Writes config.json and model.safetensors, or shards of at most `shard_bytes` and an index; a larger tensor
 // has a file shard of its own. `dtype` is kF32 or kBF16. `read` is called on the calling thread for fp32
-// elements [begin, end) of a parameter in the layout of Param, in ascending order. Whole parameters are
-// written: even if `model` is a tensor shard, `read` is asked for elements of the whole parameters. Memory
+// elements [begin, end) of a parameter in the layout of Param, in ascending order; also of choice biases, which
+// are written in fp32. Whole parameters are written: even if `model` is a tensor shard, `read` is asked for elements of the whole parameters. Memory
 // use is bounded (about 12 MiB, whatever the model's size).
 //
 // Every file is first written as "<name>.part" and synced; the files are renamed only when all are complete.

@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,15 +42,19 @@ struct Param {
   std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
   std::int64_t rows = 1, cols = 0;  // shape of the held tensor: matrices are [out, in], vectors [1, n]
   bool vector = false;
-  bool conv1d = false;   // files store it transposed, [in, out] (GPT-2's Conv1D)
+  bool conv1d = false;   // files store it transposed, [in, out] (GPT-2's Conv1D), unless they have codes of it
   bool adapter = false;  // belongs to an adapter, which has files of its own (Lora)
   // A router, or the gate of the MLP that all tokens pass: small, and it decides by small differences. So it
   // is neither cut into tiles nor coded in few bits.
   bool routes = false;
-  // Where files store several matrices as one (Phi-3): the name of that tensor, [file_rows, cols], in which
+  // Where files store several parameters as one (Phi-3): the name of that tensor, [file_rows, cols], in which
   // this parameter's rows begin at file_row. Empty: files store it as a tensor of its own.
   std::string file_name = {};
   std::int64_t file_row = 0, file_rows = 0;
+  // The tensor's rows are divided into so many slices, one for each expert: it has the shape
+  // [file_slices, file_rows / file_slices, cols] or, transposed, [file_slices, cols, file_rows / file_slices].
+  // 0: it has two dimensions.
+  std::int64_t file_slices = 0;
   std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
   Init init = Init::kNormal;
   std::int64_t whole_rows = 1, whole_cols = 0;  // shape of the whole parameter
@@ -70,6 +75,16 @@ struct Param {
   std::int64_t whole_count() const { return whole_rows * whole_cols; }
   std::int64_t line() const { return vector ? 1 : cols; }  // elements
   const std::string& name_in_files() const { return file_name.empty() ? name : file_name; }
+  // Rows and shape of the tensor in files. A vector is a row there, and alone it has one dimension.
+  std::int64_t rows_in_files() const { return file_rows > 0 ? file_rows : whole_rows; }
+  std::vector<std::int64_t> shape_in_files() const {
+    if (vector) return file_rows > 0 ? std::vector{file_rows, whole_cols} : std::vector{whole_cols};
+    const std::int64_t slices = std::max<std::int64_t>(1, file_slices), of_slice = rows_in_files() / slices;
+    std::vector<std::int64_t> shape;
+    if (file_slices > 0) shape.push_back(slices);
+    shape.insert(shape.end(), {conv1d ? whole_cols : of_slice, conv1d ? of_slice : whole_cols});
+    return shape;
+  }
   // Whether this rank holds the whole parameter.
   bool is_whole() const { return count() == whole_count() && bands.size() == 1; }
 
@@ -136,6 +151,10 @@ struct Unit {
   std::vector<Param> params;
   std::int64_t count = 0;   // elements of the flat tensor, padding included; the same on all ranks
   std::vector<Tile> tiles;  // ascending; together, all elements
+  // The choice bias of the layer's router, [1, experts], where the model has them (Experts::choice_bias).
+  // No gradient trains it, so it is no parameter: it is always fp32, and not among the unit's elements; its
+  // offset is -1.
+  std::optional<Param> choice_bias = {};
   // Whether the unit has adapters: they are its last tile, after the tiles of the model's own parameters.
   bool adapted = false;
   // Whether the model's own parameters are cut into several tiles.

@@ -72,6 +72,8 @@ struct ExpertOperands {
   // z_factor: the factor of the z term in a block's backward.
   bool sums_tokens = false, balances = false;
   double z_factor = 0;
+  // A [1,E]: the choice bias of the layer's router; a block's forward needs it, where the model has one.
+  View choice_bias = {};
 };
 
 // The calls of a model. The comment of each lists the operands of UnitCall that it needs; it ignores the

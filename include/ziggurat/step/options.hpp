@@ -71,13 +71,17 @@ struct PipelineOptions {
   int group = 0;   // micro-batches that pass a chunk before the next chunk; 0: the schedule's default
 };
 
-// Balance terms of routers, which are added to the loss of training (step/balance.hpp).
-enum class BalanceKind : std::uint8_t { kNone, kHf, kSwitch, kSequence, kGlobal };
+// How routers learn to use all experts: by terms that are added to the loss of training (step/balance.hpp), or
+// with kBias by choice biases that follow the numbers of experts' tokens.
+enum class BalanceKind : std::uint8_t { kNone, kHf, kSwitch, kSequence, kGlobal, kBias };
 
 struct BalanceOptions {
   BalanceKind kind = BalanceKind::kNone;
   double coefficient = 0, z_coefficient = 0;
-  bool on() const { return kind != BalanceKind::kNone || z_coefficient > 0; }
+  double bias_rate = 0;  // kBias: by so much a bias moves in a step
+  // Whether the loss has a balance term, or any term of routers.
+  bool has_term() const { return kind != BalanceKind::kNone && kind != BalanceKind::kBias; }
+  bool on() const { return has_term() || z_coefficient > 0; }
   bool operator==(const BalanceOptions&) const = default;
 };
 

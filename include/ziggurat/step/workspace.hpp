@@ -43,11 +43,26 @@ class Workspace {
     return std::max(kQuantBlock, kExchangeValues / l.options.sharding.ranks / kQuantBlock * kQuantBlock);
   }
   void* saved() const { return base_ + scratch_bytes(layout_); }
-  // The inputs of a step, contiguous, so that one copy brings them: the scalars, all zero, and then for each
-  // micro-batch the ids, the targets and, with packed documents, their first rows.
+  // The inputs of a step, contiguous, so that one copy brings them: the scalars, all zero, the choice biases
+  // of routers, and then for each micro-batch the ids, the targets and, with packed documents, their first
+  // rows.
   void* inputs() const { return base_ + inputs_offset(layout_); }
   static std::int64_t input_bytes(const Layout& l, std::int64_t micro_batches) {
-    return round_up(scalar_bytes(l), kTokenAlign) + micro_batches * micro_batch_bytes(l);
+    const std::int64_t biases = choice_bias_bytes(l) * l.model->config().layers;
+    return choice_biases_at(l) + round_up(biases, kTokenAlign) + micro_batches * micro_batch_bytes(l);
+  }
+  // The choice bias of a layer's router; null if the model has none.
+  View choice_bias(std::int64_t layer) const {
+    if (choice_bias_bytes(layout_) == 0) return View();
+    char* const at = static_cast<char*>(inputs()) + choice_biases_at(layout_) + layer * choice_bias_bytes(layout_);
+    return {at, layout_.model->accumulator_dtype(), 1, layout_.model->config().experts.count};
+  }
+  // Where they begin among the inputs, and the bytes of a layer's.
+  static std::int64_t choice_biases_at(const Layout& l) { return round_up(scalar_bytes(l), kTokenAlign); }
+  static std::int64_t choice_bias_bytes(const Layout& l) {
+    const Experts& experts = l.model->config().experts;
+    if (!experts.choice_bias) return 0;
+    return experts.count * static_cast<std::int64_t>(size_of(l.model->accumulator_dtype()));
   }
   View ids(std::int64_t micro_batch) const { return tokens(micro_batch, 0, rows()); }
   View targets(std::int64_t micro_batch) const { return tokens(micro_batch, token_bytes(layout_), rows()); }

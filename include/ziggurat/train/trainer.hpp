@@ -204,6 +204,7 @@ class Trainer {
   std::vector<double> sum_of_processes(std::vector<double> mine);
   UpdateRule rule(const StepState& state) const;
   void go_on_from_checkpoint();
+  void restore_choice_biases(int r);
   void save_checkpoint(int rank, const StepRecord& last, const std::optional<Validation>& validation);
   StepResult train_step_of(int rank, std::int64_t step, Then then);
   double evaluate_on(int rank);

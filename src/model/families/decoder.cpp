@@ -55,15 +55,12 @@ void demand_idle(const Keys& keys, const char* key) {
   if (value != false && value != 0 && value != 1 && !value.empty()) keys.unsupported(key, "null");
 }
 
-// The other name under which files have a family's number of experts: transformers writes either of the two.
-std::string other_count(const ExpertKeys& rules) {
-  return rules.count == std::string("num_experts") ? "num_local_experts" : "num_experts";
-}
 // Whether a family of mixtures of experts reads the key.
 bool is_of(const ExpertKeys& rules, const std::string& key) {
-  return key == rules.count || key == other_count(rules) ||
+  return key == rules.count || key == rules.also ||
          (key == "shared_expert_intermediate_size" && rules.shared > 0) ||
-         (key == "router_jitter_noise" && rules.jitter);
+         (key == "router_jitter_noise" && rules.jitter) ||
+         std::any_of(rules.keys.begin(), rules.keys.end(), [&](const ModelKey& k) { return k.name == key; });
 }
 
 // Refuses keys and values that would change the arithmetic.
@@ -76,12 +73,14 @@ void demand_known(const Keys& keys, const DecoderRules& rules) {
     keys.unsupported("hidden_act", "SiLU (\"silu\" or \"swish\")");
   }
   if (!rules.mlp_bias) keys.demand("mlp_bias", false);
-  // Qwen 2 has biases whatever the key's value is.
+  // Qwen 2 and gpt-oss have biases whatever the key's value is.
   if (!rules.attention_bias && !rules.block.qkv_bias) keys.demand("attention_bias", false);
   for (const char* key : {"clip_qkv", "llama_4_scaling"}) {
     if (keys.has(key)) keys.unsupported(key, "null");
   }
-  for (const char* key : kOfOthers) demand_idle(keys, key);
+  for (const char* key : kOfOthers) {
+    if (!rules.experts || !is_of(*rules.experts, key)) demand_idle(keys, key);
+  }
   for (const char* key : kOfExperts) {
     if (!rules.experts || !is_of(*rules.experts, key)) demand_idle(keys, key);
   }
@@ -164,12 +163,13 @@ std::vector<bool> read_dense_layers(const Keys& keys, std::int64_t layers) {
 }
 
 void read_experts(const Keys& keys, const ExpertKeys& rules, ModelConfig& c) {
-  constexpr const char* kPerToken = "num_experts_per_tok";
+  const char* const kPerToken = rules.per_token_key;
   Experts& e = c.experts;
-  const std::string other = other_count(rules);
-  e.count = keys.size(rules.count, keys.size(other, rules.experts, kMaxExperts), kMaxExperts);
-  if (keys.has(rules.count) && keys.has(other) && keys.at(rules.count) != keys.at(other))
-    keys.wrong(other, fmt::format("{}, as \"{}\" says,", e.count, rules.count));
+  e.router = rules.router;
+  e.biases = rules.biases, e.choice_bias = rules.choice_bias;
+  e.count = keys.size(rules.count, keys.size(rules.also, rules.experts, kMaxExperts), kMaxExperts);
+  if (keys.has(rules.count) && keys.has(rules.also) && keys.at(rules.count) != keys.at(rules.also))
+    keys.wrong(rules.also, fmt::format("{}, as \"{}\" says,", e.count, rules.count));
   e.router.per_token = keys.size(kPerToken, rules.per_token);
   if (e.router.per_token > e.count) {
     throw Error(
@@ -177,7 +177,7 @@ void read_experts(const Keys& keys, const ExpertKeys& rules, ModelConfig& c) {
         fmt::format("\"{}\" is {}, but \"{}\" is {}", kPerToken, e.router.per_token, rules.count, e.count),
         fmt::format("choose \"{}\" from 1 to {}", kPerToken, e.count));
   }
-  e.router.renormalize = rules.renormalizes || keys.flag("norm_topk_prob", false);
+  e.router.renormalize = rules.renormalizes || keys.flag("norm_topk_prob", rules.renormalizes_by_default);
   e.inner = rules.inner_default > 0 ? keys.size(rules.inner, rules.inner_default) : keys.size(rules.inner);
   if (rules.dense_layers) e.dense = read_dense_layers(keys, c.layers);
   if (rules.shared > 0) {
@@ -186,6 +186,7 @@ void read_experts(const Keys& keys, const ExpertKeys& rules, ModelConfig& c) {
   }
   if (rules.jitter && keys.has("router_jitter_noise") && keys.at("router_jitter_noise") != 0)
     keys.unsupported("router_jitter_noise", "0");
+  if (rules.read != nullptr) rules.read(keys, c);
 }
 
 json number(double x) {
@@ -199,7 +200,7 @@ json cap_or_null(double cap) {
 void write_experts(const ModelConfig& c, const ExpertKeys& rules, nlohmann::ordered_json& out) {
   const Experts& e = c.experts;
   out[rules.count] = e.count;
-  out["num_experts_per_tok"] = e.router.per_token;
+  out[rules.per_token_key] = e.router.per_token;
   out[rules.inner] = e.inner;
   if (!rules.renormalizes) out["norm_topk_prob"] = e.router.renormalize;
   if (rules.dense_layers) {
@@ -211,6 +212,7 @@ void write_experts(const ModelConfig& c, const ExpertKeys& rules, nlohmann::orde
     out["mlp_only_layers"] = dense;
   }
   if (rules.shared > 0) out["shared_expert_intermediate_size"] = e.shared_inner;
+  if (rules.write != nullptr) rules.write(c, out);
 }
 
 void write_windows(const ModelConfig& c, const WindowKeys& rules, nlohmann::ordered_json& out) {
@@ -277,11 +279,14 @@ ModelConfig read_decoder(const Family& family, const Keys& keys, Origin origin) 
   c.arch = family.arch;
   c.block = rules.block;
   read_sizes(keys, origin, rules, c);
-  hf::read_rope(keys, rules.rope, c);
+  hf::read_rope(keys, rules.rope, c, rules.partial_rotary);
   demand_known(keys, rules);
-  if (rules.attention_bias) c.block.qkv_bias = c.block.o_bias = keys.flag("attention_bias", false);
+  if (rules.attention_bias) {
+    c.block.qkv_bias = keys.flag("attention_bias", false);
+    c.block.o_bias = c.block.qkv_bias && rules.o_has_bias;
+  }
   if (rules.mlp_bias) c.block.mlp_bias = keys.flag("mlp_bias", false);
-  c.block.sinks = keys.flag("attention_sinks", false);
+  c.block.sinks = rules.always_sinks || keys.flag("attention_sinks", false);
   read_windows(keys, rules.windows, c);
   if (rules.gemma) read_gemma(keys, *rules.gemma, c);
   if (rules.experts) read_experts(keys, *rules.experts, c);
@@ -303,7 +308,7 @@ void write_decoder(const Family& family, const ModelConfig& c, nlohmann::ordered
   out["hidden_act"] = rules.gemma ? "gelu_pytorch_tanh" : "silu";
   if (rules.gemma) out["hidden_activation"] = "gelu_pytorch_tanh";
   if (rules.attention_bias) out["attention_bias"] = c.block.qkv_bias;
-  if (c.block.sinks) out["attention_sinks"] = true;
+  if (c.block.sinks && !rules.always_sinks) out["attention_sinks"] = true;
   if (rules.mlp_bias) out["mlp_bias"] = c.block.mlp_bias;
   if (rules.windows.allowed) write_windows(c, rules.windows, out);
   if (rules.experts) write_experts(c, *rules.experts, out);

@@ -31,15 +31,25 @@ struct GemmaKeys {
 // The keys of a family of mixtures of experts, and its rules for files without them.
 struct ExpertKeys {
   const char* count = "num_experts";
-  std::int64_t experts = 0, per_token = 0;  // defaults for files without the keys
+  const char* also = "num_local_experts";  // another name of the key: transformers writes either of the two
+  std::int64_t experts = 0;                // the default for files without the key, as is per_token
+  const char* per_token_key = "num_experts_per_tok";
+  std::int64_t per_token = 0;
   // The key of the width inside an expert. "intermediate_size": no layer is dense.
   const char* inner = "moe_intermediate_size";
   std::int64_t inner_default = 0;
+  RouterRule router = {};     // of all models, besides what files say
   bool renormalizes = false;  // always; else "norm_topk_prob" says it
+  bool renormalizes_by_default = false;
+  bool biases = false, choice_bias = false;  // as Experts has them, of all models
   bool dense_layers = false;  // "decoder_sparse_step" and "mlp_only_layers" say which layers are dense
   // The default width inside the MLP that all tokens pass, with its gate; 0: the family has no such MLP.
   std::int64_t shared = 0;
   bool jitter = false;  // there is a key for noise in the router, which must be 0
+  // Further keys: read into a configuration that has all the others, written, and listed.
+  void (*read)(const hf::Keys& keys, ModelConfig& config) = nullptr;
+  void (*write)(const ModelConfig& config, nlohmann::ordered_json& out) = nullptr;
+  std::vector<ModelKey> keys = {};
 };
 
 struct DecoderRules {
@@ -48,10 +58,13 @@ struct DecoderRules {
   double norm_eps = 1e-6;        // default for files without the key
   bool tied = false;             // default for files without the key
   bool kv_heads_needed = false;  // whether config.json must say "num_key_value_heads"
-  bool attention_bias = false;   // whether there is a key for biases of q, k, v and o
+  bool attention_bias = false;   // whether there is a key for biases of q, k and v
+  bool o_has_bias = true;        // whether that key is for o, too
+  bool always_sinks = false;     // whether there is no key for sinks, since all models have them
   bool mlp_bias = false;         // whether there is a key for biases of the MLP
   bool has_pad_token = true;     // whether transformers has a default padding token, which may be null here
   hf::RopeKeys rope = hf::RopeKeys::kOne;
+  double partial_rotary = 1;  // with RopeKeys::kPartial: the default
   WindowKeys windows = {};
   std::optional<GemmaKeys> gemma = {};
   std::optional<ExpertKeys> experts = {};

@@ -33,7 +33,12 @@ void add_rope(const DecoderRules& rules, Rows& rows) {
              "keys of transformers."});
   rows.push_back({"rope_parameters", kObject, "null",
                   "The form of newer `config.json` files: the keys of `rope_scaling`, and `rope_theta`."});
-  if (phi) {
+  if (rules.rope == hf::RopeKeys::kPartial) {
+    rows.push_back({"partial_rotary_factor", "number above 0, 1 at most",
+                    fmt::format("{}", rules.partial_rotary),
+                    "Share of a head that is rotated: its first columns."});
+    rows.push_back({"rotary_dim", kSizeText, "by `partial_rotary_factor`", "The number of these columns."});
+  } else if (phi) {
     rows.push_back(
         {"original_max_position_embeddings", kSizeText, "4096", "The original context of LongRoPE."});
     rows.push_back({"partial_rotary_factor", "number above 0, 1 at most", "1",
@@ -74,11 +79,12 @@ void add_experts(const ExpertKeys& experts, Rows& rows) {
   rows.push_back({experts.count, fmt::format("whole number from 1 to {}", kMaxExperts), text(experts.experts),
                   "Experts of each layer that has some."});
   rows.push_back(
-      {"num_experts_per_tok", kSizeText, text(experts.per_token), "Experts that each token passes."});
+      {experts.per_token_key, kSizeText, text(experts.per_token), "Experts that each token passes."});
   if (experts.inner_default > 0)
     rows.push_back({experts.inner, kSizeText, text(experts.inner_default), "Width inside an expert."});
   if (!experts.renormalizes)
-    rows.push_back({"norm_topk_prob", kBoolText, "false", "The weights of a token's experts add up to 1."});
+    rows.push_back({"norm_topk_prob", kBoolText, experts.renormalizes_by_default ? "true" : "false",
+                    "The weights of a token's experts add up to 1."});
   if (experts.dense_layers) {
     rows.push_back(
         {"decoder_sparse_step", kSizeText, "1",
@@ -91,6 +97,7 @@ void add_experts(const ExpertKeys& experts, Rows& rows) {
     rows.push_back({"shared_expert_intermediate_size", kSizeText, text(experts.shared),
                     "Width inside the MLP that all tokens pass besides their experts."});
   if (experts.jitter) rows.push_back({"router_jitter_noise", "`0`", "0", "The router has no noise."});
+  rows.insert(rows.end(), experts.keys.begin(), experts.keys.end());
 }
 
 }  // namespace
@@ -126,11 +133,14 @@ Rows decoder_keys(const Family& family) {
   rows.push_back({"tie_word_embeddings", kBoolText, rules.tied ? "true" : "false",
                   "The output matrix is the embedding."});
   if (rules.attention_bias)
-    rows.push_back({"attention_bias", kBoolText, "false", "The projections of attention have biases."});
-  rows.push_back({"attention_sinks", kBoolText, "false",
-                  "Each head has a learned score that takes part in the softmax's denominator alone. "
-                  "Hugging Face's transformers has no dense model with it, and refuses to load one "
-                  "that is saved with it."});
+    rows.push_back({"attention_bias", kBoolText, "false",
+                    rules.o_has_bias ? "The projections of attention have biases."
+                                     : "Queries, keys and values have biases."});
+  if (!rules.always_sinks)
+    rows.push_back({"attention_sinks", kBoolText, "false",
+                    "Each head has a learned score that takes part in the softmax's denominator alone. "
+                    "Hugging Face's transformers has no dense model with it, and refuses to load one "
+                    "that is saved with it."});
   if (rules.mlp_bias)
     rows.push_back({"mlp_bias", kBoolText, "false", "The three matrices of the MLP have biases."});
   if (rules.experts) add_experts(*rules.experts, rows);

@@ -10,9 +10,10 @@ namespace zg {
 namespace model {
 
 std::span<const Family* const> families() {
-  static const Family* const kAll[] = {&gpt2(),      &llama(),     &mistral(), &qwen2(),  &qwen3(),
-                                       &phi3(),      &olmo2(),     &gemma2(),  &gemma3(), &mixtral(),
-                                       &qwen2_moe(), &qwen3_moe(), &olmoe()};
+  static const Family* const kAll[] = {&gpt2(),      &llama(),      &mistral(),   &qwen2(),       &qwen3(),
+                                       &phi3(),      &olmo2(),      &gemma2(),    &gemma3(),      &mixtral(),
+                                       &qwen2_moe(), &qwen3_moe(),  &olmoe(),     &granite_moe(), &gpt_oss(),
+                                       &glm4_moe(),  &ernie4_moe(), &minimax_m2()};
   static_assert(std::size(kAll) == std::size(kFamilies));
   return kAll;
 }

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/hf_keys.hpp"
@@ -38,6 +39,14 @@ struct BlockNames {
   const char *router = "mlp.gate", *experts = "mlp.experts";
   const char *expert_gate = "gate_proj", *expert_up = "up_proj", *expert_down = "down_proj";
   const char *shared = "mlp.shared_expert", *shared_gate = "mlp.shared_expert_gate";
+  // The tensors with the matrices of all experts of a layer: of gate and up, and of down; a bias has "_bias"
+  // behind its matrix's name. fused: files have these. Else files have a tensor for each matrix, and the
+  // others are read where transformers has written them.
+  const char *all_gate_up = "mlp.experts.gate_up_proj", *all_down = "mlp.experts.down_proj";
+  bool fused_experts = false, transposed_experts = false;
+  // The choice bias of a router, and whether its shape is [1, experts] instead of [experts].
+  const char* choice_bias = "mlp.gate.e_score_correction_bias";
+  bool choice_bias_is_row = false;
   bool transposed = false;  // files hold the matrices as [in, out]
 };
 
@@ -52,6 +61,9 @@ struct FileNames {
   const char* embedding;              // the table of tokens
   const char* norm;                   // the final norm, without ".weight"
   BlockNames block = {};
+  // Parts of names that transformers writes by other names than the family's released files have: read as
+  // the second of each pair.
+  std::vector<std::pair<std::string_view, std::string_view>> renamed = {};
 };
 
 // The keys of config.json for the model's sizes, for use in errors.
@@ -104,5 +116,10 @@ const Family& mixtral();
 const Family& qwen2_moe();
 const Family& qwen3_moe();
 const Family& olmoe();
+const Family& granite_moe();
+const Family& gpt_oss();
+const Family& glm4_moe();
+const Family& ernie4_moe();
+const Family& minimax_m2();
 
 }  // namespace zg::model

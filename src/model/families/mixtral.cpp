@@ -21,6 +21,9 @@ const Family& mixtral() {
     BlockNames& names = family.files.block;
     names.router = "block_sparse_moe.gate", names.experts = "block_sparse_moe.experts";
     names.expert_gate = "w1", names.expert_up = "w3", names.expert_down = "w2";
+    names.all_gate_up = "block_sparse_moe.experts.gate_up_proj";
+    names.all_down = "block_sparse_moe.experts.down_proj";
+    family.files.renamed = {{".mlp.", ".block_sparse_moe."}};
     return family;
   }();
   return kFamily;

@@ -24,12 +24,14 @@ TinySetup on_drives(TinySetup s) {
   s.layout.drives = 2, s.room = Room::kSmallest;
   return s;
 }
-// The first parameters of all routers are such that every token's scores are equal: all go to the first
-// experts.
+bool is_router(const std::string& name) {
+  return name.find(".gate.weight") != name.npos || name.find(".router.") != name.npos;
+}
+// The first parameters and choice biases of all routers are such that every token's scores are equal: all go
+// to the first experts.
 TinySetup to_first_experts(TinySetup s) {
   s.initial = [](const Param& p, std::int64_t element) {
-    const bool router = p.name.find(".gate.weight") != p.name.npos;
-    return router ? 0 : reference_element(p, element);
+    return is_router(p.name) || p.offset < 0 ? 0 : reference_element(p, element);
   };
   return s;
 }
@@ -99,7 +101,7 @@ TEST_P(Experts, AreTrainedAloneOrNotAtAll) {
         return has(name, setup.model.has_experts(2) ? "layers.2." : "layers.1.") && has(name, ".experts.3.");
       },
       [&](const std::string& name) { return !has(name, ".experts."); },
-      [&](const std::string& name) { return has(name, ".gate.weight"); }};
+      [&](const std::string& name) { return is_router(name); }};
   for (const auto& trained : choices) {
     const TinySetup some = training(setup, trained);
     const RanksOutcome one = train_on_ranks(some, {}, 2);
@@ -142,7 +144,9 @@ TEST_P(Experts, AreGroupedWithoutChangingResults) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Experts, testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
+INSTANTIATE_TEST_SUITE_P(Models, Experts,
+                         testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granite_moe",
+                                         "gpt_oss", "glm4_moe"),
                          [](const auto& one) { return std::string(one.param); });
 
 struct ExpertsInTensorParts : testing::TestWithParam<const char*> {};
@@ -162,7 +166,9 @@ TEST_P(ExpertsInTensorParts, AreOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, ExpertsInTensorParts, testing::Values("mixtral", "qwen2_moe", "qwen3_moe"),
+INSTANTIATE_TEST_SUITE_P(Models, ExpertsInTensorParts,
+                         testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "granite_moe", "gpt_oss",
+                                         "glm4_moe", "ernie4_moe"),
                          [](const auto& one) { return std::string(one.param); });
 
 // Blocks in tiles, experts whole.
@@ -214,8 +220,7 @@ TEST_P(Balance, TermsAndTheirGradientsAreThoseOfTheReference) {
     int seen = 0;
     for (std::size_t u = 0; u < run.model().units().size(); ++u) {
       for (const Param& p : run.model().units()[u].params) {
-        const bool router = p.name.find(".gate.weight") != p.name.npos;
-        if (!router && p.name != "model.embed_tokens.weight") continue;
+        if (!is_router(p.name) && p.name != "model.embed_tokens.weight") continue;
         const std::vector<double> digest = file.values<double>(kind + ".grad." + p.name);
         const std::vector<char> content = run.content(run.layout().tile(static_cast<std::int32_t>(u)).weight);
         const auto* const weights = reinterpret_cast<const double*>(content.data()) + p.offset;
@@ -232,7 +237,9 @@ TEST_P(Balance, TermsAndTheirGradientsAreThoseOfTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Balance, testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
+INSTANTIATE_TEST_SUITE_P(Models, Balance,
+                         testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granite_moe",
+                                         "gpt_oss"),
                          [](const auto& one) { return std::string(one.param); });
 
 // Terms are means over all tokens, so ranks, parts of layers and placements change nothing but rounding.
@@ -254,6 +261,51 @@ TEST(BalanceOnRanks, IsThatOfOneRank) {
     RanksWay context{2, 2};
     context.context = 2;
     expect_near_in_fp64(train_on_ranks(setup, context, 2), one);
+  }
+}
+
+// Routers of zeros, which stay so: each token's choice depends on the choice biases alone. Of two groups of
+// four experts one is kept, and of that three experts.
+TinySetup by_choice_biases() {
+  TinySetup setup = training(with_sgd(to_first_experts(setup_of("glm4_moe"))),
+                             [](const std::string& name) { return !is_router(name); });
+  setup.layout.balance = {.kind = BalanceKind::kBias, .bias_rate = 0.25};
+  return setup;
+}
+
+TEST(ChoiceBiases, FollowTheNumbersOfTokens) {
+  const TinySetup setup = by_choice_biases();
+  // Experts 0 to 2 are chosen first, of the first group; then 4 to 6, since the other group has larger sums.
+  const std::vector<float> expected[] = {{-0.25, -0.25, -0.25, 0.25, 0.25, 0.25, 0.25, 0.25},
+                                         {0, 0, 0, 0.5, 0, 0, 0, 0.5},
+                                         {-0.25, -0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.75}};
+  for (int steps = 1; steps <= 3; ++steps) {
+    SCOPED_TRACE(steps);
+    const std::vector<float> biases = train_on_ranks(setup, {}, steps).choice_biases;
+    ASSERT_EQ(biases.size(), 3u * 8);
+    for (std::size_t i = 0; i < biases.size(); ++i)
+      EXPECT_EQ(biases[i], i < 8 ? 0 : expected[steps - 1][i % 8])
+          << "layer " << i / 8 << ", expert " << i % 8;
+  }
+}
+
+TEST(ChoiceBiases, AreTheSameOnEveryRankAndUnderEveryPlacement) {
+  TinySetup setup = with_sgd(setup_of("glm4_moe"));
+  setup.layout.balance = {.kind = BalanceKind::kBias, .bias_rate = 0.01};
+  const RanksOutcome one = train_on_ranks(setup, {}, 3), copies = train_on_ranks(setup, {2, 1}, 3);
+  EXPECT_FALSE(
+      std::all_of(one.choice_biases.begin(), one.choice_biases.end(), [](float b) { return b == 0; }));
+  expect_same(train_on_ranks(on_drives(setup), {}, 3), one);
+  expect_same(train_on_ranks(setup, in_stages(1, 1, false, 2), 3), one);
+  expect_near_in_fp64(copies, one);
+  EXPECT_TRUE(same_bits(copies.choice_biases, one.choice_biases));
+  expect_same(train_on_ranks(on_drives(setup), {2, 2}, 3), copies);
+  RanksWay parts{2, 2}, context{2, 2};
+  parts.tensor = 2, parts.sequence = true, context.context = 2;
+  for (const RanksWay& way : {parts, context}) {
+    const RanksOutcome other = train_on_ranks(setup, way, 3);
+    expect_near_in_fp64(other, one);
+    EXPECT_TRUE(same_bits(other.choice_biases, one.choice_biases));
   }
 }
 

@@ -40,6 +40,7 @@ struct RanksOutcome {
   std::vector<bool> skipped;
   std::map<std::string, std::vector<char>> weights;            // by parameter, whole, at the end
   std::map<std::string, std::vector<float>> masters, moments;  // by parameter, at the end
+  std::vector<float> choice_biases;                            // StepExecutor::choice_biases(), at the end
   // With Look::kInside: the weights after initialisation and after the first step, and moment 0 after the
   // first step.
   std::map<std::string, std::vector<char>> first_weights, second_weights;
@@ -245,14 +246,16 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
     std::lock_guard lock(mutex);
     ranks_run::collect_weights(run, all.weights, brought);
     ranks_run::collect_masters(run, all, masters, moments);
+    const std::vector<float> choice_biases = run.engine().choice_biases();
     if (!all.losses.empty()) {
+      EXPECT_TRUE(same_bits(all.choice_biases, choice_biases));
       EXPECT_TRUE(same_bits(all.losses, of_rank.losses)) << "every rank knows the same";
       EXPECT_TRUE(same_bits(all.norms, of_rank.norms));
       EXPECT_TRUE(same_bits(all.evals, of_rank.evals));
       EXPECT_EQ(all.skipped, of_rank.skipped);
     }
     all.losses = of_rank.losses, all.norms = of_rank.norms, all.evals = of_rank.evals;
-    all.skipped = of_rank.skipped;
+    all.skipped = of_rank.skipped, all.choice_biases = choice_biases;
   };
   std::vector<std::thread> threads;
   for (const auto& rank : ranks) {
@@ -284,6 +287,7 @@ inline void expect_same_tensors(const RanksOutcome& a, const RanksOutcome& b) {
   same(a.weights, b.weights, "weights");
   same(a.masters, b.masters, "masters");
   same(a.moments, b.moments, "moments");
+  EXPECT_TRUE(same_bits(a.choice_biases, b.choice_biases)) << "choice biases";
 }
 
 inline void expect_same(const RanksOutcome& a, const RanksOutcome& b) {

@@ -225,6 +225,16 @@ class TinyRun {
     engine_->initialize([this](const Param& p, std::int64_t begin, std::int64_t end, float* out) {
       for (std::int64_t i = begin; i < end; ++i) out[i - begin] = initial(p, p.whole_element(i));
     });
+    std::vector<float> biases = engine_->choice_biases();
+    if (biases.empty()) return;
+    for (const Unit& unit : model().units()) {
+      if (!unit.choice_bias) continue;
+      const std::int64_t experts = unit.choice_bias->cols;
+      for (std::int64_t e = 0; e < experts; ++e)
+        biases[static_cast<std::size_t>(unit.layer * experts + e)] =
+            static_cast<float>(initial(*unit.choice_bias, e));
+    }
+    engine_->set_choice_biases(biases);
   }
   float initial(const Param& p, std::int64_t element) const {
     return static_cast<float>(setup_.initial ? setup_.initial(p, element) : reference_element(p, element));

@@ -75,7 +75,7 @@ TEST_P(FamilyFiles, PartsReadTheirPieces) {
 }
 
 TEST_P(FamilyFiles, TransformersComputesTheSameLogits) {
-  if (config.block.sinks) {
+  if (config.block.sinks && config.arch != Arch::kGptOss) {
     save(dir.path(), std::int64_t{1} << 30);
     EXPECT_NE(read_file(dir / "config.json").find("\"ziggurat_mistral\""), std::string::npos);
     GTEST_SKIP() << "no dense family of transformers has sinks, and it must not take this for one";

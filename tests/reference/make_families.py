@@ -86,9 +86,36 @@ FAMILIES = {
                                    rope_parameters=dict(rope_type="default", rope_theta=1e4))),
     "olmoe": ("Olmoe", dict(head_dim=6, num_experts=9, num_experts_per_tok=4, norm_topk_prob=False,
                             rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "granite_moe": ("GraniteMoe", dict(num_local_experts=5, num_experts_per_tok=2, embedding_multiplier=3.0,
+                                       attention_multiplier=0.2, residual_multiplier=0.6, logits_scaling=2.5,
+                                       rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    # Biases of gates and ups are so large that some are clamped.
+    "gpt_oss": ("GptOss", dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=WINDOW,
+                               rope_parameters=dict(
+                                   rope_type="yarn", rope_theta=1000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                   truncate=False, original_max_position_embeddings=16))),
+    # Groups of experts; a choice bias that changes choices; a first layer without experts.
+    "glm4_moe": ("Glm4Moe", dict(head_dim=8, n_routed_experts=8, num_experts_per_tok=3, n_group=2, topk_group=1,
+                                 moe_intermediate_size=20, n_shared_experts=2, first_k_dense_replace=1,
+                                 norm_topk_prob=True, routed_scaling_factor=1.7, use_qk_norm=True,
+                                 attention_bias=True, rope_parameters=dict(
+                                     rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "minimax_m2": ("MiniMaxM2", dict(num_local_experts=7, num_experts_per_tok=3, rope_parameters=dict(
+        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.6))),
+    # Sums of weights below and above the least one.
+    "ernie4_moe": ("Ernie4_5_Moe", dict(tie_word_embeddings=True, moe_num_experts=6, moe_k=2,
+                                        moe_intermediate_size=20, moe_num_shared_experts=2, moe_layer_start_index=1,
+                                        moe_norm_min=0.45, rope_parameters=dict(
+                                            rope_type="default", rope_theta=1e4))),
 }
 # The names of an expert's matrices in files: gate, up, down.
-EXPERTS = {"Mixtral": ("w1", "w3", "w2")}
+EXPERTS = {"Mixtral": ("w1", "w3", "w2"), "MiniMaxM2": ("w1", "w3", "w2")}
+# The names of transformers' parameters, and what files have in their place.
+RENAMED = {"Mixtral": [(".mlp", ".block_sparse_moe")], "MiniMaxM2": [(".mlp", ".block_sparse_moe")],
+           "GraniteMoe": [("experts.gate_up_proj", "input_linear.weight"), ("experts.down_proj", "output_linear.weight"),
+                          ("router.weight", "router.layer.weight")],
+           "Ernie4_5_Moe": [(".mlp.gate.moe_statics", ".mlp.moe_statics")]}
+FUSED = ("GraniteMoe", "GptOss")  # files have all experts of a layer in one tensor
 
 
 def make_model(name):
@@ -105,15 +132,30 @@ def make_model(name):
     return model, config
 
 
-def of_files(model, family, tensor_of=lambda p: p):
-    """Pairs of a name in files and the tensor there. transformers has the experts of a layer in two tensors."""
+CHOICE = "e_score_correction_bias"
+
+
+def data_of(p):
+    return p
+
+
+def of_files(model, family, tensor_of=data_of):
+    """Pairs of a name in files and the tensor there, transposed where files of gpt-oss have it so. transformers
+    has the experts of a layer in two tensors. Choice biases have no gradients."""
     gate, up, down = EXPERTS.get(family, ("gate_proj", "up_proj", "down_proj"))
-    for name, p in model.named_parameters():
+    for name, p in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if CHOICE in n)]:
+        if tensor_of is not data_of and not p.requires_grad:
+            continue
         tensor = tensor_of(p)
-        path, _, last = name.rpartition(".")
-        if family == "Mixtral":
-            path, name = (x.replace(".mlp", ".block_sparse_moe") for x in (path, name))
-        if last == "gate_up_proj":
+        last = name.rpartition(".")[2]
+        for old, new in RENAMED.get(family, []):
+            name = name.replace(old, new)
+        path = name.rpartition(".")[0]
+        if family == "GptOss" and last in ("gate_up_proj", "down_proj"):
+            yield name, tensor.transpose(1, 2)
+        elif family in FUSED:
+            yield name, tensor
+        elif last == "gate_up_proj":
             for e, both in enumerate(tensor):
                 inner = both.shape[0] // 2
                 yield f"{path}.{e}.{gate}.weight", both[:inner]
@@ -140,7 +182,8 @@ def fill(model, family, one):
     with torch.no_grad():
         for name, p in of_files(model, family):
             u = torch.from_numpy((hashed(name, p.numel()) >> np.uint64(40)).astype(np.float64) * 2.0**-24 - 0.5)
-            value = one + 0.4 * u if "norm.weight" in name else 0.4 * u
+            size = 20.0 if name.endswith("gate_up_proj_bias") else 0.4
+            value = one + 0.4 * u if "norm.weight" in name else size * u
             p.copy_(value.view(p.shape))
 
 
@@ -169,10 +212,11 @@ def backward(model, data):
 
 def train(model, data):
     """Ten steps as in make_reference.py."""
-    p = dict(model.named_parameters())
+    p = {n: t for n, t in model.named_parameters() if t.requires_grad}
+    decays = {n for n, t in p.items() if t.ndim >= 2 and not n.endswith("bias")}
     optimizer = torch.optim.AdamW(
-        [{"params": [t for t in p.values() if t.ndim >= 2], "weight_decay": ADAMW["weight_decay"]},
-         {"params": [t for t in p.values() if t.ndim == 1], "weight_decay": 0.0}],
+        [{"params": [t for n, t in p.items() if n in decays], "weight_decay": ADAMW["weight_decay"]},
+         {"params": [t for n, t in p.items() if n not in decays], "weight_decay": 0.0}],
         lr=ADAMW["lr"], betas=ADAMW["betas"], eps=ADAMW["eps"], foreach=False)
     losses, norms = [], []
     for _ in range(ADAMW["steps"]):
@@ -251,7 +295,7 @@ def balanced(model, family, data):
             terms += term.item()
         values[f"balance.{kind}"] = torch.tensor([terms])
         values |= {f"balance.{kind}.grad.{n}": digest(g) for n, g in of_files(model, family, lambda p: p.grad)
-                   if n.endswith(".gate.weight") or "embed_tokens" in n}
+                   if n.endswith(".gate.weight") or ".router." in n or "embed_tokens" in n}
     model.zero_grad(set_to_none=True)
     return values
 
@@ -264,7 +308,7 @@ def make(name, out):
     values["loss"] = torch.tensor([backward(model, data)])
     family = FAMILIES[name][0]
     values |= {f"grad.{n}": digest(g) for n, g in of_files(model, family, lambda p: p.grad)}
-    if hasattr(config, "num_experts_per_tok"):
+    if hasattr(config, "num_experts_per_tok") and not any(CHOICE in n for n in model.state_dict()):
         values |= balanced(model, family, data)
     values["adamw.loss"], values["adamw.grad_norm"] = train(model, data)
     values |= {f"final.{n}": digest(p) for n, p in of_files(model, family)}

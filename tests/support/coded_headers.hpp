@@ -1,4 +1,5 @@
-// A model's weights in NF4 of which nothing but the headers takes space: for plans of models of any size.
+// A model's weights in few bits of which nothing but the headers takes space: for plans of models of any
+// size.
 #pragma once
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -18,8 +19,9 @@
 namespace zg::test {
 
 // Writes model.safetensors beside the config.json of `directory`: a sparse file, in which the matrices of all
-// layers are NF4 as bitsandbytes has it, and the rest is bf16.
-inline void write_nf4_headers(const std::string& directory) {
+// layers are NF4 as bitsandbytes has it, or where files have all experts of a layer in one tensor, these are
+// MXFP4; the rest is bf16.
+inline void write_coded_headers(const std::string& directory) {
   const Model model(read_hf_config(directory), DType::kBF16, host_ops());
   nlohmann::ordered_json header;
   std::vector<std::pair<std::int64_t, std::string>> contents;
@@ -30,11 +32,26 @@ inline void write_nf4_headers(const std::string& directory) {
     if (!content.empty()) contents.emplace_back(at, std::move(content));
     at += bytes;
   };
+  bool fused = false;
   for (const Unit& unit : model.units()) {
+    for (const Param& p : unit.params) fused = fused || p.file_slices > 0;
+  }
+  for (const Unit& unit : model.units()) {
+    if (unit.choice_bias)
+      add(unit.choice_bias->name, "F32", unit.choice_bias->shape_in_files(), 4 * unit.choice_bias->cols);
     const bool block = &unit != &model.units().front() && &unit != &model.units().back();
     for (const Param& p : unit.params) {
-      if (p.vector || !block || p.routes) {
-        add(p.name, "BF16", p.vector ? std::vector{p.cols} : std::vector{p.rows, p.cols}, 2 * p.count());
+      const std::vector<std::int64_t> shape = p.shape_in_files();
+      const std::int64_t count = p.rows_in_files() * p.whole_cols;
+      if (p.file_row > 0) continue;  // has been added
+      if (!p.vector && p.file_slices > 0) {
+        const std::int64_t rows = p.rows_in_files() / p.file_slices, blocks = p.whole_cols / 32;
+        add(p.file_name + "_blocks", "U8", {p.file_slices, rows, blocks, 16}, count / 2);
+        add(p.file_name + "_scales", "U8", {p.file_slices, rows, blocks}, count / 32);
+        continue;
+      }
+      if (p.vector || !block || p.routes || fused) {
+        add(p.name_in_files(), "BF16", shape, 2 * count);
         continue;
       }
       const std::string state = nlohmann::json{

@@ -184,7 +184,8 @@ inline std::vector<Coded> coded_matrices() {
   with({WeightCode::kFp8, CodeScale::kPower, 1, 512}, 512, powers);
   std::vector<float> borders = {0, 1e-45f, 0x1.55p-121f, std::numeric_limits<float>::max(), INFINITY, NAN};
   // Scales around the borders where products with numbers of e4m3 begin to be normal in bf16 (with its normal
-  // numbers, and with all) and in fp16 (with all, and with 1), and where some become infinite in fp16 and bf16.
+  // numbers, and with all) and in fp16 (with all, and with 1), and where some become infinite in fp16 and
+  // bf16.
   for (const float border : {0x1p-120f, 0x1p-117f, 0x1p-5f, 0x1p-126f, 146.25f, 0x1p119f, 0x1.24p119f}) {
     for (const float scale : {border, std::nextafter(border, 0.0f), std::nextafter(border, 2 * border)})
       borders.push_back(scale), borders.push_back(-scale);

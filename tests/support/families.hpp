@@ -13,8 +13,9 @@
 namespace zg::test {
 
 inline constexpr const char* kFamilyNames[] = {
-    "llama3", "llama_bias", "llama_mlp_bias", "mistral", "qwen2",     "qwen3",     "phi3", "olmo2",
-    "gemma2", "gemma3",     "mistral_sinks",  "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"};
+    "llama3", "llama_bias",  "llama_mlp_bias", "mistral",       "qwen2",      "qwen3",     "phi3",
+    "olmo2",  "gemma2",      "gemma3",         "mistral_sinks", "mixtral",    "qwen2_moe", "qwen3_moe",
+    "olmoe",  "granite_moe", "gpt_oss",        "glm4_moe",      "minimax_m2", "ernie4_moe"};
 
 class FamilyFile {
  public:
@@ -48,7 +49,8 @@ inline double family_weight(const ModelConfig& c, const Param& p, std::int64_t r
   const auto place = static_cast<std::uint64_t>((p.file_row + row) * p.whole_cols + column);
   const double u = static_cast<double>(reference_hash(p.name_in_files(), place) >> 40) * 0x1p-24 - 0.5;
   const double one = c.block.norm_weight == NormWeight::kPlusOne ? 0 : 1;
-  return (p.name.find("norm.weight") != p.name.npos ? one : 0) + 0.4 * u;
+  const double size = p.name.ends_with("gate_up_proj_bias") ? 20 : 0.4;
+  return (p.name.find("norm.weight") != p.name.npos ? one : 0) + size * u;
 }
 
 inline constexpr double kFamilyValid = 58;

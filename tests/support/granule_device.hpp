@@ -1,5 +1,5 @@
-// A device that gives its memory in granules, as GPUs do, or less of it: around any other, whose allocations it
-// rounds up (and whose alignment of addresses it keeps).
+// A device that gives its memory in granules, as GPUs do, or less of it: around any other, whose allocations
+// it rounds up (and whose alignment of addresses it keeps).
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -51,7 +51,8 @@ class GranuleDevice final : public Device {
   Arena& arena() override { return arena_; }
   Ops& ops() override { return inner_->ops(); }
   std::unique_ptr<Stream> make_stream(const std::string& name) override { return inner_->make_stream(name); }
-  void repeat(Stream& stream, std::span<const std::uint64_t> key, const std::function<void()>& work) override {
+  void repeat(Stream& stream, std::span<const std::uint64_t> key,
+              const std::function<void()>& work) override {
     inner_->repeat(stream, key, work);
   }
   Arena::Hooks host_hooks() override { return inner_->host_hooks(); }
@@ -82,7 +83,8 @@ inline std::unique_ptr<Device> in_granules(std::unique_ptr<Device> inner, std::i
   return std::make_unique<GranuleDevice>(std::move(inner), granule, budget);
 }
 // The same, and with a budget of at most this.
-inline std::unique_ptr<Device> within(std::unique_ptr<Device> inner, std::int64_t granule, std::int64_t budget) {
+inline std::unique_ptr<Device> within(std::unique_ptr<Device> inner, std::int64_t granule,
+                                      std::int64_t budget) {
   return std::make_unique<GranuleDevice>(std::move(inner), granule, budget);
 }
 

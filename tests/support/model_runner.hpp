@@ -164,6 +164,10 @@ class ModelRunner {
           }
         }
       }
+      const Unit& unit = units()[u];
+      if (!unit.choice_bias) continue;
+      for (std::int64_t e = 0; e < unit.choice_bias->cols; ++e)
+        store(choice_bias(static_cast<std::size_t>(unit.layer)), 0, e, value(*unit.choice_bias, 0, e));
     }
   }
   // From here on, passes are those of a step of training, which drop by the configuration's rates.
@@ -234,7 +238,7 @@ class ModelRunner {
       xs.emplace_back(model_.checkpoint_bytes(shape));
       workspace.poison(), sums.poison();
       UnitCall call = block_call(l, batch, xs[l], saved.back(), workspace);
-      call.experts = {.routing = routing[l].data(), .sums = sums.data()};
+      call.experts = {.routing = routing[l].data(), .sums = sums.data(), .choice_bias = choice_bias(l)};
       call.output = rows(xs[l + 1], batch);
       model_.run(stream_, ModelCall::kBlock, call);
       stream_.synchronize();
@@ -253,7 +257,8 @@ class ModelRunner {
     model_.run(stream_, ModelCall::kHeadLossAndGradient, of_head);
     for (std::size_t l = layers; l-- > 0;) {
       Bytes& mine = all_saved ? saved[l] : saved.back();
-      const ExpertOperands experts{.routing = routing[l].data(), .sums = sums.data()};
+      const ExpertOperands experts{
+          .routing = routing[l].data(), .sums = sums.data(), .choice_bias = choice_bias(l)};
       const bool halves = in_halves && !has_experts(l);
       sums.poison();
       UnitCall of_experts = block_call(l, batch, xs[l], mine, workspace, into);
@@ -325,7 +330,7 @@ class ModelRunner {
       Bytes& to = l % 2 == 0 ? next : x;
       for (Bytes* const bytes : {&saved, &to, &routing, &sums}) bytes->poison();
       UnitCall call = block_call(l, batch, from, saved, workspace);
-      call.experts = {.routing = routing.data(), .sums = sums.data()};
+      call.experts = {.routing = routing.data(), .sums = sums.data(), .choice_bias = choice_bias(l)};
       call.output = rows(to, batch);
       model_.run(stream_, ModelCall::kBlock, call);
       stream_.synchronize();
@@ -345,6 +350,15 @@ class ModelRunner {
 
  private:
   std::size_t layer_count() const { return static_cast<std::size_t>(model_.config().layers); }
+  // The choice bias of a layer's router, zero until fill(); null if the model has none.
+  View choice_bias(std::size_t layer) const {
+    const Experts& experts = model_.config().experts;
+    if (!experts.choice_bias) return View();
+    const std::int64_t n = experts.count, layers = model_.config().layers;
+    choice_biases_.resize(static_cast<std::size_t>(n * layers));
+    const View all(choice_biases_.data(), model_.accumulator_dtype(), layers, n);
+    return all.row_range(static_cast<std::int64_t>(layer), 1);
+  }
   bool has_experts(std::size_t layer) const {
     return model_.config().has_experts(static_cast<std::int64_t>(layer));
   }
@@ -434,8 +448,9 @@ class ModelRunner {
   Model model_;
   Stream& stream_;
   std::vector<Bytes> weights_, grads_;
-  std::vector<DropoutPlace> places_;  // by unit; empty: nothing is dropped
-  std::unique_ptr<TileRoom> tiles_;   // of the call under way
+  mutable std::vector<double> choice_biases_;  // room for accumulators
+  std::vector<DropoutPlace> places_;   // by unit; empty: nothing is dropped
+  std::unique_ptr<TileRoom> tiles_;    // of the call under way
 };
 
 }  // namespace zg::test

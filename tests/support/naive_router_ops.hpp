@@ -118,7 +118,7 @@ class NaiveRouterOps : public Ops {
     for (std::int64_t r = 0; r < dy.rows; ++r) {
       const std::int32_t slot = id_at(order, 0, r);
       for (std::int64_t c = 0; c < dy.cols; ++c) {
-        at_slot(d_weights, slot) += at(dy, r, c) * at(bias, 0, c);
+        if (d_weights) at_slot(d_weights, slot) += at(dy, r, c) * at(bias, 0, c);
         if (weighed) at(weighed, r, c) = at(dy, r, c) * at_slot(weights, slot);
       }
     }

@@ -104,7 +104,7 @@ class ComposedRuns : public RunTest {
     ModelConfig model = model_of_bytes(run);
     model.lora = {};
     write(folder + "/config.json", write_hf_config(model));
-    test::write_nf4_headers(run.model_from);
+    test::write_coded_headers(run.model_from);
     return run;
   }
 

@@ -2,9 +2,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "model/hf_files.hpp"
 #include "support/errors.hpp"
 #include "train/inference.hpp"
 #include "train/lora_fixture.hpp"
+#include "ziggurat/checkpoint/checkpoint.hpp"
 #include "ziggurat/train/observers.hpp"
 #include "ziggurat/train/quantize.hpp"
 
@@ -14,9 +16,10 @@ namespace {
 class RunsOfExperts : public LoraRuns {
  protected:
   RunsOfExperts() {
-    for (const char* name : {"qwen2_moe", "olmoe"}) {
+    for (const char* name : {"qwen2_moe", "olmoe", "glm4_moe", "gpt_oss"}) {
       ModelConfig c = test::FamilyFile(name).config();
       c.vocab_size = 256;
+      if (c.arch == Arch::kGptOss) c.width = 64, c.inner = c.experts.inner = 32;  // whole blocks of MXFP4
       save_model(c, base(name), DType::kBF16);
     }
     std::filesystem::create_directories(directory_ + "/drive");
@@ -78,6 +81,83 @@ TEST_F(RunsOfExperts, OverCodesAreThoseOverElements) {
   }
 }
 
+// A directory of gpt-oss whose experts are in MXFP4, with random codes.
+std::string in_mxfp4(const std::string& from, const std::string& to) {
+  std::filesystem::create_directories(to);
+  test::Tensors tensors;
+  const SafeTensors file(from + "/model.safetensors");
+  for (const SafeTensors::Entry& e : file.entries()) {
+    const bool matrix = e.name.ends_with("experts.gate_up_proj") || e.name.ends_with("experts.down_proj");
+    if (!matrix) {
+      tensors[e.name] = {e.dtype, e.shape, test::bytes_of(file, e)};
+      continue;
+    }
+    const std::int64_t rows = e.shape[2], blocks = e.shape[1] / 32, all = e.shape[0] * rows * blocks;
+    test::Tensor codes{"U8", {e.shape[0], rows, blocks, 16}, ""},
+        scales{"U8", {e.shape[0], rows, blocks}, ""};
+    const NamedRandom random(5, e.name);
+    for (std::int64_t i = 0; i < 16 * all; ++i)
+      codes.bytes += static_cast<char>(random.uniform(static_cast<std::uint64_t>(i)) * 256);
+    for (std::int64_t i = 0; i < all; ++i)
+      scales.bytes += static_cast<char>(121 + 4 * random.uniform(static_cast<std::uint64_t>(16 * all + i)));
+    tensors[e.name + "_blocks"] = codes, tensors[e.name + "_scales"] = scales;
+  }
+  test::write_file(to + "/model.safetensors", test::safetensors_bytes(tensors));
+  nlohmann::json config = nlohmann::json::parse(test::read_file(from + "/config.json"));
+  config["quantization_config"] = {{"quant_method", "mxfp4"}};
+  test::write_file(to + "/config.json", config.dump());
+  return to;
+}
+
+TEST_F(RunsOfExperts, OverMxfp4AreThoseOverElements) {
+  const std::string coded = in_mxfp4(base("gpt_oss"), directory_ + "/mxfp4");
+  for (const Strings& more :
+       {Strings{"bf16.enabled=true"}, Strings{"devices=host:2", "zero_optimization.stage=3"},
+        Strings{"devices=host:2", "parallel.tensor=2"}}) {
+    SCOPED_TRACE(testing::PrintToString(more));
+    const Strings settings = kRank4 + Strings{"model.from=" + coded, "steps=2"} + more;
+    const Outcome elements = train("elements", settings),
+                  codes = train("codes", settings + Strings{"lora.base=codes"}),
+                  moved = train("moved", settings + Strings{"lora.base=codes"} + kDrive);
+    EXPECT_EQ(codes.losses, elements.losses);
+    EXPECT_TRUE(weights("codes") == weights("elements"));
+    EXPECT_EQ(moved.losses, codes.losses);
+    for (const char* folder : {"/elements", "/codes", "/moved"})
+      std::filesystem::remove_all(directory_ + folder);
+  }
+  const Error error =
+      test::error_of([&] { quantize_model(base("gpt_oss"), directory_ + "/q", SavedCode::kNf4); });
+  EXPECT_EQ(error.code(), Errc::kUsage);
+  EXPECT_HAS(error.message(), "all experts of a layer in one tensor");
+}
+
+TEST_F(RunsOfExperts, GoOnWithTheirChoiceBiases) {
+  const Strings settings =
+      of("glm4_moe", {"router.balance=bias", "router.bias_rate=0.01", "checkpoint.every=2"});
+  const auto saved = [&](const std::string& path) { return test::read_file(path + "/model.safetensors"); };
+  const Outcome whole = train("whole", settings);
+  (void)train("parts", settings + Strings{"steps=2"});
+  const Outcome rest = train("parts", settings, "");
+  EXPECT_EQ(rest.losses, (std::vector<double>{whole.losses.begin() + 2, whole.losses.end()}));
+  EXPECT_TRUE(rest.tensors == whole.tensors);
+  EXPECT_TRUE(saved(directory_ + "/parts/model") == saved(directory_ + "/whole/model"));
+  // The export of a checkpoint is the model that was saved, and its biases are not those of the beginning.
+  export_model(Checkpoint(whole.newest), directory_ + "/exported");
+  EXPECT_TRUE(saved(directory_ + "/exported") == saved(directory_ + "/whole/model"));
+  const Model model(read_hf_config(base("glm4_moe")), DType::kF32, host_ops());
+  const auto biases = [&](const std::string& path) { return HfWeights(path, model).choice_biases(model); };
+  const std::vector<float> first = biases(base("glm4_moe")), last = biases(directory_ + "/whole/model");
+  ASSERT_EQ(first.size(), last.size());
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    const bool dense = i < first.size() / 3;
+    EXPECT_NEAR(std::abs(first[i] - last[i]), dense ? 0 : 0.02, dense ? 0 : 0.0201) << i;
+  }
+  // Without a move they stay, and what is trained is another model.
+  (void)train("still", of("glm4_moe"));
+  EXPECT_EQ(biases(directory_ + "/still/model"), first);
+  EXPECT_FALSE(saved(directory_ + "/still/model") == saved(directory_ + "/whole/model"));
+}
+
 TEST_F(RunsOfExperts, TellHowTokensAreSpread) {
   struct Last final : TrainObserver {
     std::string json;
@@ -100,6 +180,10 @@ TEST_F(RunsOfExperts, RefuseTermsThatDoNothing) {
         {Strings{"router.balance=hf"}, "has no experts"},
         {Strings{"router.z_loss=0.1"}, "has no experts"},
         {of("olmoe", {"router.balance=loss-free"}), "loss-free"},
+        {of("qwen2_moe", {"router.balance=bias"}), "have no choice biases"},
+        {of("glm4_moe", {"router.bias_rate=0.1"}), "has no effect unless"},
+        {of("glm4_moe", {"router.balance=bias", "router.balance_coefficient=0.1"}), "has no effect without"},
+        {Strings{"router.balance=bias"}, "has no experts"},
         {of("qwen2_moe", {"devices=host:2", "parallel.context=2", "router.balance=hf"}), "global"}}) {
     const Error error = test::error_of([&] { (void)Trainer(adapted("run", settings), {}); });
     EXPECT_EQ(error.code(), Errc::kUsage);
@@ -111,7 +195,7 @@ TEST_F(RunsOfExperts, RefuseTermsThatDoNothing) {
 TEST_F(RunsOfExperts, ReadTheExpertsThatTokensNeed) {
   std::vector<std::int32_t> ids;
   for (std::int32_t i = 0; i < 12; ++i) ids.push_back(32 + 7 * i);
-  for (const char* name : {"qwen2_moe", "olmoe"}) {
+  for (const char* name : {"qwen2_moe", "olmoe", "glm4_moe", "gpt_oss"}) {
     const Model model(read_hf_config(base(name)), DType::kF32, host_ops());
     std::int64_t others = 0, largest = 0;
     for (const Unit& unit : model.units()) {

@@ -85,7 +85,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Ready{"mistral-7b", 7.25, false}, Ready{"gemma-2-9b", 9.24, false},
                     Ready{"llama-3.1-8b", 8.03, false, true}, Ready{"llama-3.1-70b", 70.55, false, true},
                     Ready{"qwen3-8b", 8.19, false, true}, Ready{"qwen3-32b", 32.76, false, true},
-                    Ready{"mistral-7b", 7.25, false, true}, Ready{"gemma-2-9b", 9.24, false, true}),
+                    Ready{"mistral-7b", 7.25, false, true}, Ready{"gemma-2-9b", 9.24, false, true},
+                    Ready{"qwen3-30b-a3b", 30.53, false}, Ready{"qwen3-30b-a3b", 30.53, false, true}),
     [](const auto& one) {
       std::string name = std::string(one.param.name) + (one.param.lora ? "_lora" : "");
       for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
@@ -107,7 +108,7 @@ class ReadyQlora : public ConfigTest, public testing::WithParamInterface<OneGpu>
 TEST_P(ReadyQlora, FitsOneGpu) {
   const std::string name = GetParam().name, model = directory_ + "/model";
   write("model/config.json", test::read_file(test::in_source("tests/reference/configs/") + name + ".json"));
-  test::write_nf4_headers(model);
+  test::write_coded_headers(model);
   Machine asked;
   asked.has_gpu = [] { return true; };
   asked.gpu_count = [] { return 1; };
@@ -146,7 +147,9 @@ TEST_P(ReadyQlora, FitsOneGpu) {
 INSTANTIATE_TEST_SUITE_P(Shipped, ReadyQlora,
                          testing::Values(OneGpu{"llama-3.1-8b", 3.93, false},
                                          OneGpu{"llama-3.1-70b", 38.5, true},
-                                         OneGpu{"qwen3-32b", 17.6, false}),
+                                         OneGpu{"qwen3-32b", 17.6, false},
+                                         OneGpu{"gpt-oss-20b", 10.17, false},
+                                         OneGpu{"gpt-oss-120b", 60.99, true}),
                          [](const auto& one) {
                            std::string name = one.param.name;
                            for (char& c : name) c = c == '-' || c == '.' ? '_' : c;

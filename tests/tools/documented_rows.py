@@ -52,6 +52,7 @@ HELPS = {
     "tokenise.py": "python bench/tokenise.py --help",
     "generate.py": "python bench/generate.py --help",
     "qlora.py": "python bench/qlora.py --help",
+    "experts.py": "python bench/experts.py --help",
     "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
@@ -353,6 +354,9 @@ ROWS = (
         "bench/qlora.py --dir base --size tiny --tokens 8 --steps 1 --device 8MiB --host 8MiB --out steps.md",
         "bench/qlora.py --dir both --compare --size tiny --rounds 1 --steps 2 --device 8MiB --host 8MiB"),
         expect=("exact", "codes are .* times as fast")),
+    Row("bench_experts", ("bench/experts.py *",), instead=(
+        "bench/experts.py --dir work --size tiny --rounds 1 --steps 2 --out steps.md",),
+        expect=("the mixture takes .* times the dense model's step",)),
     Row("overlap", ("bench/overlap.py", "bench/overlap.py *"), instead=(
         "bench/overlap.py --model tiny --rounds 1 --steps 1 --warm-up 1 --case early --trace-dir traces "
         "--out out.json",)),

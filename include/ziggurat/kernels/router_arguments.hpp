@@ -60,8 +60,8 @@ struct AddRows {
   Strided<const T> x;
   const std::int32_t* order = nullptr;
   std::int64_t per_token = 1;
-  Strided<Acc<T>> sum;            // +=
-  const T* bias = nullptr;        // [width], or null
+  Strided<Acc<T>> sum;                 // +=
+  const T* bias = nullptr;             // [width], or null
   Strided<const Acc<T>> weights = {};  // where there is a bias
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -122,31 +123,38 @@ std::string base_of(const CheckpointManifest& manifest) {
   return from != model->end() && from->is_string() ? from->get<std::string>() : "";
 }
 
-// Merges the parameter's adapter, if it has one, into elements [begin, end) of the parameter.
-void add_adapter_of(const Checkpoint& checkpoint, const Model& adapted, const Param& param,
-                    std::int64_t begin, std::int64_t end, float* out) {
-  constexpr std::string_view kWeight = ".weight";
-  const std::string& name = param.name_in_files();
-  if (param.vector || begin == end || !name.ends_with(kWeight)) return;
-  const std::string module = name.substr(0, name.size() - kWeight.size()) + ".lora_";
-  for (const Unit& unit : adapted.units()) {
-    for (const Param& a : unit.params) {
-      if (a.name != module + "A.weight") continue;
-      const Lora& lora = adapted.config().lora;
-      const std::int64_t first = begin / param.cols, rows = (end - 1) / param.cols + 1 - first;
-      std::vector<float> all_a(static_cast<std::size_t>(a.count())),
-          rows_b(static_cast<std::size_t>(rows * lora.rank));
-      read_values(checkpoint, a.name, 0, {0, 1, a.count(), 0}, all_a.data());
-      read_values(checkpoint, module + "B.weight", 0,
-                  {(param.file_row + first) * lora.rank, 1, rows * lora.rank, 0}, rows_b.data());
-      return add_adapter({.a = all_a.data(),
-                          .b = rows_b.data(),
-                          .rank = lora.rank,
-                          .cols = param.cols,
-                          .factor = lora.factor()},
-                         begin, end, out);
+// The adapters of a model, by name.
+std::map<std::string, const Param*> adapters_of(const Model& model) {
+  std::map<std::string, const Param*> all;
+  for (const Unit& unit : model.units()) {
+    for (const Param& p : unit.params) {
+      if (p.adapter) all[p.name] = &p;
     }
   }
+  return all;
+}
+
+// Merges the parameter's adapter, if it has one, into elements [begin, end) of the parameter.
+void add_adapter_of(const Checkpoint& checkpoint, const ModelConfig& model,
+                    const std::map<std::string, const Param*>& adapters, const Param& param,
+                    std::int64_t begin, std::int64_t end, float* out) {
+  const auto adapter = adapter_of(model, param);
+  if (!adapter || begin == end) return;
+  const auto a = adapters.find(adapter->name + ".lora_A.weight");
+  if (a == adapters.end()) return;
+  const std::int64_t rank = model.lora.rank, first = begin / param.cols,
+                     rows = (end - 1) / param.cols + 1 - first;
+  std::vector<float> all_a(static_cast<std::size_t>(a->second->count())),
+      rows_b(static_cast<std::size_t>(rows * rank));
+  read_values(checkpoint, a->first, 0, {0, 1, a->second->count(), 0}, all_a.data());
+  read_values(checkpoint, adapter->name + ".lora_B.weight", 0,
+              {(adapter->first_row + first) * rank, 1, rows * rank, 0}, rows_b.data());
+  add_adapter({.a = all_a.data(),
+               .b = rows_b.data(),
+               .rank = rank,
+               .cols = param.cols,
+               .factor = model.lora.factor()},
+              begin, end, out);
 }
 
 }  // namespace
@@ -174,19 +182,21 @@ void export_model(const Checkpoint& checkpoint, const std::string& directory,
   }
   checkpoint.expect(masters, Checkpoint::Others::kAny);
   checkpoint.verify(progress);
+  const auto adapters = adapters_of(model);
   const std::vector<float>& biases = checkpoint.manifest().choice_biases;
   const std::int64_t experts = model.config().experts.count;
   if (model.config().experts.choice_bias &&
       static_cast<std::int64_t>(biases.size()) != model.config().layers * experts)
     throw Error(Errc::kUsage, checkpoint.path(),
-                fmt::format("has {} choice biases of routers, and not {} for each of {} layers", biases.size(),
-                            experts, model.config().layers),
+                fmt::format("has {} choice biases of routers, and not {} for each of {} layers",
+                            biases.size(), experts, model.config().layers),
                 "the checkpoint is damaged: export another one");
-  const auto read = [&](const Unit& unit, const Param& param, std::int64_t begin, std::int64_t end, float* out) {
+  const auto read = [&](const Unit& unit, const Param& param, std::int64_t begin, std::int64_t end,
+                        float* out) {
     if (param.offset < 0)
       return void(std::copy_n(biases.begin() + unit.layer * experts + begin, end - begin, out));
     read_values(checkpoint, param.name, 0, {begin, 1, end - begin, 0}, out);
-    if (merged) add_adapter_of(checkpoint, model, param, begin, end, out);
+    if (merged) add_adapter_of(checkpoint, model.config(), adapters, param, begin, end, out);
   };
   replace_directory(directory, [&](const std::string& fresh) {
     if (adapted && !merged) {

@@ -319,28 +319,40 @@ Choices adapters() {
            [](Run r) { return r.lora.on() && r.lora.base == LoraConfig::Base::kCodes; }}};
 }
 
+Choices expert_adapters() {
+  return {{"none",
+           {},
+           "where adapters have experts, each matrix of each expert is a module",
+           [](Run r) { return r.lora.parameters.empty(); }},
+          {"given",
+           {"lora.target_parameters=experts.*", "lora.target=all-linear"},
+           "adapters of parameters that hold all experts of a layer, in PEFT's form",
+           [](Run r) { return !r.lora.parameters.empty(); }}};
+}
+
 Choices balances() {
   using enum BalanceKind;
-  return {{"none", {}, "routers have no term of their own", [](Run r) { return r.balance.kind == kNone; }},
-          {"hf",
-           {"router.balance=hf"},
-           "tokens of a micro-batch, all layers together",
-           [](Run r) { return r.balance.kind == kHf; }},
-          {"switch",
-           {"router.balance=switch"},
-           "tokens of a micro-batch, layer by layer",
-           [](Run r) { return r.balance.kind == kSwitch; }},
-          {"sequence",
-           {"router.balance=sequence"},
-           "tokens of each sequence",
-           [](Run r) { return r.balance.kind == kSequence; }},
-          {"global",
-           {"router.balance=global"},
-           "tokens of the whole batch",
-           [](Run r) { return r.balance.kind == kGlobal; }},
-          {"bias", {"router.balance=bias"}, "no term, but choice biases that follow the whole batch", [](Run r) {
-             return r.balance.kind == kBias;
-           }}};
+  return {
+      {"none", {}, "routers have no term of their own", [](Run r) { return r.balance.kind == kNone; }},
+      {"hf",
+       {"router.balance=hf"},
+       "tokens of a micro-batch, all layers together",
+       [](Run r) { return r.balance.kind == kHf; }},
+      {"switch",
+       {"router.balance=switch"},
+       "tokens of a micro-batch, layer by layer",
+       [](Run r) { return r.balance.kind == kSwitch; }},
+      {"sequence",
+       {"router.balance=sequence"},
+       "tokens of each sequence",
+       [](Run r) { return r.balance.kind == kSequence; }},
+      {"global",
+       {"router.balance=global"},
+       "tokens of the whole batch",
+       [](Run r) { return r.balance.kind == kGlobal; }},
+      {"bias", {"router.balance=bias"}, "no term, but choice biases that follow the whole batch", [](Run r) {
+         return r.balance.kind == kBias;
+       }}};
 }
 
 Choices pipelines() {
@@ -438,6 +450,7 @@ std::vector<Axis> make_axes() {
       {kCommunication, communication_types()},
       {kGroups, parameter_groups()},
       {kLora, adapters()},
+      {kExpertAdapters, expert_adapters()},
       {kBalance, balances()},
       {"gradient_clipping", clippings()},
       {"optimizer.overlap", overlaps()},

@@ -158,6 +158,11 @@ std::vector<Exclusion> of_stages_and_tiles() {
        "all but the adapters is frozen already",
        "remove the groups that freeze",
        {"optimizer.param_groups", "lora"}},
+      {{kExpertAdapters, {"given"}},
+       {kLora, {"off"}},
+       "there are no adapters",
+       "give lora.rank, too",
+       {"lora.target_parameters"}},
   };
 }
 

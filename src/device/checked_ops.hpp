@@ -406,6 +406,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
               dropout.positions.time, dropout.first_sequence);
     ZG_ASSERT(dropout.step >= 0 && dropout.step >> 32 == 0, "dropout of step {}", dropout.step);
     ZG_ASSERT_LE(0, dropout.first_column);
+    ZG_ASSERT_LE(1, dropout.per_token);
     with_type(x.dtype, [&]<class T>() {
       backend_.template dropout<T>(s, extent_of(x), strided<T>(x), dropout, strided<T>(y));
     });

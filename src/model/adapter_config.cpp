@@ -9,6 +9,7 @@
 #include <span>
 #include <stdexcept>
 
+#include "model/adapter_tensors.hpp"
 #include "model/adapters.hpp"
 #include "model/hf_text.hpp"
 #include "model/name_pattern.hpp"
@@ -176,11 +177,17 @@ std::optional<std::set<std::int64_t>> read_layers(const ConfigReader& reader, co
 
 // Refuses modules that PEFT can adapt and this program cannot.
 void refuse_outside(const Names& targets, const std::optional<Names>& without, const ConfigReader& reader,
-                    Arch arch) {
-  const model::Family& family = model::family_of(arch);
-  const std::string model = family.files.kept ? "" : family.files.model, table = family.files.embedding;
-  for (const std::string& name : {model + table.substr(0, table.rfind('.')),
-                                  family.form.rotates ? "lm_head" : model + "wpe", std::string("lm_head")}) {
+                    const ModelConfig& model) {
+  const model::Family& family = model::family_of(model.arch);
+  const std::string prefix = family.files.kept ? "" : family.files.model, table = family.files.embedding;
+  std::vector<std::string> outside{prefix + table.substr(0, table.rfind('.')), "lm_head"};
+  if (!family.form.rotates) outside.push_back(prefix + "wpe");
+  for (std::int64_t layer = 0; layer < model.layers; ++layer) {
+    if (!model.has_experts(layer)) continue;
+    for (const char* router : {family.files.block.router, family.files.block.shared_gate})
+      outside.push_back(fmt::format("{}.{}.{}", model::layers_with_head(family), layer, router));
+  }
+  for (const std::string& name : outside) {
     if (!targets.has(name, false) || (without && without->has(name, false))) continue;
     reader.wrong("target_modules", fmt::format("modules of the layers: it names {}, too, which has no "
                                                "adapters here,",
@@ -188,33 +195,91 @@ void refuse_outside(const Names& targets, const std::optional<Names>& without, c
   }
 }
 
-// The bits of the adapted modules, for each layer.
-std::vector<std::uint32_t> read_modules(const ConfigReader& reader, const ModelConfig& model) {
-  const model::AdapterList modules(model, model::AdapterList::Which::kAll);
-  if (reader.find("target_modules") == nullptr) reader.wrong("target_modules", "a list of names of modules");
-  const Names targets(reader, "target_modules");
+// The layers' paths in names of modules: "model.layers.3.".
+std::string layer_path(const ModelConfig& model, std::int64_t layer) {
+  return fmt::format("{}.{}.", model::layers_with_head(model::family_of(model.arch)), layer);
+}
+
+// "target_parameters": the bits of the adapted parameters, for each layer. Empty: there is no such key.
+std::vector<std::uint32_t> read_parameters(const ConfigReader& reader, const ModelConfig& model) {
+  constexpr const char* kKey = "target_parameters";
+  const json* value = reader.find(kKey);
+  if (value == nullptr || value->empty()) return {};
+  const std::vector<model::ModulePath> parameters = model::parameter_paths(model);
+  std::string there;
+  for (const model::ModulePath& one : parameters) there += (there.empty() ? "" : " and ") + one.path;
+  const std::string expected =
+      parameters.empty()
+          ? fmt::format("nothing: {} has no parameters that hold all experts of a layer", name_of(model.arch))
+          : fmt::format("a list of names among {}", there);
+  if (!value->is_array()) reader.wrong(kKey, expected);
+  std::vector<std::uint32_t> layers(static_cast<std::size_t>(model.layers));
+  for (const json& name : *value) {
+    bool found = false;
+    for (std::int64_t layer = 0; name.is_string() && layer < model.layers; ++layer) {
+      for (const model::ModulePath& one : parameters) {
+        if (!model.has_experts(layer) ||
+            !ends_in(layer_path(model, layer) + one.path, name.get<std::string>()))
+          continue;
+        found = true;
+        layers[static_cast<std::size_t>(layer)] |= bit_of(one.module);
+      }
+    }
+    if (!found) reader.wrong(kKey, expected);
+  }
+  return layers;
+}
+
+// The bits of the adapted modules, for each layer. experts: whether the matrices of experts are modules.
+std::vector<std::uint32_t> read_modules(const ConfigReader& reader, const ModelConfig& model,
+                                        ExpertsAs experts) {
+  constexpr const char* kKey = "target_modules";
+  const json* value = reader.find(kKey);
+  const bool alone = experts == ExpertsAs::kParameters && (value == nullptr || value->empty());
+  if (alone) return std::vector<std::uint32_t>(static_cast<std::size_t>(model.layers));
+  if (value == nullptr) reader.wrong(kKey, "a list of names of modules");
+  const Names targets(reader, kKey);
   std::optional<Names> without;
-  if (const json* value = reader.find("exclude_modules"); value != nullptr && !value->empty())
+  if (const json* excluded = reader.find("exclude_modules"); excluded != nullptr && !excluded->empty())
     without.emplace(reader, "exclude_modules");
-  refuse_outside(targets, without, reader, model.arch);
+  refuse_outside(targets, without, reader, model);
   const auto only = read_layers(reader, model);
   if (only && targets.is_pattern())
     reader.wrong("layers_to_transform", "nothing beside a \"target_modules\" that is a regular expression");
+  const auto has = [&](std::int64_t layer, const std::string& path) {
+    const std::string name = layer_path(model, layer) + path;
+    return (!only || only->count(layer) != 0) && targets.has(name, true) &&
+           !(without && without->has(name, true));
+  };
   std::vector<std::uint32_t> layers;
   std::uint32_t all = 0;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     std::uint32_t bits = 0;
-    for (const model::Adapter& one : modules.all()) {
-      const std::string name =
-          fmt::format("{}.{}.{}", model::layers_with_head(model::family_of(model.arch)), layer, one.path);
-      const bool found = (!only || only->count(layer) != 0) && targets.has(name, true);
-      if (found && !(without && without->has(name, true))) bits |= 1u << static_cast<int>(one.module);
+    const model::AdapterList block(model, layer, model::AdapterList::Which::kAll);
+    for (const model::Adapter& one : block.all()) bits |= has(layer, one.path()) ? bit_of(one.module) : 0;
+    if (experts == ExpertsAs::kModules && model.has_experts(layer)) {
+      const model::AdapterList expert = model::AdapterList::of_expert(model, model::AdapterList::Which::kAll);
+      for (const model::Adapter& one : expert.all()) {
+        if ((bit_of(one.module) & kExpertModules) == 0) continue;
+        const auto adapted = [&](std::int64_t e) {
+          return has(layer, model::expert_path(model, e) + "." + one.path());
+        };
+        const bool first = adapted(0);
+        for (std::int64_t e = 1; e < model.experts.count; ++e) {
+          if (adapted(e) == first) continue;
+          reader.wrong(kKey,
+                       fmt::format("the {} of all experts of layer {}, or of none: of experts 0 and {} it "
+                                   "names one",
+                                   one.path(), layer, e));
+        }
+        bits |= first ? bit_of(one.module) : 0;
+      }
     }
     layers.push_back(bits), all |= bits;
   }
   if (all == 0) {
-    reader.wrong("target_modules", fmt::format("names among {}, the modules of {}",
-                                               names_of(lora_modules(model)), name_of(model.arch)));
+    reader.wrong(kKey, fmt::format("names among {}, the modules of {}",
+                                   names_of(lora_modules(model, experts)), name_of(model.arch)));
   }
   return layers;
 }
@@ -237,7 +302,7 @@ AdapterConfig parse_adapters(const std::string& json_text, const std::string& wh
   const json* kind = reader.find("peft_type");
   if (kind == nullptr || *kind != "LORA") reader.wrong("peft_type", "\"LORA\"");
   reader.demand_off({"use_dora", "use_qalora", "use_bdlora", "lora_bias", "modules_to_save", "rank_pattern",
-                     "alpha_pattern", "layer_replication", "target_parameters", "trainable_token_indices",
+                     "alpha_pattern", "layer_replication", "trainable_token_indices",
                      "alora_invocation_tokens", "megatron_config"});
   // "fan_in_fan_out": the modules' own matrices are [in, out]. For GPT-2 PEFT ignores this key's value.
   if (model.form().joint_qkv) {
@@ -260,12 +325,26 @@ AdapterConfig parse_adapters(const std::string& json_text, const std::string& wh
     reader.wrong("lora_alpha", "a number above 0 that fp32 holds");
   if (reader.find("lora_dropout") != nullptr) lora.dropout = reader.number("lora_dropout", 0);
   if (lora.dropout >= 1) reader.wrong("lora_dropout", "a number from 0 to below 1");
-  config.layers = read_modules(reader, model);
+  const std::vector<std::uint32_t> parameters = read_parameters(reader, model);
+  if (!parameters.empty() && lora.dropout > 0)
+    reader.wrong("lora_dropout", "0, as \"target_parameters\" ask for");
+  config.layers =
+      read_modules(reader, model, parameters.empty() ? ExpertsAs::kModules : ExpertsAs::kParameters);
+  for (std::size_t layer = 0; layer < parameters.size(); ++layer) config.layers[layer] |= parameters[layer];
   for (const std::uint32_t bits : config.layers) lora.modules |= bits;
-  static constexpr std::string_view kRead[] = {
-      "peft_type",      "fan_in_fan_out", "bias",         "init_lora_weights", "r",
-      "lora_alpha",     "use_rslora",     "lora_dropout", "target_modules",    "layers_to_transform",
-      "layers_pattern", "exclude_modules"};
+  static constexpr std::string_view kRead[] = {"peft_type",
+                                               "fan_in_fan_out",
+                                               "bias",
+                                               "init_lora_weights",
+                                               "r",
+                                               "lora_alpha",
+                                               "use_rslora",
+                                               "lora_dropout",
+                                               "target_modules",
+                                               "layers_to_transform",
+                                               "layers_pattern",
+                                               "exclude_modules",
+                                               "target_parameters"};
   reader.demand_known(kRead, kIdleKeys);
   return config;
 }

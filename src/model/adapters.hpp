@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "model/call.hpp"
 
@@ -34,17 +36,24 @@ constexpr bool is_split_by_inputs(AdapterInput input) {
 struct Adapter {
   LoraModule module = LoraModule::kQ;
   AdapterInput input = AdapterInput::kQkv;
-  const char* path = "";         // path of its module within the layer, as in parameter names
+  // The path of its module within the layer, or within an expert, as in parameter names: parent.name, or name
+  // alone where the parent is empty.
+  const char *parent = "", *name = "";
   std::int64_t in = 0, out = 0;  // sizes of the module's matrix
   std::int64_t column = 0;       // first output column, in the joint output of products with the same input
+
+  std::string path() const { return *parent == '\0' ? name : std::string(parent) + "." + name; }
 };
 
-// The modules of a block, in the order in which a forward uses them: all, or only those with an adapter.
+// The modules of a layer, in the order in which a forward uses them: all, or only those with an adapter.
 class AdapterList {
  public:
   enum class Which { kAll, kAdapted };
-  // config: the sizes of the whole model, or of a tensor shard.
-  explicit AdapterList(const ModelConfig& config, Which which = Which::kAdapted);
+  // The modules of a layer's block: of the MLP that all tokens pass, if the layer has experts. config: the
+  // sizes of the whole model, or of a tensor shard.
+  AdapterList(const ModelConfig& config, std::int64_t layer, Which which = Which::kAdapted);
+  // The modules of one expert. kAll: as modules, and as parameters of all experts.
+  static AdapterList of_expert(const ModelConfig& config, Which which = Which::kAdapted);
   // The overload for a temporary list is deleted, since its span would outlive it, as in a range-based for
   // loop.
   std::span<const Adapter> all() const& { return {adapters_.data(), count_}; }
@@ -53,30 +62,52 @@ class AdapterList {
   bool has(AdapterInput input) const;
 
  private:
+  AdapterList() = default;
+
   std::array<Adapter, 7> adapters_{};
   std::size_t count_ = 0;
 };
+
+// A module of a model's layers, and its path within a layer, where * stands for an expert's number.
+struct ModulePath {
+  LoraModule module;
+  std::string path;
+};
+// The modules of all layers, each once; and the parameters that hold all experts of a layer, as transformers
+// names them.
+std::vector<ModulePath> module_paths(const ModelConfig& model, ExpertsAs experts);
+std::vector<ModulePath> parameter_paths(const ModelConfig& model);
 
 // Buffers that a forward saves for the backward: each adapter's `low`, T [N, rank]. The first half of a
 // backward saves d_low, the gradients of `low`, for the second half, with the same shapes.
 struct AdapterSaved {
   std::array<View, 7> low{}, d_low{};
   AdapterSaved() = default;
-  AdapterSaved(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape, Backward how);
+  AdapterSaved(BufferPlan& plan, const AdapterList& list, const Lora& lora, DType t, std::int64_t rows,
+               Backward how);
 };
 
 struct AdapterWorkspace {
   std::array<View, 3> d_low{};  // T [N, rank], one for each adapter with the same input
-  View dropped;                 // T [N, widest input], where inputs are dropped
+  View dropped;  // [N, widest input], where inputs are dropped; as wide as the gradients of inputs, T or A
   AdapterWorkspace() = default;
-  AdapterWorkspace(BufferPlan& plan, const ModelConfig& config, DType t, BatchShape shape);
+  AdapterWorkspace(BufferPlan& plan, const AdapterList& list, const Lora& lora, DType t, DType gradient,
+                   std::int64_t rows);
 };
 
-// The adapters of the block that a call computes.
+// The adapters of the block that a call computes, or of one of a call's experts.
 class Adapters {
  public:
   Adapters(const Call& call, const AdapterSaved& saved, const AdapterWorkspace& workspace)
-      : call_(call), saved_(saved), workspace_(workspace), list_(call.config) {}
+      : call_(call),
+        saved_(saved),
+        workspace_(workspace),
+        list_(call.config, call.unit.layer),
+        first_(call.unit.params.size() - 2 * list_.count()) {}
+  // The adapters of expert number `expert` of the layer, whose routed rows have the slots `order`. `saved`
+  // has as many rows; `workspace` may have more.
+  Adapters(const Call& call, const AdapterSaved& saved, const AdapterWorkspace& workspace,
+           std::int64_t expert, const View& order);
 
   bool any(AdapterInput input) const { return list_.has(input); }
   // y += low B^T for the modules with this input. With a null y it computes only `low`, for the backward.
@@ -94,7 +125,7 @@ class Adapters {
   View weight(std::size_t adapter, std::size_t which) const;
   View grad(std::size_t adapter, std::size_t which) const;
   // The gradient of an adapter's `low`. place: the adapter's number among the adapters with its input.
-  const View& d_low(std::size_t adapter, std::size_t place) const;
+  View d_low(std::size_t adapter, std::size_t place, std::int64_t rows) const;
   template <class F>
   void for_each(AdapterInput input, const F& f) const;  // f(adapter, its number, its place)
   bool drops() const { return call_.dropout != nullptr && call_.config.lora.dropout > 0; }
@@ -106,6 +137,10 @@ class Adapters {
   const AdapterSaved& saved_;
   const AdapterWorkspace& workspace_;
   const AdapterList list_;
+  const std::size_t first_;  // index in the unit of the first A
+  // Of an expert: its number in the layer, and the slots of its rows.
+  const std::int64_t expert_ = -1;
+  const View order_ = {};
 };
 
 }  // namespace zg::model

@@ -56,7 +56,7 @@ std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape
   const TensorShard& shard = shape_.shard;
   if (shard.degree == 1) return calls;
   const std::int64_t elements = residual_rows(shard, batch) * shape_.whole.width;
-  const AdapterList adapters(shape_.whole);
+  const AdapterList adapters(shape_.whole, layer());
   const auto sum = [&] { calls.push_back(sum_over_parts(shard, elements, shape_.dtype)); };
   const auto gather = [&] {
     if (shard.sequence) calls.push_back({TensorParallelCall::Kind::kAllGather, elements, shape_.dtype});

@@ -117,7 +117,7 @@ struct DenseSaved {
     }
     norm(c.norms_after(), after1, after_stats1);
     norm(c.norms_after(), after2, after_stats2);
-    adapters = AdapterSaved(plan, c, t, shape, how);
+    adapters = AdapterSaved(plan, AdapterList(c, layer), c.lora, t, n, how);
     if (of.routes() && c.experts.shared_gate) shared_gate = SharedGate(plan, a, n);
     if (how == Backward::kInHalves) {
       const NormList list = BlockParams(c, layer).norms();
@@ -175,7 +175,8 @@ struct DenseWorkspace {
     norm_partials = View(partials.data, a, partials.rows, 2 * norm_columns(c));
     if (biases > 0) bias_partials = View(partials.data, a, partials.rows, biases);
     if (how == Backward::kInHalves) held = plan.take(t, residual, c.width);
-    adapters = AdapterWorkspace(plan, c, t, shape);
+    // The experts' sums of gradients, to which the adapters of such a layer add theirs, are of type A.
+    adapters = AdapterWorkspace(plan, AdapterList(c, layer), c.lora, t, of.routes() ? a : t, n);
     if (of.routes()) {
       sorting = plan.take(DType::kI32, sizes.row_groups(), c.experts.count);
       summing = plan.take(a, sizes.row_groups(), 2 * c.experts.count + 1);

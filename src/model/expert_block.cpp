@@ -1,5 +1,6 @@
 #include "model/expert_block.hpp"
 
+#include "model/adapters.hpp"
 #include "model/routing.hpp"
 #include "model/stack.hpp"
 #include "model/tensor_shard.hpp"
@@ -15,6 +16,9 @@ struct ExpertWorkspace {
   // T [N,I].
   View d_output, d_act;
   View bias_partials;  // A [row groups, widest bias], where experts have biases
+  // Of the adapters; what a forward saves for the backward is computed again there, with the products.
+  AdapterSaved low;
+  AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 
   ExpertWorkspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
@@ -27,6 +31,9 @@ struct ExpertWorkspace {
     d_act = plan.take(t, n, inner);
     if (c.experts.biases)
       bias_partials = plan.take(accumulator_of(t), sizes.row_groups(), std::max(2 * inner, c.width));
+    const AdapterList list = AdapterList::of_expert(c);
+    low = AdapterSaved(plan, list, c.lora, t, n, Backward::kWhole);
+    adapters = AdapterWorkspace(plan, list, c.lora, t, t, n);
     bytes = plan.bytes();
   }
 };
@@ -120,13 +127,16 @@ void ExpertBlock::forward(const Call& call) const {
     const ExpertParams p(call.config, i);
     const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act);
     ops.gather_rows(s, {.x = routing.x, .order = rows.order, .per_token = per_token, .y = x});
+    const Adapters adapters(call, w.low, w.adapters, unit().first_expert + i, rows.order);
     Stack(call, p.gate, p.up, p.gate_bias).forward(x, gate_up);
+    adapters.forward(AdapterInput::kGateUp, x, gate_up);
     ops.expert_gate(s, {.gate_up = gate_up,
                         .order = rows.order,
                         .weights = routing.weights,
                         .gate = call.config.block.gate,
                         .y = act});
     call.linear(act, p.down, {}, x);
+    adapters.forward(AdapterInput::kDown, act, x);
     const bool biased = has_bias(call, p);
     ops.add_rows(s, {.x = x,
                      .order = rows.order,
@@ -148,13 +158,15 @@ void ExpertBlock::backward(const Call& call) const {
   const ExpertSums sums = sums_of(call);
   const ExpertWorkspace w(call.config, call.dtype, call.shape, ops, call.workspace);
   const std::int64_t per_token = call.config.experts.router.per_token;
-  const bool trains = static_cast<bool>(call.grads);
+  const bool trains = static_cast<bool>(call.grads), trains_adapters = static_cast<bool>(call.adapters.grads);
   if (is_last()) {
     ops.zero(s, sums.rows);
     (void)call.all_rows(call.activation_gradient, sums.d_output);
   }
   const View& d_output = call.shard.sequence ? sums.d_output : call.activation_gradient;
   if (trains && call.into == Gradients::kOverwrite) clear_gaps(ops, s, call.grads, call.unit);
+  // Experts without rows keep these zeros.
+  if (trains_adapters && call.into == Gradients::kOverwrite) ops.zero(s, call.adapters.grads);
   for (std::int64_t i = unit().expert_count; i-- > 0;) {
     const ExpertRows rows = rows_of(call, routing, unit().first_expert + i);
     const ExpertParams p(call.config, i);
@@ -166,10 +178,13 @@ void ExpertBlock::backward(const Call& call) const {
     const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act), d_act = rows.of(w.d_act),
                d_rows = rows.of(w.d_output);
     const Stack stack(call, p.gate, p.up, p.gate_bias, w.bias_partials);
+    const Adapters adapters(call, w.low, w.adapters, unit().first_expert + i, rows.order);
     ops.gather_rows(s, {.x = routing.x, .order = rows.order, .per_token = per_token, .y = x});
     ops.gather_rows(s, {.x = d_output, .order = rows.order, .per_token = per_token, .y = d_rows});
     stack.forward(x, gate_up);
+    adapters.forward(AdapterInput::kGateUp, x, gate_up);
     call.linear_dx(d_rows, p.down, d_act);
+    adapters.backward_input(AdapterInput::kDown, d_rows, d_act);
     ops.expert_gate_backward(s, {.gate_up = gate_up,
                                  .order = rows.order,
                                  .weights = routing.weights,
@@ -182,7 +197,13 @@ void ExpertBlock::backward(const Call& call) const {
     if (trains) stack.backward_weight(gate_up, x);
     if (p.down_bias != BlockParams::kNone)
       bias_backward(call, p.down_bias, {d_rows, rows.order, x}, w.bias_partials);
+    if (trains_adapters) {
+      adapters.forward(AdapterInput::kDown, act, {});
+      adapters.backward_weight(AdapterInput::kDown, d_rows, act);
+    }
     stack.backward_input(gate_up, d_rows);
+    adapters.backward_input(AdapterInput::kGateUp, gate_up, d_rows);
+    if (trains_adapters) adapters.backward_weight(AdapterInput::kGateUp, gate_up, x);
     ops.add_rows(s, {.x = d_rows, .order = rows.order, .per_token = per_token, .sum = sums.rows});
   }
 }

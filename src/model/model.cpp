@@ -120,7 +120,10 @@ std::array<RandomKey, 2> Model::dropout_keys(std::uint64_t seed, std::size_t uni
 }
 
 RandomKey Model::adapter_dropout_key(std::uint64_t seed, std::size_t unit) const {
-  const std::array<std::uint32_t, 2> words = NamedRandom(seed, units()[unit].name + ".lora.dropout").key();
+  // The name of the layer's block: how experts are grouped into units changes no mask.
+  const Unit& of = units()[unit];
+  const std::string& name = of.is_experts() ? units()[unit_of(of.layer)].name : of.name;
+  const std::array<std::uint32_t, 2> words = NamedRandom(seed, name + ".lora.dropout").key();
   return {{words[0], words[1]}};
 }
 

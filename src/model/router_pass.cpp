@@ -18,6 +18,7 @@ bool has_gate(const DenseCall& b) {
 // The MLP's activation from its input x.
 void activate(const DenseCall& b, const View& x) {
   b.gate_up().forward(x, b.f.gate_up);
+  b.adapters.forward(AdapterInput::kGateUp, x, b.f.gate_up);
   if (!has_gate(b)) return b.ops.swiglu(b.s, b.f.gate_up, b.f.act, b.c.block.gate);
   const SharedGate& gate = b.f.shared_gate;
   b.call.linear(x, b.call.weight(b.p.shared_gate), {}, gate.logits);
@@ -36,9 +37,12 @@ void activate(const DenseCall& b, const View& x) {
 
 // Adds the gradient of the MLP's input to `sum`; dy is the gradient of its output.
 void mlp_backward(const DenseCall& b, const View& dy, const View& x, const View& sum) {
-  const bool trains = static_cast<bool>(b.call.grads);
+  const bool trains = static_cast<bool>(b.call.grads),
+             trains_adapters = static_cast<bool>(b.call.adapters.grads);
   if (trains) b.weight_gradient(b.mlp, dy);
   b.call.linear_dx(dy, b.p.down, b.w.d_act);
+  b.adapters.backward_input(AdapterInput::kDown, dy, b.w.d_act);
+  if (trains_adapters) b.adapters.backward_weight(AdapterInput::kDown, dy, b.f.act);
   if (has_gate(b)) {
     const SharedGate& gate = b.f.shared_gate;
     b.ops.expert_gate_backward(b.s, {.gate_up = b.f.gate_up,
@@ -63,7 +67,9 @@ void mlp_backward(const DenseCall& b, const View& dy, const View& x, const View&
     b.ops.swiglu_backward(b.s, b.f.gate_up, b.w.d_act, b.f.gate_up, b.c.block.gate);
   }
   b.gate_up().backward_input(b.f.gate_up, sum, Gradients::kAdd);
+  b.adapters.backward_input(AdapterInput::kGateUp, b.f.gate_up, sum);
   if (trains) b.gate_up().backward_weight(b.f.gate_up, x);
+  if (trains_adapters) b.adapters.backward_weight(AdapterInput::kGateUp, b.f.gate_up, x);
 }
 
 }  // namespace
@@ -92,10 +98,11 @@ void router_forward(const DenseCall& b) {
     }
   }
   if (has_mlp(b)) activate(b, x);
-  if (again) return;
+  if (again) return b.adapters.forward(AdapterInput::kDown, b.f.act, {});
   const View sum = sums_of(call).rows;
   if (has_mlp(b)) {
     call.linear(b.f.act, b.p.down, {}, b.w.d_norm);
+    b.adapters.forward(AdapterInput::kDown, b.f.act, b.w.d_norm);
     b.ops.cast(b.s, b.w.d_norm, sum);
   } else {
     b.ops.zero(b.s, sum);

@@ -65,13 +65,13 @@ CallForm form_of(ModelCall kind) {
       return {"second half of a backward", Part::kBlock, kInput | kSaved | kWorkspace,
               kGrads | kAdapterGrads};
     case kExperts:
-      return {"experts", Part::kExperts, kWorkspace | kExpertOperands, kWeights | kOutput};
+      return {"experts", Part::kExperts, kWorkspace | kExpertOperands, kWeights | kOutput | kAdapterWeights};
     case kExpertsBackward:
       return {"backward of experts", Part::kExperts,
               kWeights | kGrads | kActivationGradient | kWorkspace | kExpertOperands, 0};
     case kExpertsBackwardFrozen:
       return {"backward of frozen experts", Part::kExperts,
-              kWeights | kActivationGradient | kWorkspace | kExpertOperands, 0};
+              kWeights | kActivationGradient | kWorkspace | kExpertOperands, kAdapterWeights | kAdapterGrads};
     case kHeadLoss:
       return {"loss", Part::kHead, kHead | kTargets | kLossSum, 0};
     case kHeadLossAndGradient:
@@ -184,16 +184,7 @@ class Checks {
     ZG_ASSERT_EQ(unit.in_tiles() && (!second_half || call_.grads), call_.tiles != nullptr);
     ZG_ASSERT(call_.shape.sequence_shard.degree == 1 || call_.context != nullptr || second_half,
               "a part of {} of each sequence, and no others", call_.shape.sequence_shard.degree);
-    // The adapters are a tile of their own, the last one, and the only parameters of their block that are
-    // trained.
-    const auto adapters = [&](Operands operand, const View& view, DType dtype) {
-      if ((form_.may & operand) == 0) return;
-      ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
-      if (view) elements(view, unit, unit.tiles.back(), dtype);
-    };
-    adapters(kAdapterWeights, call_.adapters.weights, t_);
-    adapters(kAdapterGrads, call_.adapters.grads, a_);
-    ZG_ASSERT(!unit.adapted || !call_.grads, "{} has adapters, and its own gradients", unit.name);
+    adapters(unit);
     ZG_ASSERT(!second_half || unit.adapted || call_.grads, "{} has no gradients", unit.name);
     if (model_.config().has_experts(unit.layer)) {
       ZG_ASSERT(call_.experts.routing != nullptr && call_.experts.sums != nullptr,
@@ -205,8 +196,20 @@ class Checks {
   }
   void experts(const Unit& unit) const {
     ZG_ASSERT(unit.is_experts(), "{}: {} has no experts", form_.name, unit.name);
-    ZG_ASSERT(!unit.in_tiles() && !unit.adapted && call_.tiles == nullptr, "{}: {} is cut", form_.name,
-              unit.name);
+    ZG_ASSERT(!unit.in_tiles() && call_.tiles == nullptr, "{}: {} is cut", form_.name, unit.name);
+    adapters(unit);
+  }
+  // The adapters are a tile of their own, the last one, and the only parameters of their unit that are
+  // trained.
+  void adapters(const Unit& unit) const {
+    const auto check = [&](Operands operand, const View& view, DType dtype) {
+      if ((form_.may & operand) == 0) return;
+      ZG_ASSERT_EQ(unit.adapted, static_cast<bool>(view));
+      if (view) elements(view, unit, unit.tiles.back(), dtype);
+    };
+    check(kAdapterWeights, call_.adapters.weights, t_);
+    check(kAdapterGrads, call_.adapters.grads, a_);
+    ZG_ASSERT(!unit.adapted || !call_.grads, "{} has adapters, and its own gradients", unit.name);
   }
   void next(const Unit& unit) const {
     const BatchShape& s = call_.shape;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <span>
 
+#include "model/adapter_tensors.hpp"
 #include "model/adapters.hpp"
 #include "model/families/family.hpp"
 #include "model/tensor_shard.hpp"
@@ -107,9 +108,9 @@ class UnitBuilder {
   }
   // Adds A and B of an adapter. If ranks split its module by outputs, they hold the same `rows` of B; copies:
   // several ranks may hold one row. If they split it by inputs, they hold the same columns of A.
-  void adapter(const Adapter& one, std::int64_t rank, std::vector<Band> rows, bool copies) {
-    const std::string a = std::string(one.path) + ".lora_A.weight",
-                      b = std::string(one.path) + ".lora_B.weight";
+  void adapter(const Adapter& one, const std::string& path, std::int64_t rank, std::vector<Band> rows,
+               bool copies) {
+    const std::string a = path + ".lora_A.weight", b = path + ".lora_B.weight";
     const bool summed = shard_.degree > 1;
     if (is_split_by_inputs(one.input)) {
       matrix_by_columns(a, rank, one.in, Init::kUniform);
@@ -184,8 +185,8 @@ std::vector<Band> qkv_rows(const ModelConfig& c, const TensorShard& shard) {
 }
 
 // The rows of a module's matrix that a rank holds, for modules that are split by outputs.
-std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, LoraModule module) {
-  switch (module) {
+std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, const Adapter& adapter) {
+  switch (adapter.module) {
     case LoraModule::kQ:
       return piece_of_lines(shard, c.heads * c.head_size);
     case LoraModule::kK:
@@ -195,25 +196,40 @@ std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, LoraMo
     case LoraModule::kCAttn:
       return qkv_rows(c, shard);
     case LoraModule::kGateUp:
-      return piece_of_lines(shard, c.inner, 2);
+    case LoraModule::kAllExpertsGateUp:
+      return piece_of_lines(shard, adapter.out / 2, 2);
     default:
-      return piece_of_lines(shard, c.inner);
+      return piece_of_lines(shard, adapter.out);
   }
 }
 
 // Adds the adapters after the block's own parameters, and returns the unit.
-Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard) {
-  if (!c.lora.on()) return b.take();
+Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard, std::int64_t layer) {
+  const AdapterList adapters(c, layer);
+  if (adapters.count() == 0) return b.take();
   const std::int64_t own = b.count();
   b.set_transposed(false);
-  const AdapterList adapters(c);
   for (const Adapter& one : adapters.all()) {
     const bool of_heads =
         one.module == LoraModule::kK || one.module == LoraModule::kV || one.module == LoraModule::kQkv;
-    b.adapter(one, c.lora.rank, rows_of(c, shard, one.module), of_heads && c.kv_heads % shard.degree != 0);
+    b.adapter(one, one.path(), c.lora.rank, rows_of(c, shard, one),
+              of_heads && c.kv_heads % shard.degree != 0);
   }
   b.adapted(own);
   return b.take();
+}
+
+// Adds the adapters of experts [first, end) after the experts' own parameters, expert by expert.
+void add_expert_adapters(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard, std::int64_t first,
+                         std::int64_t end) {
+  const AdapterList adapters = AdapterList::of_expert(c);
+  if (adapters.count() == 0) return;
+  const std::int64_t own = b.count();
+  for (std::int64_t e = first; e < end; ++e) {
+    for (const Adapter& one : adapters.all())
+      b.adapter(one, expert_path(c, e) + "." + one.path(), c.lora.rank, rows_of(c, shard, one), false);
+  }
+  b.adapted(own);
 }
 
 std::string layer_prefix(const ModelConfig& c, std::int64_t layer) {
@@ -232,7 +248,7 @@ void add_gated_mlp(UnitBuilder& b, const ModelConfig& c, const std::string& path
 // Adds an expert's parameters in the order of ExpertParams.
 void add_expert(UnitBuilder& b, const ModelConfig& c, std::int64_t e) {
   const BlockNames& names = family_of(c.arch).files.block;
-  const std::string path = fmt::format("{}.{}", names.experts, e);
+  const std::string path = expert_path(c, e);
   const std::int64_t inner = c.experts.inner, count = c.experts.count;
   if (!names.fused_experts) return add_gated_mlp(b, c, path, inner);
   const bool pairs = experts_in_pairs(c);
@@ -265,6 +281,7 @@ Unit expert_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t la
   const std::int64_t group = first / c.experts_in_unit();
   UnitBuilder b(shard, fmt::format("block.{}.experts.{}", layer, group), layer_prefix(c, layer));
   for (std::int64_t e = first; e < first + count; ++e) add_expert(b, c, e);
+  add_expert_adapters(b, c, shard, first, first + count);
   Unit unit = b.take();
   unit.first_expert = static_cast<std::int32_t>(first), unit.expert_count = static_cast<std::int32_t>(count);
   return unit;
@@ -342,7 +359,7 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
     if (experts.shared_inner > 0) add_gated_mlp(b, c, names.shared, experts.shared_inner);
     if (experts.shared_gate)
       b.matrix(fmt::format("{}.weight", names.shared_gate), 1, c.width, b.all(1), Init::kNormal);
-    Unit unit = with_adapters(b, c, shard);
+    Unit unit = with_adapters(b, c, shard, layer);
     const BlockParams p(c, layer);
     for (const std::size_t i : {p.router, p.shared_gate}) {
       if (i != BlockParams::kNone) unit.params[i].routes = true;
@@ -360,7 +377,7 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
   matrix_by_columns(names.down, c.inner);
   if (c.mlp_bias()) bias(names.down, c.width, b.all(c.width));
   if (after) b.norm("post_feedforward_layernorm", c);
-  return with_adapters(b, c, shard);
+  return with_adapters(b, c, shard, layer);
 }
 
 // Rows that a table has room for: enough for the largest number of tokens of any rank, and for the rows that
@@ -487,11 +504,10 @@ void cut_into_tiles(Unit& unit, std::optional<TableRows> table) {
 std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std::int64_t table_rows,
                              BlockTiling blocks) {
   std::vector<Unit> units;
-  const std::size_t adapters = c.lora.on() ? AdapterList(c).count() : 0;
   units.push_back(embedding_unit(c, shard, table_rows));
   for (std::int64_t l = 0; l < c.layers; ++l) {
     units.push_back(block_unit(c, shard, l));
-    ZG_ASSERT_EQ(units.back().params.size(), BlockParams(c, l).count + 2 * adapters);
+    ZG_ASSERT_EQ(units.back().params.size(), BlockParams(c, l).count + 2 * AdapterList(c, l).count());
     if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
     units.back().layer = static_cast<std::int32_t>(l);
     for (std::int64_t first = 0; c.has_experts(l) && first < c.experts.count; first += c.experts_in_unit()) {

@@ -214,6 +214,7 @@ class SlotOperands {
     sums.last = ends_layer;
     u.add(Operand::kExpertSums, sums);
     if (ends_layer) u.add(Operand::kOutput, write(activation(layer + 1, m)));
+    u.adapters();
   }
   // The layer's last unit comes first, and begins the sums. The operands are dead after the first trained
   // unit.
@@ -228,6 +229,8 @@ class SlotOperands {
     u.add(Operand::kExpertSums, sums);
     u.add(Operand::kActivationGradient, read(activation_gradient(u.slot.unit, m), ends));
     if (!layout_.is_frozen(u.slot.unit)) u.sum(Operand::kAccumulator, layout_.first_tile(u.slot.unit));
+    u.adapters();
+    u.adapter_sum();
   }
   void forward(Uses& u) const {
     if (is_experts(u.slot)) return experts_forward(u);

@@ -8,6 +8,21 @@
 
 namespace zg {
 
+namespace {
+
+// PEFT cannot compute dropout for adapters of parameters, so its users could not load what such a run has
+// made.
+void check_dropout(const Lora& lora) {
+  if (lora.experts_as() == ExpertsAs::kModules || lora.dropout == 0) return;
+  throw Error(
+      Errc::kUsage, "lora.dropout",
+      fmt::format("is {}, and adapters of parameters that hold all experts of a layer have none, as in PEFT",
+                  lora.dropout),
+      "remove it, or adapt the experts' modules (lora.target)");
+}
+
+}  // namespace
+
 Lora lora_of(const RunConfig& config, const ModelConfig& model) {
   const LoraConfig& asked = config.lora;
   if (!asked.on()) return {};
@@ -19,21 +34,37 @@ Lora lora_of(const RunConfig& config, const ModelConfig& model) {
   if (!asked.from.empty()) {
     Lora lora = AdapterWeights(asked.from, model).lora();
     lora.dropout = asked.dropout;
+    check_dropout(lora);
     return lora;
   }
   Lora lora{.rank = asked.rank,
             .alpha = asked.alpha.value_or(static_cast<double>(asked.rank)),
             .rslora = asked.rslora,
             .dropout = asked.dropout};
+  const ExpertsAs experts = asked.parameters.empty() ? ExpertsAs::kModules : ExpertsAs::kParameters;
   for (const std::string& target : asked.targets) {
-    const std::uint32_t found = match_modules(model, target);
+    const std::uint32_t found = match_modules(model, target, experts);
     if (found == 0) {
       throw Error(Errc::kUsage, "lora.target",
                   fmt::format("\"{}\" matches no module of {}", target, name_of(model.arch)),
-                  "its modules are " + names_of(lora_modules(model)) + "; * matches any text");
+                  "its modules are " + names_of(lora_modules(model, experts)) + "; * matches any text");
     }
     lora.modules |= found;
   }
+  for (const std::string& parameter : asked.parameters) {
+    const std::uint32_t found = match_parameters(model, parameter);
+    if (found == 0) {
+      const std::vector<LoraModule> there = lora_parameters(model);
+      throw Error(Errc::kUsage, "lora.target_parameters",
+                  there.empty() ? fmt::format("is given, and {} has no experts", name_of(model.arch))
+                                : fmt::format("\"{}\" matches no parameter of experts of {}", parameter,
+                                              name_of(model.arch)),
+                  there.empty() ? "name the modules to adapt with lora.target"
+                                : "these are " + names_of(there) + "; * matches any text");
+    }
+    lora.modules |= found;
+  }
+  check_dropout(lora);
   return lora;
 }
 

@@ -168,9 +168,9 @@ inline double reference_element(const Param& p, std::int64_t i) {
   return reference_weight(p, i / p.whole_cols, i % p.whole_cols);
 }
 
-// Adapters beside the modules of the model's blocks, which alone are trained.
-inline TinySetup with_adapters(TinySetup s, const std::string& modules = "all-linear") {
-  s.model.lora = {.rank = 3, .alpha = 5, .modules = match_modules(s.model, modules)};
+// Adapters, which alone are trained.
+inline TinySetup with_lora(TinySetup s, const Lora& lora) {
+  s.model.lora = lora;
   const Model model(s.model, s.dtype, host_ops());
   s.layout.groups.clear();
   for (const Unit& unit : model.units()) {
@@ -178,6 +178,11 @@ inline TinySetup with_adapters(TinySetup s, const std::string& modules = "all-li
     for (const Param& p : unit.params) s.layout.groups.back().push_back(p.adapter ? 0 : kFrozen);
   }
   return s;
+}
+// Adapters beside the modules of the model's layers.
+inline TinySetup with_adapters(TinySetup s, const std::string& modules = "all-linear") {
+  const Lora lora{.rank = 3, .alpha = 5, .modules = match_modules(s.model, modules)};
+  return with_lora(std::move(s), lora);
 }
 
 class TinyRun {

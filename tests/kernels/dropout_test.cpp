@@ -78,6 +78,14 @@ TYPED_TEST(HostDropout, IsAFunctionOfSequencePositionAndColumn) {
     host::dropout<T>({2, kCols}, gaps, from, gaps);
     expect_row(gaps, 0, first), expect_row(gaps, 1, first + 1);
   }
+  // Rows by their slots, three of each token.
+  const std::int32_t slots[] = {100, 3, 4, 77, 35};
+  Dropout by_slot = all;
+  by_slot.first_row = 7, by_slot.slots = slots, by_slot.per_token = 3;
+  Matrix<T> gathered(5, kCols);
+  gathered.fill(1);
+  host::dropout<T>({5, kCols}, gathered, by_slot, gathered);
+  for (std::int64_t r = 0; r < 5; ++r) expect_row(gathered, r, slots[r] / 3);
   // A micro-batch that begins at another sequence.
   Dropout later = all;
   later.first_sequence += 2;

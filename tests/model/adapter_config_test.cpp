@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "model/adapters.hpp"
 #include "model/hf_files.hpp"
 #include "model/name_pattern.hpp"
 #include "support/errors.hpp"
+#include "support/families.hpp"
 #include "support/files.hpp"
 #include "support/places.hpp"
 #include "ziggurat/device/ops.hpp"
@@ -23,8 +25,10 @@ namespace {
 using nlohmann::json;
 
 ModelConfig model_of(const std::string& family) {
-  ModelConfig c = family == "gpt2" ? tiny_gpt2() : tiny_llama();
+  const bool experts = family.starts_with("qwen2_moe");
+  ModelConfig c = family == "gpt2" ? tiny_gpt2() : experts ? FamilyFile("qwen2_moe").config() : tiny_llama();
   c.layers = 4;
+  if (experts) c.experts.count = 3, c.experts.dense = {true, false, true, false};
   return c;
 }
 
@@ -35,13 +39,24 @@ std::string config_text(const json& keys) {
 }
 
 std::vector<std::string> modules_of(const hf::AdapterConfig& config, const ModelConfig& model) {
+  using enum model::AdapterList::Which;
   std::vector<std::string> names;
-  const model::AdapterList list(model, model::AdapterList::Which::kAll);
+  const model::AdapterList expert = model::AdapterList::of_expert(model, kAll);
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
-    for (const model::Adapter& one : list.all()) {
-      if (!config.has(layer, one.module)) continue;
-      names.push_back(fmt::format("{}.{}.{}", model.arch == Arch::kGpt2 ? "transformer.h" : "model.layers",
-                                  layer, one.path));
+    const auto add = [&](LoraModule module, const std::string& path) {
+      if (!config.has(layer, module)) return;
+      names.push_back(
+          fmt::format("{}.{}.{}", model.arch == Arch::kGpt2 ? "transformer.h" : "model.layers", layer, path));
+    };
+    const model::AdapterList list(model, layer, kAll);
+    for (const model::Adapter& one : list.all()) add(one.module, one.path());
+    for (const model::Adapter& one : expert.all()) {
+      if ((bit_of(one.module) & kExpertParameters) != 0) {
+        add(one.module, "mlp.experts." + one.path());
+        continue;
+      }
+      for (std::int64_t e = 0; model.has_experts(layer) && e < model.experts.count; ++e)
+        add(one.module, fmt::format("mlp.experts.{}.{}", e, one.path()));
     }
   }
   std::sort(names.begin(), names.end());
@@ -96,10 +111,31 @@ TEST(AdapterTargets, AreRefusedWithOneMessage) {
       {R"({"target_modules": ["q_proj"], "r": 1e300})", "\"r\" is 1e+300"},
       {R"({"target_modules": ["q_proj"], "r": -1})", "\"r\" is -1"},
       {R"({"target_modules": ["q_proj"], "lora_alpha": 1e300})", "a number above 0 that fp32 holds"},
+      {R"({"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]})",
+       "expected nothing: llama has no parameters that hold all experts of a layer"},
   };
-  for (const auto& [keys, told] : cases) {
-    const auto error = thrown_by([&, text = keys] {
-      (void)hf::parse_adapters(config_text(json::parse(text)), "here", model_of("llama"));
+  const std::pair<const char*, const char*> of_experts[] = {
+      {R"({"target_modules": ["experts.0.up_proj", "experts.2.up_proj"]})",
+       "expected the up_proj of all experts of layer 1, or of none: of experts 0 and 1 it names one"},
+      {R"({"target_modules": ["up_proj", "gate"]})", "it names model.layers.1.mlp.gate, too"},
+      {R"({"target_modules": ["shared_expert_gate"]})",
+       "it names model.layers.1.mlp.shared_expert_gate, too"},
+      {R"({"target_modules": ["proj"]})",
+       "expected names among q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, "
+       "shared_expert.gate_proj, shared_expert.up_proj, shared_expert.down_proj, experts.*.gate_proj, "
+       "experts.*.up_proj and experts.*.down_proj, the modules of qwen2_moe"},
+      {R"({"target_modules": [], "target_parameters": ["self_attn.q_proj.weight"]})",
+       "expected a list of names among mlp.experts.gate_up_proj and mlp.experts.down_proj"},
+      {R"({"target_modules": [], "target_parameters": "mlp.experts.down_proj"})", "expected a list of names"},
+      {R"({"target_parameters": ["down_proj"], "lora_dropout": 0.1})",
+       "\"lora_dropout\" is 0.1, expected 0, as \"target_parameters\" ask for"},
+  };
+  std::vector<std::tuple<const char*, const char*, const char*>> all;
+  for (const auto& [keys, told] : cases) all.emplace_back("llama", keys, told);
+  for (const auto& [keys, told] : of_experts) all.emplace_back("qwen2_moe", keys, told);
+  for (const auto& [family, keys, told] : all) {
+    const auto error = thrown_by([&, text = keys, name = family] {
+      (void)hf::parse_adapters(config_text(json::parse(text)), "here", model_of(name));
     });
     ASSERT_TRUE(error.has_value()) << keys;
     EXPECT_EQ(error->code(), Errc::kUsage) << keys;
@@ -144,7 +180,7 @@ TEST(NamePattern, TakesABoundedNumberOfSteps) {
 // Adapters of some layers alone: A and B of the others are zero, and nothing is merged into them.
 TEST(AdapterFiles, OfSomeLayersAreZeroInTheOthers) {
   ModelConfig config = model_of("llama");
-  config.lora = {.rank = 2, .alpha = 4, .modules = 1u << static_cast<int>(LoraModule::kQ)};
+  config.lora = {.rank = 2, .alpha = 4, .modules = bit_of(LoraModule::kQ)};
   const Model model(config, DType::kF32, host_ops());
   const TempDir dir;
   Tensors tensors;

@@ -36,7 +36,10 @@ static_assert(GivesAll<const model::AdapterList&> && !GivesAll<model::AdapterLis
 static_assert(GivesUnits<const Model&> && !GivesUnits<Model>);
 static_assert(GivesEntries<const SafeTensors&> && !GivesEntries<SafeTensors>);
 
-constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "gpt2_scores"};
+constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "gpt2_scores",
+                                    // Mixtures of experts: expert by expert, and all experts as parameters.
+                                    "mixtral", "qwen2_moe", "mixtral_parameters", "qwen2_moe_parameters",
+                                    "qwen3_moe_parameters"};
 
 struct LoraFamilies : testing::TestWithParam<const char*>, AdapterValues {
   LoraFamilies() : AdapterValues(GetParam(), "lora/") {}
@@ -176,6 +179,8 @@ TEST_P(LoraFamilies, MergedGiveTheSameLogits) {
 TEST_P(LoraFamilies, PeftLoadsOursAndWeItsFiles) {
   const char* const python = std::getenv("ZG_TEST_TORCH_PYTHON");
   if (python == nullptr) GTEST_SKIP() << "ZG_TEST_TORCH_PYTHON names no Python with torch and peft";
+  if (std::string(GetParam()) == "qwen2_moe")
+    GTEST_SKIP() << "with transformers 5, PEFT applies adapters of single experts to other families alone";
   const TempDir dir;
   ModelRunner runner(config, DType::kF64, host_ops(), stream);
   const auto value = [&](const Param& p, std::int64_t r, std::int64_t c) {
@@ -200,13 +205,18 @@ TEST_P(LoraFamilies, PeftLoadsOursAndWeItsFiles) {
                                                         dir / "base", dir / "adapter", dir / "again"}});
   if (outcome.code == 77) GTEST_SKIP() << outcome.out;
   ASSERT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  // PEFT joins adapters of an expert's gate and up as it loads them, into one of twice the rank, and saves
+  // that.
+  if ((config.lora.modules & kExpertModules) != 0) return;
   const AdapterWeights ours(dir / "adapter", plain), theirs(dir / "again", plain);
   EXPECT_EQ(ours.lora(), theirs.lora());
-  for (const Param& p : runner.units()[1].params) {
-    if (!p.adapter) continue;
-    std::vector<float> a(static_cast<std::size_t>(p.count())), b = a;
-    ours.read(p, 0, p.count(), a.data()), theirs.read(p, 0, p.count(), b.data());
-    EXPECT_TRUE(a == b) << p.name;
+  for (const Unit& unit : runner.units()) {
+    for (const Param& p : unit.params) {
+      if (!p.adapter) continue;
+      std::vector<float> a(static_cast<std::size_t>(p.count())), b = a;
+      ours.read(p, 0, p.count(), a.data()), theirs.read(p, 0, p.count(), b.data());
+      EXPECT_TRUE(a == b) << p.name;
+    }
   }
 }
 
@@ -243,10 +253,10 @@ TEST(FrozenBlocks, PassOnTheSameGradient) {
 }
 
 TEST(AdapterFiles, AreRefusedWithOneMessage) {
-  const ModelConfig model = FamilyFile("qwen3").config();
-  Lora lora{.rank = 3, .alpha = 6, .modules = 1u << static_cast<int>(LoraModule::kQ)};
-  const std::string good = write_adapter_config(lora, "base");
-  EXPECT_EQ(parse_adapter_config(good, "here", model), lora);
+  ModelConfig model = FamilyFile("qwen3").config();
+  model.lora = {.rank = 3, .alpha = 6, .modules = bit_of(LoraModule::kQ)};
+  const std::string good = write_adapter_config(model, "base");
+  EXPECT_EQ(parse_adapter_config(good, "here", model), model.lora);
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     const std::size_t at = text.find(from);
@@ -290,7 +300,7 @@ TEST(AdapterFiles, NameTheModulesOfGpt2) {
   const ModelConfig model = reference_gpt2();
   const auto bits = [](std::initializer_list<LoraModule> modules) {
     std::uint32_t all = 0;
-    for (const LoraModule module : modules) all |= 1u << static_cast<int>(module);
+    for (const LoraModule module : modules) all |= bit_of(module);
     return all;
   };
   using enum LoraModule;
@@ -308,9 +318,10 @@ TEST(AdapterFiles, NameTheModulesOfGpt2) {
     if (std::string(name).find("transformer") == std::string::npos) {
       EXPECT_EQ(match_modules(model, name), expected) << name;
     }
-    const Lora lora{.rank = 2, .alpha = 2, .modules = expected};
-    EXPECT_EQ(parse_adapter_config(write_adapter_config(lora, "base"), "here", model), lora);
-    EXPECT_HAS(write_adapter_config(lora, "base"), "\"fan_in_fan_out\": true");
+    ModelConfig adapted = model;
+    adapted.lora = {.rank = 2, .alpha = 2, .modules = expected};
+    EXPECT_EQ(parse_adapter_config(write_adapter_config(adapted, "base"), "here", model), adapted.lora);
+    EXPECT_HAS(write_adapter_config(adapted, "base"), "\"fan_in_fan_out\": true");
   }
   EXPECT_HAS(error_of([&] {
                (void)parse_adapter_config(

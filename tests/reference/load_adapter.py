@@ -26,6 +26,8 @@ def main():
     base, adapter, out = (pathlib.Path(path) for path in sys.argv[1:4])
     torch.set_num_threads(1)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    if hasattr(loaded.config, "num_experts_per_tok"):
+        loaded.set_experts_implementation("eager")
     adapted = peft.PeftModel.from_pretrained(loaded, adapter)
     adapted.save_pretrained(out)
     state = {name: value.double() for name, value in adapted.state_dict().items()}

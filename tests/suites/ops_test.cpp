@@ -305,12 +305,16 @@ TYPED_TEST(DeviceOps, AddAndBias) {
 TYPED_TEST(DeviceOps, Dropout) {
   Operands<TypeParam> o;
   const auto x = o.t(kRows, kWidth), y = o.t(kRows, kWidth), in_place = o.t(kRows, kWidth),
-             all = o.t(kRows, kWidth);
+             all = o.t(kRows, kWidth), gathered = o.t(kRows, kWidth);
+  const auto slots = o.ids({4, 0, 17, 2, 22, 9});
   const Dropout some{.rate = 0.3, .key = {{1, 2}}, .step = 7, .positions = {4, 6, 20}, .first_row = 2};
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.dropout(s, pick(x), some, pick(y));
     ops.dropout(s, pick(in_place), some, pick(in_place));
     ops.dropout(s, pick(x), {}, pick(all));
+    Dropout by_slot = some;
+    by_slot.slots = pick(slots).template as<std::int32_t>(), by_slot.per_token = 3;
+    ops.dropout(s, pick(x), by_slot, pick(gathered));
   });
 }
 

@@ -374,6 +374,7 @@ class ModelRunner {
       call.experts.group = kind == ModelCall::kExperts ? i : groups - 1 - i;
       const std::size_t unit = model_.unit_of(call.layer) + 1 + static_cast<std::size_t>(call.experts.group);
       call.weights = own(unit);
+      call.adapters = {adapters(unit), adapter_grads(unit)};
       if (kind == ModelCall::kExpertsBackward) call.grads = own_grads(unit);
       workspace.poison();
       model_.run(stream_, kind, call);
@@ -449,8 +450,8 @@ class ModelRunner {
   Stream& stream_;
   std::vector<Bytes> weights_, grads_;
   mutable std::vector<double> choice_biases_;  // room for accumulators
-  std::vector<DropoutPlace> places_;   // by unit; empty: nothing is dropped
-  std::unique_ptr<TileRoom> tiles_;    // of the call under way
+  std::vector<DropoutPlace> places_;           // by unit; empty: nothing is dropped
+  std::unique_ptr<TileRoom> tiles_;            // of the call under way
 };
 
 }  // namespace zg::test

@@ -80,10 +80,11 @@ class ComposedRuns : public RunTest {
     }
     return machine;
   }
+  static bool has_experts(const RunConfig& run) { return run.balance.on() || !run.lora.parameters.empty(); }
   static ModelConfig model_of_bytes(const RunConfig& run) {
     ModelConfig model = *run.model;
     model.vocab_size = 256;
-    if (run.balance.on()) {  // of a mixture of experts
+    if (has_experts(run)) {
       model.arch = Arch::kQwen2Moe, model.block.qkv_bias = true;
       model.experts = {.count = 4,
                        .inner = model.inner,
@@ -91,14 +92,20 @@ class ComposedRuns : public RunTest {
                        .shared_inner = 64,
                        .shared_gate = true};
     }
-    if (run.lora.on())
-      model.lora = {.rank = run.lora.rank, .alpha = 16, .modules = match_modules(model, "*")};
+    if (run.lora.on()) {
+      const bool parameters = !run.lora.parameters.empty();
+      model.lora = {
+          .rank = run.lora.rank,
+          .alpha = 16,
+          .modules = match_modules(model, "*", parameters ? ExpertsAs::kParameters : ExpertsAs::kModules)};
+      if (parameters) model.lora.modules |= match_parameters(model, "*");
+    }
     return model;
   }
   // A run beside a base in codes has one of its model's sizes.
   RunConfig with_base(RunConfig run) const {
     if (run.lora.base != LoraConfig::Base::kCodes) return run;
-    const std::string folder = run.balance.on() ? "coded-experts" : "coded";
+    const std::string folder = has_experts(run) ? "coded-experts" : "coded";
     run.model_from = directory_ + "/" + folder;
     if (std::filesystem::exists(run.model_from)) return run;
     ModelConfig model = model_of_bytes(run);

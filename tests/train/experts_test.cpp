@@ -1,12 +1,15 @@
 // Runs of mixtures of experts: checkpoints, adapters beside coded experts, balance terms, text.
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "model/hf_files.hpp"
 #include "support/errors.hpp"
 #include "train/inference.hpp"
 #include "train/lora_fixture.hpp"
 #include "ziggurat/checkpoint/checkpoint.hpp"
+#include "ziggurat/train/generate.hpp"
+#include "ziggurat/train/merge.hpp"
 #include "ziggurat/train/observers.hpp"
 #include "ziggurat/train/quantize.hpp"
 
@@ -16,7 +19,7 @@ namespace {
 class RunsOfExperts : public LoraRuns {
  protected:
   RunsOfExperts() {
-    for (const char* name : {"qwen2_moe", "olmoe", "glm4_moe", "gpt_oss"}) {
+    for (const char* name : {"qwen2_moe", "olmoe", "mixtral", "glm4_moe", "gpt_oss"}) {
       ModelConfig c = test::FamilyFile(name).config();
       c.vocab_size = 256;
       if (c.arch == Arch::kGptOss) c.width = 64, c.inner = c.experts.inner = 32;  // whole blocks of MXFP4
@@ -156,6 +159,140 @@ TEST_F(RunsOfExperts, GoOnWithTheirChoiceBiases) {
   (void)train("still", of("glm4_moe"));
   EXPECT_EQ(biases(directory_ + "/still/model"), first);
   EXPECT_FALSE(saved(directory_ + "/still/model") == saved(directory_ + "/whole/model"));
+}
+
+// The two forms of adapters of experts: beside each matrix, and of the parameters that hold all experts.
+const Strings kModules = kRank4 + Strings{"lora.dropout=0.1"};
+const Strings kParameters =
+    kRank4 + Strings{"lora.target=all-linear", "lora.target_parameters=experts.*", "lora.rslora=true"};
+
+TEST_F(RunsOfExperts, GoOnWithTheirAdaptersToTheBit) {
+  for (const Strings& form : {kModules, kParameters}) {
+    for (const Strings& place :
+         {Strings{"bf16.enabled=true"} + kDrive, Strings{"devices=host:2", "zero_optimization.stage=3"},
+          Strings{"devices=host:4", "parallel.tensor=2", "parallel.pipeline=2"}}) {
+      SCOPED_TRACE(testing::PrintToString(form + place));
+      const Strings settings = of("qwen2_moe", form + place) + Strings{"checkpoint.every=2"};
+      for (const char* folder : {"/whole", "/parts"}) std::filesystem::remove_all(directory_ + folder);
+      const Outcome whole = train("whole", settings);
+      EXPECT_EQ(whole.summary.comm, whole.summary.comm_formula);
+      (void)train("parts", settings + Strings{"steps=2"});
+      const Outcome rest = train("parts", settings, "");
+      expect_tail(whole, rest);
+      EXPECT_TRUE(weights("whole") == weights("parts"));
+    }
+  }
+  const Error error = test::error_of(
+      [&] { (void)train("parts", of("qwen2_moe", kModules) + Strings{"checkpoint.every=2"}, ""); });
+  EXPECT_HAS(error.message(), "experts.gate_up_proj");
+}
+
+// The adapters of a run, its checkpoint, and the model with both are one and the same.
+TEST_F(RunsOfExperts, LeaveAdaptersThatAreUsedMergedAndExported) {
+  const std::vector<std::int32_t> ids{97, 108, 108, 32, 119, 111, 114, 107, 32, 97, 110, 100, 32, 110, 111};
+  const auto loss = [&](const std::string& model, const std::string& adapters) {
+    return Generator(model, 0, adapters).loss_of(ids, {}, 12).mean();
+  };
+  const auto matrices = [](const ModelConfig& c, bool attention) {
+    std::int64_t count = attention ? 4 * c.layers : 0;
+    for (std::int64_t l = 0; l < c.layers; ++l)
+      count += 3 * (c.has_experts(l) ? c.experts.count + (c.experts.shared_inner > 0 ? 1 : 0) : 1);
+    return count;
+  };
+  for (const char* name : {"qwen2_moe", "mixtral"}) {
+    for (const Strings& form : {kModules, kParameters}) {
+      SCOPED_TRACE(name + testing::PrintToString(form));
+      for (const char* folder : {"/run", "/merged", "/exported", "/exported-model"})
+        std::filesystem::remove_all(directory_ + folder);
+      const Outcome o = train("run", of(name, form) + Strings{"checkpoint.every=4"});
+      EXPECT_LT(o.losses.back(), o.losses.front());
+      const std::string merged = directory_ + "/merged", exported = directory_ + "/exported";
+      EXPECT_EQ(merge_adapters(base(name), adapter("run"), merged),
+                matrices(read_hf_config(base(name)), true));
+      const double plain = loss(base(name), ""), with = loss(base(name), adapter("run")),
+                   after = loss(merged, "");
+      EXPECT_LT(with, plain);
+      EXPECT_LT(std::abs(with - after), 0.2 * (plain - with)) << "the merged weights are rounded to bf16";
+      export_model(Checkpoint(o.newest), exported);
+      for (const char* file : {"/adapter_config.json", "/adapter_model.safetensors"})
+        EXPECT_TRUE(test::read_file(exported + file) == test::read_file(adapter("run") + file)) << file;
+      export_model(Checkpoint(o.newest), exported + "-model", {}, ExportedModel::kMerged);
+      EXPECT_NEAR(loss(exported + "-model", ""), with, 1e-5);
+      // Another run begins with them.
+      std::filesystem::remove_all(directory_ + "/again");
+      (void)train("again", of(name, {"lora.from=" + adapter("run"), "optimizer.params.lr=0", "steps=1"}));
+      EXPECT_TRUE(weights("run") == weights("again"));
+    }
+  }
+}
+
+TEST_F(RunsOfExperts, BeginWithTheSameAdaptersWhateverTheRanks) {
+  for (const Strings& form : {kModules, kParameters}) {
+    const Strings once = of("qwen2_moe", form) + Strings{"steps=1", "optimizer.params.lr=0"};
+    std::filesystem::remove_all(directory_ + "/one");
+    (void)train("one", once);
+    for (const Strings& place :
+         {Strings{"devices=host:2", "zero_optimization.stage=3"},
+          Strings{"devices=host:2", "parallel.tensor=2"}, Strings{"devices=host:2", "parallel.pipeline=2"}}) {
+      std::filesystem::remove_all(directory_ + "/many");
+      (void)train("many", once + place);
+      EXPECT_TRUE(weights("one") == weights("many")) << testing::PrintToString(place);
+    }
+  }
+}
+
+// The products of an expert's adapters count for the share of the tokens that the expert has.
+TEST_F(RunsOfExperts, CountTheProductsOfTheirAdapters) {
+  const auto plan_of = [&](const std::string& targets) {
+    Trainer trainer(adapted("counted", of("mixtral", {"lora.rank=4", "lora.target=" + targets})), {});
+    const RunPlan& plan = trainer.plan();
+    double adapters = 0;
+    for (const Unit& unit : plan.model->units()) {
+      for (const Param& p : unit.params)
+        adapters += p.adapter && unit.is_experts() ? static_cast<double>(p.count()) : 0;
+    }
+    return std::tuple(plan.flops_per_step(), adapters, plan.config.recompute ? 4.0 : 3.0);
+  };
+  const auto [without, none, passes] = plan_of("[\"q_proj\"]");
+  const auto [with, adapters, again] = plan_of("[\"q_proj\", \"experts.*\"]");
+  EXPECT_EQ(none, 0);
+  EXPECT_EQ(adapters, 3 * 5 * 3 * 4 * (36 + 44));  // layers, experts, matrices, rank, inputs and outputs
+  EXPECT_NEAR(with - without, 2 * (4 * 16) * passes * (2.0 / 5) * adapters, 1e-9 * with);
+}
+
+TEST_F(RunsOfExperts, RefuseAdaptersThatCannotBe) {
+  const auto refused = [&](const Strings& settings, const std::string& where, const std::string& said) {
+    SCOPED_TRACE(said);
+    const Error error = test::error_of([&] { (void)Trainer(adapted("refused", settings), {}); });
+    EXPECT_EQ(error.code(), Errc::kUsage);
+    EXPECT_HAS(error.where(), where);
+    EXPECT_HAS(error.message() + "; " + error.hint(), said);
+  };
+  const Strings rank{"lora.rank=2"};
+  refused(of("mixtral", rank) + Strings{"lora.target=gate_proj"}, "lora.target",
+          "matches no module of mixtral; its modules are q_proj, k_proj, v_proj, o_proj, experts.*.w1, "
+          "experts.*.w3 "
+          "and experts.*.w2");
+  refused(of("qwen2_moe", rank) + Strings{"lora.target=experts.1.up_proj"}, "lora.target",
+          "matches no module");
+  refused(
+      of("qwen2_moe", rank) + Strings{"lora.target_parameters=experts.*", "lora.target=experts.*.up_proj"},
+      "lora.target", "matches no module of qwen2_moe");
+  refused(
+      of("qwen2_moe", rank) + Strings{"lora.target_parameters=up_proj"}, "lora.target_parameters",
+      "matches no parameter of experts of qwen2_moe; these are experts.gate_up_proj and experts.down_proj");
+  refused(rank + Strings{"lora.target_parameters=experts.down_proj"}, "lora.target_parameters",
+          "is given, and qwen3 has no experts");
+  refused(of("qwen2_moe", rank) + Strings{"lora.target_parameters=[]"}, "lora.target_parameters", "expected");
+  refused(of("qwen2_moe", kParameters) + Strings{"lora.dropout=0.1"}, "lora.dropout",
+          "is 0.1, and adapters of parameters that hold all experts of a layer have none, as in PEFT");
+  refused(of("qwen2_moe", {"lora.from=x", "lora.target_parameters=experts.*"}), "lora.target_parameters",
+          "is said by the adapters of lora.from");
+  // LoRA+.
+  EXPECT_NO_THROW(Trainer(
+      adapted("groups", of("qwen2_moe", kParameters) + Strings{"optimizer.param_groups=[{\"params\": "
+                                                               "\"*experts*lora_B*\", \"lr_factor\": 16}]"}),
+      {}));
 }
 
 TEST_F(RunsOfExperts, TellHowTokensAreSpread) {

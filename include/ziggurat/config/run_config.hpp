@@ -131,7 +131,8 @@ struct LoraConfig {
   double dropout = 0;
   bool rslora = false;
   std::vector<std::string> targets = {"all-linear"};  // module names; patterns as in a shell
-  std::string from = {};                              // directory of adapters to start from
+  std::vector<std::string> parameters = {};  // the same for parameters that hold all experts of a layer
+  std::string from = {};                     // directory of adapters to start from
   bool on() const { return rank > 0 || !from.empty(); }
 };
 

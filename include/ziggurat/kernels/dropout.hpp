@@ -22,11 +22,16 @@ A dropout_scale(const Dropout& dropout) {
 // index of the block of four columns.
 struct DropoutRow {
   std::uint32_t position, sequence, step;
-  constexpr DropoutRow(const Dropout& dropout, std::int64_t r)
-      : position(static_cast<std::uint32_t>(dropout.positions.of(dropout.first_row + r))),
-        sequence(static_cast<std::uint32_t>(dropout.first_sequence +
-                                            (dropout.first_row + r) / dropout.positions.time)),
+  constexpr DropoutRow(const Dropout& dropout, std::int64_t r) : DropoutRow(row_of(dropout, r), dropout) {}
+
+ private:
+  constexpr DropoutRow(std::int64_t row, const Dropout& dropout)
+      : position(static_cast<std::uint32_t>(dropout.positions.of(row))),
+        sequence(static_cast<std::uint32_t>(dropout.first_sequence + row / dropout.positions.time)),
         step(static_cast<std::uint32_t>(dropout.step)) {}
+  static constexpr std::int64_t row_of(const Dropout& dropout, std::int64_t r) {
+    return dropout.slots == nullptr ? dropout.first_row + r : dropout.slots[r] / dropout.per_token;
+  }
 };
 
 }  // namespace zg::kernels

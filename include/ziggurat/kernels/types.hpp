@@ -146,6 +146,11 @@ struct Dropout {
   std::int64_t first_row = 0;       // number, in that count, of the view's first row
   std::int64_t first_sequence = 0;  // number of the sequence of row 0; all numbers are below 2^32
   std::int64_t first_column = 0;    // column of the whole row at which the view begins
+  // For rows that are gathered by slot: the slot of each row of the view, in the device's memory. The row's
+  // number in that count is then slots[r] / per_token, and first_row does not count. Null: rows are
+  // consecutive.
+  const std::int32_t* slots = nullptr;
+  std::int64_t per_token = 1;
 };
 
 // The factor of an RMSNorm's normalised row: its weight w, or 1 + w (Gemma, whose weights begin at 0). 1 + w

@@ -49,8 +49,9 @@ struct DropoutPlace {
 // buffer, gaps between parameters included. Both give the same result where the buffer held zeros.
 enum class Gradients { kAdd, kOverwrite };
 
-// The weights of a block's adapters (Lora), of type T, and their gradients, of type A: each the flat tensor
-// [1, count] of the adapters' tile.
+// The weights of a unit's adapters (Lora), of type T, and their gradients, of type A: each the flat tensor
+// [1, count] of the adapters' tile. A backward overwrites the gradients of all of the unit's experts, or adds
+// to those of the experts that have rows.
 struct AdapterViews {
   View weights = {}, grads = {};
 };
@@ -127,7 +128,7 @@ enum class ModelCall : std::uint8_t {
   // Computes the gradients of some experts' parameters, of their inputs and of the weights of their slots,
   // from activation_gradient, the gradient of the output. The layer's last unit begins the sums. Needs
   // weights, grads, activation_gradient, workspace, experts. The frozen kind computes no gradients of
-  // parameters, and needs no grads.
+  // parameters but those of adapters, and needs no grads.
   kExpertsBackward,
   kExpertsBackwardFrozen,
   // loss_sum += the sum of the losses of all tokens whose target is not negative; every tensor-parallel rank
@@ -153,7 +154,7 @@ struct UnitCall {
   View weights = {};  // T [1, count]: the unit's flat tensor, or its first tile
   View grads = {};    // A [1, count]: the gradients of `weights`
   Gradients into = Gradients::kAdd;
-  AdapterViews adapters = {};   // the block's adapters, if it has some
+  AdapterViews adapters = {};   // the unit's adapters, if it has some
   ExpertOperands experts = {};  // of a layer with a mixture of experts
   TileAccess* tiles = nullptr;  // tiles of the unit (the head: of output_unit()); null if whole
 

@@ -38,6 +38,10 @@ struct BlockNames {
   // matrices after it; the MLP that all tokens pass, and its gate.
   const char *router = "mlp.gate", *experts = "mlp.experts";
   const char *expert_gate = "gate_proj", *expert_up = "up_proj", *expert_down = "down_proj";
+  // The modules by which adapters name these three; the path of the module whose parameters hold all experts
+  // of a layer in transformers.
+  LoraModule expert_modules[3] = {LoraModule::kExpertGate, LoraModule::kExpertUp, LoraModule::kExpertDown};
+  const char* all_experts = "mlp.experts";
   const char *shared = "mlp.shared_expert", *shared_gate = "mlp.shared_expert_gate";
   // The tensors with the matrices of all experts of a layer: of gate and up, and of down; a bias has "_bias"
   // behind its matrix's name. fused: files have these. Else files have a tensor for each matrix, and the

@@ -34,6 +34,8 @@ const Family& minimax_m2() {
     BlockNames& names = family.files.block;
     names.router = "block_sparse_moe.gate", names.experts = "block_sparse_moe.experts";
     names.expert_gate = "w1", names.expert_up = "w3", names.expert_down = "w2";
+    names.expert_modules[0] = LoraModule::kExpertW1, names.expert_modules[1] = LoraModule::kExpertW3,
+    names.expert_modules[2] = LoraModule::kExpertW2;
     names.all_gate_up = "block_sparse_moe.experts.gate_up_proj",
     names.all_down = "block_sparse_moe.experts.down_proj";
     names.choice_bias = "block_sparse_moe.e_score_correction_bias";

@@ -24,6 +24,8 @@ const Family& mixtral() {
     names.all_gate_up = "block_sparse_moe.experts.gate_up_proj";
     names.all_down = "block_sparse_moe.experts.down_proj";
     family.files.renamed = {{".mlp.", ".block_sparse_moe."}};
+    names.expert_modules[0] = LoraModule::kExpertW1, names.expert_modules[1] = LoraModule::kExpertW3,
+    names.expert_modules[2] = LoraModule::kExpertW2;
     return family;
   }();
   return kFamily;

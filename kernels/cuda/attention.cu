@@ -12,8 +12,12 @@ std::int64_t padded_time(std::int64_t time) {
   return tiles_of(time, kStatsTile) * kStatsTile;
 }
 
+// Only the kernels for large heads take values of another size than queries and keys.
 bool on_tensor_cores(DType dtype, const AttentionShape& shape) {
-  return size_of(dtype) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead;
+  const std::int64_t values = shape.values();
+  return size_of(dtype) == 2 && shape.head_size % 8 == 0 && shape.head_size <= kMaxTensorHead &&
+         (values == shape.head_size ||
+          (shape.head_size > kMaxSmallHead && values % 8 == 0 && values <= kMaxTensorHead));
 }
 
 // Whether the backward is one pass, with the gradients of queries summed by atomics, provided that the GPU
@@ -42,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) attention_stats(StatsOf<T> x) {
   const std::int64_t unit = at / x.stats.padded_time, query = at % x.stats.padded_time;
   const std::int64_t batch = unit / x.shape.heads, head = unit % x.shape.heads;
   const bool there = query < x.shape.time;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, head_size = static_cast<int>(x.shape.head_size);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, values = static_cast<int>(x.shape.values());
   if (x.dq_sums != nullptr) {
     constexpr int kCount = Pack<A>::kCount;
     const Pack<A> zero{};
@@ -52,18 +56,18 @@ __global__ void __launch_bounds__(kThreads) attention_stats(StatsOf<T> x) {
   A sum = 0;
   if (there) {
     const std::int64_t row = batch * x.step + query;
-    const T *o = x.o.row(row) + head * head_size, *d_o = x.d_o.row(row) + head * head_size;
+    const T *o = x.o.row(row) + head * values, *d_o = x.d_o.row(row) + head * values;
     if constexpr (kPacks) {
       constexpr int kCount = Pack<T>::kCount;
       // If unrolled, this loop spills registers on sm_86 and sm_89.
       ZG_NO_UNROLL
-      for (int c = lane * kCount; c < head_size; c += kLanes * kCount) {
+      for (int c = lane * kCount; c < values; c += kLanes * kCount) {
         const Pack<T> left = load_pack(o + c), right = load_pack(d_o + c);
         ZG_UNROLL
         for (int i = 0; i < kCount; ++i) sum += to_acc(left.at[i]) * to_acc(right.at[i]);
       }
     } else {
-      for (int c = lane; c < head_size; c += kLanes) sum += to_acc(o[c]) * to_acc(d_o[c]);
+      for (int c = lane; c < values; c += kLanes) sum += to_acc(o[c]) * to_acc(d_o[c]);
     }
   }
   ZG_UNROLL
@@ -78,7 +82,8 @@ AttentionShape query_shape(const AttentionBlock& b) {
           .time = b.queries,
           .heads = b.heads,
           .kv_heads = b.kv_heads,
-          .head_size = b.head_size};
+          .head_size = b.head_size,
+          .value_size = b.value_size};
 }
 
 template <class A>
@@ -94,7 +99,7 @@ ScoreScale<A> score_scale(const AttentionRule& rule, std::int64_t head_size) {
 
 template <class T>
 bool heads_in_packs(const AttentionShape& shape) {
-  return shape.head_size % Pack<T>::kCount == 0;
+  return shape.head_size % Pack<T>::kCount == 0 && shape.values() % Pack<T>::kCount == 0;
 }
 
 std::int64_t queries_of(const AttentionShape& shape) {

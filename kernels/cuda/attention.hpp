@@ -14,13 +14,15 @@
 
 namespace zg::cuda {
 
-// The columns of qkv where the queries of a head, and the keys and values that it uses, begin.
+// The columns of qkv where the queries of a head, and the keys and values that it uses, begin; and the column
+// of o where its result does.
 struct Heads {
-  std::int64_t queries, keys, values;
+  std::int64_t queries, keys, values, results;
   __device__ Heads(const AttentionShape& s, std::int64_t query_head)
       : queries(query_head * s.head_size),
         keys((s.heads + query_head / (s.heads / s.kv_heads)) * s.head_size),
-        values(keys + s.kv_heads * s.head_size) {}
+        values((s.heads + s.kv_heads) * s.head_size + query_head / (s.heads / s.kv_heads) * s.values()),
+        results(query_head * s.values()) {}
 };
 
 // How products of queries and keys become scores. A score is capped before it is masked. Let x = tanh(product
@@ -129,10 +131,11 @@ template <class T>
 __device__ Scores<T, VisibleBlockKeys> scores_of(const AttentionBlock& b, const Strided<const T>& q,
                                                  const Strided<const T>& kv, const std::int32_t* first_keys,
                                                  std::int64_t batch, std::int64_t head) {
-  const T* const k = kv.row(batch * b.key_step) + head / (b.heads / b.kv_heads) * b.head_size;
+  const T* const keys = kv.row(batch * b.key_step);
+  const std::int64_t kv_head = head / (b.heads / b.kv_heads);
   return {q.row(batch * b.query_step) + head * b.head_size,
-          k,
-          k + b.kv_heads * b.head_size,
+          keys + kv_head * b.head_size,
+          keys + b.kv_heads * b.head_size + kv_head * b.values(),
           q.ld,
           kv.ld,
           b.queries,
@@ -147,8 +150,8 @@ struct AttentionBlockForward {
   AttentionBlock shape;
   BlockAttention<T> at;
   ScoreScale<Acc<T>> scale;
-  // The first of the head's columns that this launch computes; it computes as many as a block of threads can.
-  // The launch for the first columns comes last, and writes lse.
+  // The first of the result's columns that this launch computes; it computes as many as a block of threads
+  // can. The launch for the first columns comes last, and writes lse.
   std::int64_t own;
 };
 

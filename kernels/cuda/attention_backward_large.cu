@@ -128,11 +128,11 @@ __device__ __forceinline__ void add_rows(float (&sums)[1][kHead / 8][4], const O
   add_products<kHead>(sums, operand, kOf == Gradient::kValues ? tile.second : tile.first);
 }
 
-// Rows of a matrix that begin at `row`.
+// Rows of a matrix that begin at `row`, with a head's columns.
 template <class T>
 struct Rows {
   const T* at;
-  std::int64_t ld;
+  std::int64_t ld, cols;
 };
 
 // The first and the second operand of a head's rows, from row `row` of a sequence on: keys and values if
@@ -141,22 +141,23 @@ template <class T>
 __device__ __forceinline__ Rows<T> first_rows(const AttentionBackward<T>& x, bool keys, int batch,
                                               int query_head, int row) {
   const Heads heads(x.shape, query_head);
-  return {x.qkv + (batch * x.shape.time + row) * x.ld_qkv + (keys ? heads.keys : heads.queries), x.ld_qkv};
+  return {x.qkv + (batch * x.shape.time + row) * x.ld_qkv + (keys ? heads.keys : heads.queries), x.ld_qkv,
+          x.shape.head_size};
 }
 template <class T>
 __device__ __forceinline__ Rows<T> second_rows(const AttentionBackward<T>& x, bool keys, int batch,
                                                int query_head, int row) {
   const Heads heads(x.shape, query_head);
   const std::int64_t at = batch * x.shape.time + row;
-  if (keys) return {x.qkv + at * x.ld_qkv + heads.values, x.ld_qkv};
-  return {x.d_o + at * x.ld_do + heads.queries, x.ld_do};
+  if (keys) return {x.qkv + at * x.ld_qkv + heads.values, x.ld_qkv, x.shape.values()};
+  return {x.d_o + at * x.ld_do + heads.results, x.ld_do, x.shape.values()};
 }
 
 template <int kRows, class T>
 __device__ __forceinline__ void load_rows(T* tile, const AttentionBackward<T>& x, const Rows<T>& from,
                                           int row) {
   load_tile<kRows, kHead, kThreads>(tile, from.at, from.ld, static_cast<int>(x.shape.time) - row,
-                                    static_cast<int>(x.shape.head_size), x.packs);
+                                    static_cast<int>(from.cols), x.packs);
 }
 
 // The rows that a block owns, and the rows [begin, end) and query heads [unit, end_unit) that interact with
@@ -200,7 +201,9 @@ __device__ __forceinline__ void store_gradient(const AttentionBackward<T>& x,
                               kOf == Gradient::kValues ? 1.0f : x.scale.derivative}};
   store_rows<1, kHead>(sums, scale, shared + in_block * kPitch,
                        Strided<T>(x.dqkv + (again.batch * x.shape.time + row) * x.ld_dqkv + col, x.ld_dqkv),
-                       static_cast<int>(x.shape.time) - row, static_cast<int>(x.shape.head_size), x.packs);
+                       static_cast<int>(x.shape.time) - row,
+                       static_cast<int>(kOf == Gradient::kValues ? x.shape.values() : x.shape.head_size),
+                       x.packs);
 }
 
 // Blocks that iterate over the most rows come first.

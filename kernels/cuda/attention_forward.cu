@@ -122,9 +122,9 @@ __device__ __forceinline__ void store_results(const AttentionForward<T>& x, cons
   }
   store_rows<kM<kHead>, kHead>(
       r.o, inverse, stage + row * kTilePitch<kHead>,
-      Strided<T>(x.o + (std::int64_t{place.batch} * time + query) * x.ld_o + place.head * x.shape.head_size,
+      Strided<T>(x.o + (std::int64_t{place.batch} * time + query) * x.ld_o + place.head * x.shape.values(),
                  x.ld_o),
-      time - query, static_cast<int>(x.shape.head_size), x.packs);
+      time - query, static_cast<int>(x.shape.values()), x.packs);
 }
 
 // A block computes kQueries rows of o for one head. Tiles of keys and values are double-buffered: one is
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads<kHead>, kBlocks<kHead>)
     load_tile<kKeys<kHead>, kHead, kThreads<kHead>>(to, row + heads.keys, x.ld_qkv, time - key, head_size,
                                                     x.packs);
     load_tile<kKeys<kHead>, kHead, kThreads<kHead>>(to + kKeyTile, row + heads.values, x.ld_qkv, time - key,
-                                                    head_size, x.packs);
+                                                    static_cast<int>(x.shape.values()), x.packs);
   };
   T* const q_tile = kLarge<kHead> ? buffers : buffers + kBuffer;
   load_tile<kQueries, kHead, kThreads<kHead>>(q_tile, sequence + first * x.ld_qkv + heads.queries, x.ld_qkv,

@@ -27,32 +27,40 @@ struct HeadGradients {
   std::int64_t ld_do;
   const Acc<T>*delta, *lse2;  // at the sequence's first query
   ScoreScale<Acc<T>> scale;
-  std::int64_t head_size;
+  std::int64_t head_size, values;
 };
+
+// The columns of the wider of a head's operands: queries and keys, or values and results.
+template <class Shape>
+constexpr std::int64_t widest_head(const Shape& s) {
+  return s.head_size > s.values() ? s.head_size : s.values();
+}
 
 template <class T>
 __device__ HeadGradients<T, VisibleKeys> gradients_of(const AttentionBackward<T>& x, std::int64_t batch,
                                                       std::int64_t head) {
   const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
   return {scores_of<T>(x, batch, head),
-          x.d_o + batch * x.shape.time * x.ld_do + head * x.shape.head_size,
+          x.d_o + batch * x.shape.time * x.ld_do + head * x.shape.values(),
           x.ld_do,
           x.stats.delta + at,
           x.stats.lse2 + at,
           x.scale,
-          x.shape.head_size};
+          x.shape.head_size,
+          x.shape.values()};
 }
 template <class T>
 __device__ HeadGradients<T, VisibleBlockKeys> gradients_of(const AttentionBlockGradients<T>& x,
                                                            std::int64_t batch, std::int64_t head) {
   const std::int64_t at = (batch * x.shape.heads + head) * x.stats.padded_time;
   return {scores_of(x.shape, x.at.q, x.at.kv, x.at.first_keys, batch, head),
-          x.at.d_o.row(batch * x.shape.query_step) + head * x.shape.head_size,
+          x.at.d_o.row(batch * x.shape.query_step) + head * x.shape.values(),
           x.at.d_o.ld,
           x.stats.delta + at,
           x.stats.lse2 + at,
           x.scale,
-          x.shape.head_size};
+          x.shape.head_size,
+          x.shape.values()};
 }
 
 // Computes the probabilities p and the gradients ds of the scores of a tile of queries from `query` on and of
@@ -62,16 +70,21 @@ __device__ __forceinline__ void tile_gradients(const HeadGradients<T, Visible>& 
                                                std::int64_t key, const Shared<A>& shared, A (&p)[kPer][kPer],
                                                A (&ds)[kPer][kPer]) {
   const Scores<T, Visible>& s = x.scores;
-  for (std::int64_t col = 0; col < x.head_size; col += kPiece) {
-    const int cols = piece_cols(x.head_size, col);
+  const std::int64_t widest = x.head_size > x.values ? x.head_size : x.values;
+  for (std::int64_t col = 0; col < widest; col += kPiece) {
+    const int scored = piece_cols(x.head_size, col), valued = piece_cols(x.values, col);
     __syncthreads();  // no thread uses the pieces any more
-    load_piece(shared.q, s.q + query * s.ld_q + col, s.ld_q, s.queries - query, cols);
-    load_piece(shared.d_o, x.d_o + query * x.ld_do + col, x.ld_do, s.queries - query, cols);
-    load_piece(shared.k, s.k + key * s.ld_kv + col, s.ld_kv, s.keys - key, cols);
-    load_piece(shared.v, s.v + key * s.ld_kv + col, s.ld_kv, s.keys - key, cols);
+    if (scored > 0) {
+      load_piece(shared.q, s.q + query * s.ld_q + col, s.ld_q, s.queries - query, scored);
+      load_piece(shared.k, s.k + key * s.ld_kv + col, s.ld_kv, s.keys - key, scored);
+    }
+    if (valued > 0) {
+      load_piece(shared.d_o, x.d_o + query * x.ld_do + col, x.ld_do, s.queries - query, valued);
+      load_piece(shared.v, s.v + key * s.ld_kv + col, s.ld_kv, s.keys - key, valued);
+    }
     __syncthreads();
-    add_dots(p, shared.q, shared.k, cols);
-    add_dots(ds, shared.d_o, shared.v, cols);
+    add_dots(p, shared.q, shared.k, scored);
+    add_dots(ds, shared.d_o, shared.v, valued);
   }
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
@@ -100,7 +113,7 @@ __device__ __forceinline__ void key_gradients(const X& x, std::int64_t batch, st
                                               std::int64_t first, std::int64_t own, A (&dk)[kPer][kCols],
                                               A (&dv)[kPer][kCols]) {
   constexpr int kTile = Pieces<A>::kTile;
-  const std::int64_t head_size = x.shape.head_size, group = x.shape.heads / x.shape.kv_heads;
+  const std::int64_t group = x.shape.heads / x.shape.kv_heads;
   const Shared<A> shared(dynamic_shared<A>());
   for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     const auto g = gradients_of(x, batch, h);
@@ -114,14 +127,15 @@ __device__ __forceinline__ void key_gradients(const X& x, std::int64_t batch, st
       ZG_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) {
         const std::int64_t col = own + piece * kPiece;
-        if (col >= head_size) break;
-        const int cols = piece_cols(head_size, col);
+        const int scored = piece_cols(g.head_size, col), valued = piece_cols(g.values, col);
+        if (scored <= 0 && valued <= 0) break;
         __syncthreads();  // all threads have the scores, and none uses the pieces any more
-        load_piece(shared.q, s.q + query * s.ld_q + col, s.ld_q, s.queries - query, cols);
-        load_piece(shared.d_o, g.d_o + query * g.ld_do + col, g.ld_do, s.queries - query, cols);
+        if (scored > 0) load_piece(shared.q, s.q + query * s.ld_q + col, s.ld_q, s.queries - query, scored);
+        if (valued > 0)
+          load_piece(shared.d_o, g.d_o + query * g.ld_do + col, g.ld_do, s.queries - query, valued);
         __syncthreads();
-        add_weighted(dv, piece, shared.p, shared.d_o);
-        add_weighted(dk, piece, shared.ds, shared.q);
+        if (valued > 0) add_weighted(dv, piece, shared.p, shared.d_o);
+        if (scored > 0) add_weighted(dk, piece, shared.ds, shared.q);
       }
     }
   }
@@ -173,7 +187,7 @@ template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_pieces(AttentionBackward<T> x) {
   using A = Acc<T>;
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
-  const GradientPlace at(x.shape.batch, x.shape.kv_heads, x.shape.head_size);
+  const GradientPlace at(x.shape.batch, x.shape.kv_heads, widest_head(x.shape));
   const std::int64_t first = at.tile * kTile, time = x.shape.time;
   A dk[kPer][kCols] = {}, dv[kPer][kCols] = {}, scale[kPer], one[kPer];
   key_gradients<T>(x, at.batch, at.head, first, at.own, dk, dv);
@@ -181,7 +195,7 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_backward_keys_piec
   const Heads heads(x.shape, at.head * (x.shape.heads / x.shape.kv_heads));
   T* const to = x.dqkv + (at.batch * time + first) * x.ld_dqkv;
   store_sums(dk, scale, to + heads.keys, x.ld_dqkv, time - first, at.own, x.shape.head_size);
-  store_sums(dv, one, to + heads.values, x.ld_dqkv, time - first, at.own, x.shape.head_size);
+  store_sums(dv, one, to + heads.values, x.ld_dqkv, time - first, at.own, x.shape.values());
 }
 
 template <class T>
@@ -190,14 +204,15 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   using A = Acc<T>;
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile, kCols = kOwn / kSide;
   const AttentionBlock& b = x.shape;
-  const GradientPlace at(b.batch, b.kv_heads, b.head_size);
+  const GradientPlace at(b.batch, b.kv_heads, widest_head(b));
   const std::int64_t first = at.tile * kTile;
   A dk[kPer][kCols] = {}, dv[kPer][kCols] = {}, scale[kPer], one[kPer];
   key_gradients<T>(x, at.batch, at.head, first, at.own, dk, dv);
   set_all(scale, x.scale.derivative), set_all(one, A{1});
-  A* const to = x.at.dkv.row(at.batch * b.key_step + first) + at.head * b.head_size;
-  add_to_sums(dk, scale, to, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
-  add_to_sums(dv, one, to + b.kv_heads * b.head_size, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
+  A* const to = x.at.dkv.row(at.batch * b.key_step + first);
+  add_to_sums(dk, scale, to + at.head * b.head_size, x.at.dkv.ld, b.keys - first, at.own, b.head_size);
+  add_to_sums(dv, one, to + b.kv_heads * b.head_size + at.head * b.values(), x.at.dkv.ld, b.keys - first,
+              at.own, b.values());
 }
 
 // Blocks with the most keys come first.
@@ -235,27 +250,28 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
 template <class T>
 void attention_backward_generic(const Launch& on, const AttentionBackward<T>& x) {
   using P = Pieces<Acc<T>>;
-  const std::int64_t tiles =
-      tiles_of(x.shape.time, P::kTile) * x.shape.batch * tiles_of(x.shape.head_size, kOwn);
+  const std::int64_t tiles = tiles_of(x.shape.time, P::kTile) * x.shape.batch;
   launch("attention_backward_keys_pieces", attention_backward_keys_pieces<T>, on,
-         Shape{blocks(tiles * x.shape.kv_heads), kPieceThreads, Shared<Acc<T>>::kBytes}, x);
+         Shape{blocks(tiles * x.shape.kv_heads * tiles_of(widest_head(x.shape), kOwn)), kPieceThreads,
+               Shared<Acc<T>>::kBytes},
+         x);
   launch("attention_backward_queries_pieces", attention_backward_queries_pieces<T>, on,
-         Shape{blocks(tiles * x.shape.heads), kPieceThreads, Shared<Acc<T>>::kBytes}, x);
+         Shape{blocks(tiles * x.shape.heads * tiles_of(x.shape.head_size, kOwn)), kPieceThreads,
+               Shared<Acc<T>>::kBytes},
+         x);
 }
 
 template <class T>
 void attention_block_backward_generic(const Launch& on, const AttentionBlockGradients<T>& x) {
   using P = Pieces<Acc<T>>;
   const AttentionBlock& b = x.shape;
-  const std::int64_t parts = b.batch * tiles_of(b.head_size, kOwn);
-  launch(
-      "attention_block_keys_pieces", attention_block_keys_pieces<T>, on,
-      Shape{blocks(tiles_of(b.keys, P::kTile) * parts * b.kv_heads), kPieceThreads, Shared<Acc<T>>::kBytes},
-      x);
-  launch(
-      "attention_block_queries_pieces", attention_block_queries_pieces<T>, on,
-      Shape{blocks(tiles_of(b.queries, P::kTile) * parts * b.heads), kPieceThreads, Shared<Acc<T>>::kBytes},
-      x);
+  const std::int64_t key_blocks = tiles_of(b.keys, P::kTile) * b.batch * b.kv_heads;
+  const std::int64_t query_blocks = tiles_of(b.queries, P::kTile) * b.batch * b.heads;
+  launch("attention_block_keys_pieces", attention_block_keys_pieces<T>, on,
+         Shape{blocks(key_blocks * tiles_of(widest_head(b), kOwn)), kPieceThreads, Shared<Acc<T>>::kBytes},
+         x);
+  launch("attention_block_queries_pieces", attention_block_queries_pieces<T>, on,
+         Shape{blocks(query_blocks * tiles_of(b.head_size, kOwn)), kPieceThreads, Shared<Acc<T>>::kBytes}, x);
 }
 
 #define ZG_INSTANTIATE(T)                                                                  \

@@ -39,10 +39,15 @@ __device__ __forceinline__ void update_softmax(A (&s)[Pieces<A>::kPer][Pieces<A>
   }
 }
 
+// The sizes of a head: columns of a query or a key, and of a value.
+struct HeadSizes {
+  std::int64_t scored, values;
+};
+
 // The attention of one head's tile of queries from `first` on: kOwn columns, from `own` on, of their weighted
 // sums of values.
 template <class T, class Visible, class A = Acc<T>>
-__device__ __forceinline__ void attend(const Scores<T, Visible>& x, std::int64_t head_size,
+__device__ __forceinline__ void attend(const Scores<T, Visible>& x, const HeadSizes& sizes,
                                        const ScoreScale<A>& scale, std::int64_t first, std::int64_t own,
                                        OnlineSoftmax<A>& r) {
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile;
@@ -55,6 +60,7 @@ __device__ __forceinline__ void attend(const Scores<T, Visible>& x, std::int64_t
     for (int c = 0; c < kOwn / kSide; ++c) r.o[i][c] = 0;
     r.max[i] = kNoMaximum<A>, r.sum[i] = 0;
   }
+  const std::int64_t head_size = sizes.scored;
   const std::int64_t last = x.keys_of(first + kTile), begin = x.first_key(first) / kTile * kTile;
   for (std::int64_t key = begin; key < last; key += kTile) {
     A s[kPer][kPer] = {};
@@ -81,9 +87,9 @@ __device__ __forceinline__ void attend(const Scores<T, Visible>& x, std::int64_t
     ZG_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
       const std::int64_t col = own + piece * kPiece;
-      if (col >= head_size) break;
+      if (col >= sizes.values) break;
       __syncthreads();  // all threads have the scores, and none uses the piece any more
-      load_piece(kv, x.v + key * x.ld_kv + col, x.ld_kv, x.keys - key, piece_cols(head_size, col));
+      load_piece(kv, x.v + key * x.ld_kv + col, x.ld_kv, x.keys - key, piece_cols(sizes.values, col));
       __syncthreads();
       add_weighted(r.o, piece, scores, kv);
     }
@@ -100,13 +106,13 @@ template <class T>
 __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(AttentionForward<T> x) {
   using A = Acc<T>;
   constexpr int kPer = Pieces<A>::kPer, kTile = Pieces<A>::kTile;
-  const std::int64_t head_size = x.shape.head_size, time = x.shape.time;
-  const std::int64_t parts = (head_size + kOwn - 1) / kOwn, units = x.shape.batch * x.shape.heads * parts;
+  const std::int64_t values = x.shape.values(), time = x.shape.time;
+  const std::int64_t parts = (values + kOwn - 1) / kOwn, units = x.shape.batch * x.shape.heads * parts;
   const std::int64_t unit = blockIdx.x % units, own = unit % parts * kOwn, of_head = unit / parts;
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
   const std::int64_t batch = of_head / x.shape.heads, head = of_head % x.shape.heads;
   OnlineSoftmax<A> r;
-  attend<T>(scores_of<T>(x, batch, head), head_size, x.scale, first, own, r);
+  attend<T>(scores_of<T>(x, batch, head), {x.shape.head_size, values}, x.scale, first, own, r);
   A inverse[kPer];
   ZG_UNROLL
   for (int i = 0; i < kPer; ++i) {
@@ -116,8 +122,8 @@ __global__ void __launch_bounds__(kPieceThreads, 1) attention_forward_pieces(Att
     const std::int64_t query = first + thread_y() * kPer + i;
     if (own == 0 && thread_x() == 0 && query < time) x.lse[of_head * time + query] = lse_of(row);
   }
-  store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + head * head_size, x.ld_o, time - first,
-             own, head_size);
+  store_sums(r.o, inverse, x.o + (batch * time + first) * x.ld_o + head * values, x.ld_o, time - first, own,
+             values);
 }
 
 // The same for an AttentionBlock: merges the rows with the results in o and lse, both weighted by their share
@@ -132,8 +138,8 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
   const std::int64_t first = (gridDim.x / units - 1 - blockIdx.x / units) * kTile;
   const std::int64_t batch = unit / b.heads, head = unit % b.heads;
   OnlineSoftmax<A> r;
-  attend<T>(scores_of(b, x.at.q, x.at.kv, x.at.first_keys, batch, head), b.head_size, x.scale, first, x.own,
-            r);
+  attend<T>(scores_of(b, x.at.q, x.at.kv, x.at.first_keys, batch, head), {b.head_size, b.values()}, x.scale,
+            first, x.own, r);
   A* const lse = x.at.lse.row(unit);
   A keep[kPer], take[kPer], all[kPer];
   ZG_UNROLL
@@ -154,11 +160,11 @@ __global__ void __launch_bounds__(kPieceThreads, 1)
     const std::int64_t query = first + thread_y() * kPer + i;
     if (query >= b.queries) continue;
     if (x.own == 0 && thread_x() == 0) lse[query] = all[i];
-    A* const o = x.at.o.row(batch * b.query_step + query) + head * b.head_size;
+    A* const o = x.at.o.row(batch * b.query_step + query) + head * b.values();
     ZG_UNROLL
     for (int c = 0; c < kCols; ++c) {
       const std::int64_t col = x.own + thread_x() + kSide * c;
-      if (col < b.head_size) o[col] = b.merge ? o[col] * keep[i] + r.o[i][c] * take[i] : r.o[i][c] * take[i];
+      if (col < b.values()) o[col] = b.merge ? o[col] * keep[i] + r.o[i][c] * take[i] : r.o[i][c] * take[i];
     }
   }
 }
@@ -169,7 +175,7 @@ template <class T>
 void attention_forward_generic(const Launch& on, const AttentionForward<T>& x) {
   using P = Pieces<Acc<T>>;
   const std::int64_t count =
-      tiles_of(x.shape.time, P::kTile) * x.shape.batch * x.shape.heads * tiles_of(x.shape.head_size, kOwn);
+      tiles_of(x.shape.time, P::kTile) * x.shape.batch * x.shape.heads * tiles_of(x.shape.values(), kOwn);
   const std::size_t shared = sizeof(Acc<T>) * (2 * P::kPieceSize + P::kScoreSize);
   launch("attention_forward_pieces", attention_forward_pieces<T>, on,
          Shape{blocks(count), kPieceThreads, shared}, x);
@@ -180,7 +186,7 @@ void attention_block_forward_generic(const Launch& on, AttentionBlockForward<T> 
   using P = Pieces<Acc<T>>;
   const std::int64_t count = tiles_of(x.shape.queries, P::kTile) * x.shape.batch * x.shape.heads;
   const std::size_t shared = sizeof(Acc<T>) * (2 * P::kPieceSize + P::kScoreSize);
-  for (x.own = (tiles_of(x.shape.head_size, kOwn) - 1) * kOwn; x.own >= 0; x.own -= kOwn) {
+  for (x.own = (tiles_of(x.shape.values(), kOwn) - 1) * kOwn; x.own >= 0; x.own -= kOwn) {
     launch("attention_block_forward_pieces", attention_block_forward_pieces<T>, on,
            Shape{blocks(count), kPieceThreads, shared}, x);
   }

@@ -28,7 +28,7 @@ __device__ __forceinline__ int thread_y() {
   return static_cast<int>(threadIdx.x) / kSide;
 }
 
-// The number of a head's columns in the piece that begins at `col`.
+// The number of a head's columns in the piece that begins at `col`; 0 or less if the head ends before it.
 __device__ __forceinline__ int piece_cols(std::int64_t head_size, std::int64_t col) {
   return static_cast<int>(head_size - col < kPiece ? head_size - col : kPiece);
 }

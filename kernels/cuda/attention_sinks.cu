@@ -19,10 +19,10 @@ __global__ void __launch_bounds__(kThreads) attention_sinks_gradient(AttentionSi
   const A sink = to_acc(x.sinks[head]);
   double sum = 0;
   for (std::int64_t row = warp; row < rows; row += kWarps) {
-    const T* const o = x.o.row(row) + head * x.head_size;
-    const T* const d_o = x.d_o.row(row) + head * x.head_size;
+    const T* const o = x.o.row(row) + head * x.value_size;
+    const T* const d_o = x.d_o.row(row) + head * x.value_size;
     A dot = 0;
-    for (std::int64_t c = lane; c < x.head_size; c += 32) dot += to_acc(o[c]) * to_acc(d_o[c]);
+    for (std::int64_t c = lane; c < x.value_size; c += 32) dot += to_acc(o[c]) * to_acc(d_o[c]);
     sum += dot * std::exp(sink - x.lse.row(row / x.time * x.heads + head)[row % x.time]);
   }
   const double total = block_sum<kThreads>(sum, shared);

@@ -49,7 +49,7 @@ void head_rmsnorm_backward(const Launch& on, std::int64_t rows, const HeadRmsNor
 template <class T>
 void bias_backward(const Launch& on, Extent extent, Strided<const T> dy, Acc<T>* db, Strided<Acc<T>> scratch);
 
-// gelu.cu, swiglu.cu, add.cu, scale.cu, rope.cu, dropout.cu
+// gelu.cu, swiglu.cu, add.cu, scale.cu, rope.cu, expand_kv.cu, dropout.cu
 template <class T>
 void gelu(const Launch& on, Extent extent, Strided<const T> x, Strided<T> y);
 template <class T>
@@ -66,6 +66,10 @@ template <class T>
 void scale(const Launch& on, Extent extent, Strided<const T> x, Acc<T> factor, Strided<T> y);
 template <class T>
 void rope(const Launch& on, std::int64_t rows, const Rotation<T>& args);
+template <class T>
+void expand_kv(const Launch& on, std::int64_t rows, const ExpandKv<T>& args);
+template <class T>
+void expand_kv_backward(const Launch& on, std::int64_t rows, const ExpandKvBackward<T>& args);
 template <class T>
 void dropout(const Launch& on, Extent extent, Strided<const T> x, const Dropout& dropout, Strided<T> y);
 
@@ -102,7 +106,8 @@ template <class T>
 void cross_entropy_part(const Launch& on, Extent extent, const CrossEntropyPart<T>& args);
 
 // attention.cu, with the kernels in attention_*.cu. bf16 and fp16 run on tensor cores if head_size is a
-// multiple of 8 up to 128; probabilities and the gradients of scores are then rounded to T. The backward's
+// multiple of 8 up to 256, and the size of values the same or, with head_size above 128, another such one;
+// probabilities and the gradients of scores are then rounded to T. The backward's
 // scratch is 16-byte aligned; the forward needs none. On tensor cores, sums of queries' gradients have no
 // fixed order unless `on` is deterministic.
 template <class T>

@@ -95,15 +95,16 @@ void store_sums(const ForwardTask<T>& task, const ForwardScratch& s, std::int64_
     s.factor[c] = s.sum[tile][c] > 0 ? std::exp(here - all) * rescale[c] / s.sum[tile][c] : 0.0f;
     lse[c] = all;
   }
-  add_rows({s.o[tile], padded_head(task.head_size)}, {n, task.head_size}, task.merge ? keep : nullptr,
+  add_rows({s.o[tile], padded_head(task.value_size)}, {n, task.value_size}, task.merge ? keep : nullptr,
            s.factor, {task.sums + query * task.ld_o, task.ld_o});
 }
 
 template <class T>
 void forward_task(const ForwardTask<T>& task) {
   BumpAllocator cut(task.scratch);
-  ForwardScratch s(cut, task.head_size);
+  ForwardScratch s(cut, task.head_size, task.value_size);
   const std::int64_t width = padded_head(task.head_size), size = task.head_size;
+  const std::int64_t value_width = padded_head(task.value_size), value_size = task.value_size;
   const ScoreScale scale(task.rule, size);
   const std::int64_t tiles = (task.last - task.first + kTile - 1) / kTile;
   const auto queries = [&](std::int64_t i) { return min_of(kTile, task.last - task.first - i * kTile); };
@@ -112,14 +113,14 @@ void forward_task(const ForwardTask<T>& task) {
     pack<T>({task.q + (task.first + i * kTile) * task.ld_q, task.ld_q}, {n, size}, padded, scale.query,
             {s.q, width});
     transpose(s.q, width, padded, size, 1.0f, s.qt[i]);
-    for (std::int64_t c = 0; c < kTile * width; ++c) s.o[i][c] = 0.0f;
+    for (std::int64_t c = 0; c < kTile * value_width; ++c) s.o[i][c] = 0.0f;
     for (std::int64_t c = 0; c < kTile; ++c) s.max[i][c] = -1e30f, s.sum[i][c] = 0.0f;
   }
   const std::int64_t end = task.causal ? task.last : task.keys;
   for (std::int64_t key = task.visible.first(task.first) / kTile * kTile; key < end; key += kTile) {
     const std::int64_t keys = min_of(kTile, end - key);
     pack<T>({task.k + key * task.ld, task.ld}, {keys, size}, rounded_up(keys, kRows), 1.0f, {s.k, width});
-    pack<T>({task.v + key * task.ld, task.ld}, {keys, size}, keys, 1.0f, {s.v, width});
+    pack<T>({task.v + key * task.ld, task.ld}, {keys, value_size}, keys, 1.0f, {s.v, value_width});
     for (std::int64_t i = 0; i < tiles; ++i) {
       const std::int64_t n = queries(i), query = task.first + i * kTile;
       if (task.causal && query < key) continue;
@@ -142,11 +143,11 @@ void forward_task(const ForwardTask<T>& task) {
                                      .a_row = 1,
                                      .a_p = kTile,
                                      .b = s.v,
-                                     .ldb = width,
+                                     .ldb = value_width,
                                      .c = s.o[i],
-                                     .ldc = width,
+                                     .ldc = value_width,
                                      .rows = n,
-                                     .cols = size,
+                                     .cols = value_size,
                                      .depth = keys,
                                      .row_scale = s.factor},
                                     diagonal ? Part::kSumToRow : Part::kAll);
@@ -164,7 +165,7 @@ void forward_task(const ForwardTask<T>& task) {
       task.lse[query + c] = s.max[i][c] * kLn2 + std::log(s.sum[i][c]);
       s.factor[c] = rescale[c] / s.sum[i][c];
     }
-    unpack<T>({s.o[i], width}, {n, size}, s.factor, 1, {task.o + query * task.ld_o, task.ld_o});
+    unpack<T>({s.o[i], value_width}, {n, value_size}, s.factor, 1, {task.o + query * task.ld_o, task.ld_o});
   }
 }
 
@@ -191,24 +192,27 @@ void load_queries(const BackwardTask<T>& task, const BackwardScratch& s, std::in
                   std::int64_t query, std::int64_t n) {
   const std::int64_t width = padded_head(task.head_size), size = task.head_size,
                      padded = rounded_up(n, panel());
+  const std::int64_t value_width = padded_head(task.value_size), value_size = task.value_size;
   const ScoreScale scale(task.rule, size);
-  const T* d_o = task.d_o + query * task.ld_do + head * size;
+  const T* d_o = task.d_o + query * task.ld_do + head * value_size;
   pack<T>({task.q + query * task.ld_q + head * size, task.ld_q}, {n, size}, padded, scale.natural,
           {s.q, width});
   const auto to_query = task.rule.softcap == 0 ? kLog2E : static_cast<float>(1 / task.rule.softcap);
   transpose(s.q, width, padded, size, to_query, s.qt);
-  pack<T>({d_o, task.ld_do}, {n, size}, padded, 1.0f, {s.d_o, width});
-  transpose(s.d_o, width, padded, size, 1.0f, s.dot);
-  row_dots<T>({d_o, task.ld_do}, {task.o + query * task.ld_o + head * size, task.ld_o}, {n, size}, s.delta);
+  pack<T>({d_o, task.ld_do}, {n, value_size}, padded, 1.0f, {s.d_o, value_width});
+  transpose(s.d_o, value_width, padded, value_size, 1.0f, s.dot);
+  row_dots<T>({d_o, task.ld_do}, {task.o + query * task.ld_o + head * value_size, task.ld_o}, {n, value_size},
+              s.delta);
   for (std::int64_t c = 0; c < n; ++c) s.lse[c] = task.lse[head * task.ld_lse + query + c] * kLog2E;
   for (std::int64_t c = n; c < padded; ++c) s.lse[c] = s.delta[c] = 0.0f;
   for (std::int64_t c = 0; c < kTile * width; ++c) s.dq[c] = 0.0f;
 }
 
 // Adds the terms of one tile of queries and one tile of keys to dq, dk and dv.
-HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t key, TileSize tile,
-                                const TileMask& mask, float cap) {
+HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std::int64_t value_size,
+                                std::int64_t key, TileSize tile, const TileMask& mask, float cap) {
   const std::int64_t width = padded_head(size), at = key * width;
+  const std::int64_t value_width = padded_head(value_size), value_at = key * value_width;
   const bool diagonal = mask.diagonal;
   const Part rows_are_keys = diagonal ? Part::kColumnsFromRow : Part::kAll;
   const Part sum_over_queries = diagonal ? Part::kSumFromRow : Part::kAll;
@@ -224,7 +228,8 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
                   .cols = tile.queries,
                   .depth = size};
   multiply<Start::kZero>(product, rows_are_keys);  // scores
-  product.a = s.v + at, product.b = s.dot, product.c = s.ds;
+  product.a = s.v + value_at, product.a_row = value_width, product.depth = value_size;
+  product.b = s.dot, product.c = s.ds;
   multiply<Start::kZero>(product, rows_are_keys);  // dP
   cap != 0 ? softmax_backward<true>(s.p, s.ds, tile, mask, cap, s.lse, s.delta)
            : softmax_backward<false>(s.p, s.ds, tile, mask, cap, s.lse, s.delta);
@@ -232,14 +237,15 @@ HWY_NOINLINE void backward_tile(const BackwardScratch& s, std::int64_t size, std
              .a_row = kTile,
              .a_p = 1,
              .b = s.d_o,
-             .ldb = width,
-             .c = s.dv + at,
-             .ldc = width,
+             .ldb = value_width,
+             .c = s.dv + value_at,
+             .ldc = value_width,
              .rows = tile.keys,
-             .cols = size,
+             .cols = value_size,
              .depth = tile.queries};
   multiply<Start::kAdd>(product, sum_over_queries);  // dV
   product.a = s.ds, product.b = s.q, product.c = s.dk + at;
+  product.ldb = product.ldc = width, product.cols = size;
   multiply<Start::kAdd>(product, sum_over_queries);  // dK
   product = {.a = s.ds,
              .a_row = 1,
@@ -267,13 +273,15 @@ void store_gradients(Strided<const float> x, Extent extent, float scale, T* to, 
 template <class T>
 void backward_task(const BackwardTask<T>& task) {
   BumpAllocator cut(task.scratch);
-  BackwardScratch s(cut, task.head_size, task.keys);
+  BackwardScratch s(cut, task.head_size, task.value_size, task.keys);
   const std::int64_t width = padded_head(task.head_size), size = task.head_size, keys = task.keys;
+  const std::int64_t value_width = padded_head(task.value_size), value_size = task.value_size;
   const ScoreScale scale(task.rule, size);
   const auto behind = [](auto* at, std::int64_t elements) { return at == nullptr ? at : at + elements; };
   pack<T>({task.k, task.ld}, {keys, size}, padded_time(keys), 1.0f, {s.k, width});
-  pack<T>({task.v, task.ld}, {keys, size}, padded_time(keys), 1.0f, {s.v, width});
-  for (std::int64_t i = 0; i < padded_time(keys) * width; ++i) s.dk[i] = s.dv[i] = 0.0f;
+  pack<T>({task.v, task.ld}, {keys, value_size}, padded_time(keys), 1.0f, {s.v, value_width});
+  for (std::int64_t i = 0; i < padded_time(keys) * width; ++i) s.dk[i] = 0.0f;
+  for (std::int64_t i = 0; i < padded_time(keys) * value_width; ++i) s.dv[i] = 0.0f;
   for (std::int64_t head = 0; head < task.query_heads; ++head) {
     for (std::int64_t query = 0; query < task.queries; query += kTile) {
       const std::int64_t n = min_of(kTile, task.queries - query);
@@ -281,7 +289,7 @@ void backward_task(const BackwardTask<T>& task) {
       const std::int64_t end = task.causal ? query + 1 : keys;
       for (std::int64_t key = task.visible.first(query) / kTile * kTile; key < end; key += kTile) {
         const TileMask mask{task.causal && key == query, first_in_tile(task.visible, query, n, key, s.first)};
-        backward_tile(s, size, key, {min_of(kTile, keys - key), n}, mask, scale.cap);
+        backward_tile(s, size, value_size, key, {min_of(kTile, keys - key), n}, mask, scale.cap);
       }
       const std::int64_t at = query * task.ld_dq + head * size;
       store_gradients({s.dq, width}, {n, size}, scale.natural, behind(task.dq, at), behind(task.dq_sums, at),
@@ -289,7 +297,7 @@ void backward_task(const BackwardTask<T>& task) {
     }
   }
   store_gradients({s.dk, width}, {keys, size}, 1.0f, task.dk, task.dk_sums, task.ld_d);
-  store_gradients({s.dv, width}, {keys, size}, 1.0f, task.dv, task.dv_sums, task.ld_d);
+  store_gradients({s.dv, value_width}, {keys, value_size}, 1.0f, task.dv, task.dv_sums, task.ld_d);
 }
 
 AttentionTasks attention_tasks() {
@@ -316,8 +324,9 @@ void check(const AttentionShape& s, std::int64_t ld_qkv, std::int64_t ld_o) {
   ZG_ASSERT_GE(s.kv_heads, 1);
   ZG_ASSERT_GE(s.head_size, 1);
   ZG_ASSERT_EQ(s.heads % s.kv_heads, 0);
-  ZG_ASSERT_GE(ld_qkv, (s.heads + 2 * s.kv_heads) * s.head_size);
-  ZG_ASSERT_GE(ld_o, s.heads * s.head_size);
+  ZG_ASSERT_GE(s.values(), 1);
+  ZG_ASSERT_GE(ld_qkv, s.qkv_columns());
+  ZG_ASSERT_GE(ld_o, s.result_columns());
 }
 
 // first_keys: of all sequences; null: none.
@@ -365,14 +374,17 @@ void for_kv_heads(std::int64_t batch, std::int64_t kv_heads, const F& task) {
   });
 }
 
-std::int64_t forward_floats(std::int64_t head_size) {
+// Shape: AttentionShape or AttentionBlock.
+template <class Shape>
+std::int64_t forward_floats(const Shape& shape) {
   BumpAllocator measure(nullptr);
-  ForwardScratch(measure, head_size);
+  ForwardScratch(measure, shape.head_size, shape.values());
   return measure.used();
 }
-std::int64_t backward_floats(std::int64_t head_size, std::int64_t keys) {
+template <class Shape>
+std::int64_t backward_floats(const Shape& shape, std::int64_t keys) {
   BumpAllocator measure(nullptr);
-  BackwardScratch(measure, head_size, keys);
+  BackwardScratch(measure, shape.head_size, shape.values(), keys);
   return measure.used();
 }
 
@@ -382,19 +394,20 @@ template <class T>
 void attention(const AttentionShape& s, const CausalAttention<T>& args) {
   check(s, args.qkv.ld, args.o.ld);
   check_first_keys(s, args.first_keys);
-  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = forward_floats(size);
+  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, values = s.values();
+  const std::int64_t floats = forward_floats(s);
   for_query_blocks(s.batch, s.heads, s.time, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
     const std::int64_t ld_qkv = args.qkv.ld, ld_o = args.o.ld;
     const T *q = args.qkv.row(b * s.time) + h * size, *k = q + (s.heads - h + h / group) * size;
-    const T* v = k + s.kv_heads * size;
-    T* out = args.o.row(b * s.time) + h * size;
+    const T* v = args.qkv.row(b * s.time) + (s.heads + s.kv_heads) * size + h / group * values;
+    T* out = args.o.row(b * s.time) + h * values;
     Acc<T>* const lse_head = args.lse + (b * s.heads + h) * s.time;
     const T* const sink = args.sinks == nullptr ? nullptr : args.sinks + h;
     const VisibleBlockKeys visible = visible_keys(s, args.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward({q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, visible, s.rule, sink}, out, ld_o,
-                    lse_head, false);
+      plain_forward({q, ld_qkv, k, v, ld_qkv, s.time, s.time, true, size, values, visible, s.rule, sink}, out,
+                    ld_o, lse_head, false);
     } else {
       run(ForwardTask<T>{.q = q,
                          .ld_q = ld_qkv,
@@ -406,6 +419,7 @@ void attention(const AttentionShape& s, const CausalAttention<T>& args) {
                          .ld_o = ld_o,
                          .lse = lse_head,
                          .head_size = size,
+                         .value_size = values,
                          .first = first,
                          .last = std::min(s.time, first + kQueryBlock),
                          .keys = s.time,
@@ -425,25 +439,27 @@ void attention_backward(const AttentionShape& s, const CausalAttentionBackward<T
   check(s, ld_qkv, ld_o);
   check(s, ld_dqkv, ld_do);
   check_first_keys(s, args.first_keys);
-  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, floats = backward_floats(size, s.time);
+  const std::int64_t group = s.heads / s.kv_heads, size = s.head_size, values = s.values();
+  const std::int64_t floats = backward_floats(s, s.time);
   for_kv_heads(s.batch, s.kv_heads, [&](std::int64_t b, std::int64_t kv) {
     const std::int64_t h = kv * group, row = b * s.time;
-    const std::int64_t at_q = h * size, at_k = (s.heads + kv) * size, at_v = at_k + s.kv_heads * size;
+    const std::int64_t at_q = h * size, at_k = (s.heads + kv) * size, at_o = h * values;
+    const std::int64_t at_v = (s.heads + s.kv_heads) * size + kv * values;
     const T* in = args.qkv.row(row);
     T* out = args.dqkv.row(row);
-    const T *o_head = args.o.row(row) + at_q, *do_head = args.d_o.row(row) + at_q;
+    const T *o_head = args.o.row(row) + at_o, *do_head = args.d_o.row(row) + at_o;
     const Acc<T>* lse_head = args.lse + (b * s.heads + h) * s.time;
     const VisibleBlockKeys visible = visible_keys(s, args.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       for (std::int64_t r = 0; r < s.time; ++r) {
         std::fill_n(out + r * ld_dqkv + at_q, group * size, 0.0);
         std::fill_n(out + r * ld_dqkv + at_k, size, 0.0);
-        std::fill_n(out + r * ld_dqkv + at_v, size, 0.0);
+        std::fill_n(out + r * ld_dqkv + at_v, values, 0.0);
       }
       for (std::int64_t g = 0; g < group; ++g) {
         plain_backward({in + at_q + g * size, ld_qkv, in + at_k, in + at_v, ld_qkv, s.time, s.time, true,
-                        size, visible, s.rule},
-                       {o_head + g * size, do_head + g * size, ld_o, ld_do, lse_head + g * s.time,
+                        size, values, visible, s.rule},
+                       {o_head + g * values, do_head + g * values, ld_o, ld_do, lse_head + g * s.time,
                         out + at_q + g * size, ld_dqkv, out + at_k, out + at_v, ld_dqkv});
       }
     } else {
@@ -467,6 +483,7 @@ void attention_backward(const AttentionShape& s, const CausalAttentionBackward<T
                           .ld_dq = ld_dqkv,
                           .ld_d = ld_dqkv,
                           .head_size = size,
+                          .value_size = values,
                           .queries = s.time,
                           .keys = s.time,
                           .query_heads = group,
@@ -481,18 +498,20 @@ void attention_backward(const AttentionShape& s, const CausalAttentionBackward<T
 template <class T>
 void attention_block(const AttentionBlock& x, const BlockAttention<T>& a) {
   if (x.keys == 0) return;
-  const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = forward_floats(size);
+  const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, values = x.values();
+  const std::int64_t floats = forward_floats(x);
   for_query_blocks(x.batch, x.heads, x.queries, [&](std::int64_t b, std::int64_t h, std::int64_t first) {
     const T *q = a.q.row(b * x.query_step) + h * size, *k = a.kv.row(b * x.key_step) + h / group * size;
-    const T* v = k + x.kv_heads * size;
-    Acc<T>* const out = a.o.row(b * x.query_step) + h * size;
+    const T* v = a.kv.row(b * x.key_step) + x.kv_heads * size + h / group * values;
+    Acc<T>* const out = a.o.row(b * x.query_step) + h * values;
     Acc<T>* const lse = a.lse.row(b * x.heads + h);
     const T* const sink = a.sinks == nullptr ? nullptr : a.sinks + h;
     const VisibleBlockKeys visible = visible_keys(x, a.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       if (first > 0) return;  // the whole head is one task
-      plain_forward({q, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, visible, x.rule, sink}, out,
-                    a.o.ld, lse, x.merge);
+      plain_forward(
+          {q, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, values, visible, x.rule, sink}, out,
+          a.o.ld, lse, x.merge);
     } else {
       run(ForwardTask<T>{.q = q,
                          .ld_q = a.q.ld,
@@ -504,6 +523,7 @@ void attention_block(const AttentionBlock& x, const BlockAttention<T>& a) {
                          .ld_o = a.o.ld,
                          .lse = lse,
                          .head_size = size,
+                         .value_size = values,
                          .first = first,
                          .last = std::min(x.queries, first + kQueryBlock),
                          .keys = x.keys,
@@ -519,21 +539,23 @@ void attention_block(const AttentionBlock& x, const BlockAttention<T>& a) {
 
 template <class T>
 void attention_block_backward(const AttentionBlock& x, const BlockAttentionBackward<T>& a) {
-  const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, floats = backward_floats(size, x.keys);
+  const std::int64_t group = x.heads / x.kv_heads, size = x.head_size, values = x.values();
+  const std::int64_t floats = backward_floats(x, x.keys);
   for_kv_heads(x.batch, x.kv_heads, [&](std::int64_t b, std::int64_t kv) {
     const std::int64_t h = kv * group, query = b * x.query_step, key = b * x.key_step;
-    const std::int64_t at_q = h * size, at_k = kv * size, at_v = at_k + x.kv_heads * size;
+    const std::int64_t at_q = h * size, at_k = kv * size, at_o = h * values;
+    const std::int64_t at_v = x.kv_heads * size + kv * values;
     const T *q = a.q.row(query) + at_q, *k = a.kv.row(key) + at_k, *v = a.kv.row(key) + at_v;
-    const T *o = a.o.row(query) + at_q, *d_o = a.d_o.row(query) + at_q;
+    const T *o = a.o.row(query) + at_o, *d_o = a.d_o.row(query) + at_o;
     const Acc<T>* lse = a.lse.row(b * x.heads + h);
     Acc<T>*dq = a.dq.row(query) + at_q, *dk = a.dkv.row(key) + at_k, *dv = a.dkv.row(key) + at_v;
     const VisibleBlockKeys visible = visible_keys(x, a.first_keys, b);
     if constexpr (std::is_same_v<T, double>) {
       for (std::int64_t g = 0; g < group; ++g) {
         plain_backward(
-            {q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, visible, x.rule},
-            {o + g * size, d_o + g * size, a.o.ld, a.d_o.ld, lse + g * a.lse.ld, dq + g * size, a.dq.ld, dk,
-             dv, a.dkv.ld});
+            {q + g * size, a.q.ld, k, v, a.kv.ld, x.queries, x.keys, x.causal, size, values, visible, x.rule},
+            {o + g * values, d_o + g * values, a.o.ld, a.d_o.ld, lse + g * a.lse.ld, dq + g * size, a.dq.ld,
+             dk, dv, a.dkv.ld});
       }
     } else {
       run(BackwardTask<T>{.q = q,
@@ -556,6 +578,7 @@ void attention_block_backward(const AttentionBlock& x, const BlockAttentionBackw
                           .ld_dq = a.dq.ld,
                           .ld_d = a.dkv.ld,
                           .head_size = size,
+                          .value_size = values,
                           .queries = x.queries,
                           .keys = x.keys,
                           .query_heads = group,
@@ -567,31 +590,11 @@ void attention_block_backward(const AttentionBlock& x, const BlockAttentionBackw
   });
 }
 
-// For each head the sum over the rows has a fixed order.
-template <class T>
-void attention_sinks_backward(const AttentionSinksBackward<T>& x) {
-  parallel_for(x.heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t h = begin; h < end; ++h) {
-      const auto sink = static_cast<Acc<T>>(x.sinks[h]);
-      double sum = 0;
-      for (std::int64_t r = 0; r < x.batch * x.time; ++r) {
-        const T *o = x.o.row(r) + h * x.head_size, *d_o = x.d_o.row(r) + h * x.head_size;
-        Acc<T> dot = 0;
-        for (std::int64_t c = 0; c < x.head_size; ++c)
-          dot += static_cast<Acc<T>>(o[c]) * static_cast<Acc<T>>(d_o[c]);
-        sum += dot * std::exp(sink - x.lse.row(r / x.time * x.heads + h)[r % x.time]);
-      }
-      x.d_sinks[h] -= static_cast<Acc<T>>(sum);
-    }
-  });
-}
-
-#define ZG_INSTANTIATE(T)                                                                          \
-  template void attention(const AttentionShape&, const CausalAttention<T>&);                       \
-  template void attention_backward(const AttentionShape&, const CausalAttentionBackward<T>&);      \
-  template void attention_block(const AttentionBlock&, const BlockAttention<T>&);                  \
-  template void attention_block_backward(const AttentionBlock&, const BlockAttentionBackward<T>&); \
-  template void attention_sinks_backward(const AttentionSinksBackward<T>&);
+#define ZG_INSTANTIATE(T)                                                                     \
+  template void attention(const AttentionShape&, const CausalAttention<T>&);                  \
+  template void attention_backward(const AttentionShape&, const CausalAttentionBackward<T>&); \
+  template void attention_block(const AttentionBlock&, const BlockAttention<T>&);             \
+  template void attention_block_backward(const AttentionBlock&, const BlockAttentionBackward<T>&);
 ZG_FOR_STORAGE_TYPES(ZG_INSTANTIATE)
 #undef ZG_INSTANTIATE
 

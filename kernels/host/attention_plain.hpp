@@ -18,7 +18,7 @@ struct PlainHead {
   const double *k, *v;
   std::int64_t ld, queries, keys;
   bool causal;
-  std::int64_t size;
+  std::int64_t size, values;  // columns of a query or a key, and of a value
   VisibleBlockKeys visible;
   AttentionRule rule;
   const double* sink = nullptr;  // forward pass only; null: none
@@ -41,7 +41,7 @@ struct PlainHead {
 
 // merge: merges the result with the one for other keys, which o and lse hold; else overwrites them.
 inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, double* lse, bool merge) {
-  std::vector<double> row(static_cast<std::size_t>(x.size));
+  std::vector<double> row(static_cast<std::size_t>(x.values));
   for (std::int64_t i = 0; i < x.queries; ++i, o += ld_o) {
     if (x.begin(i) >= x.end(i)) continue;  // the query sees none of the block's keys
     double max = x.score(i, x.begin(i)), sum = 0;
@@ -50,7 +50,7 @@ inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, doub
     for (std::int64_t j = x.begin(i); j < x.end(i); ++j) {
       const double e = std::exp(x.score(i, j) - max);
       sum += e;
-      for (std::int64_t c = 0; c < x.size; ++c) row[static_cast<std::size_t>(c)] += e * x.v[j * x.ld + c];
+      for (std::int64_t c = 0; c < x.values; ++c) row[static_cast<std::size_t>(c)] += e * x.v[j * x.ld + c];
     }
     if (x.sink != nullptr) {
       const double top = std::max(max, *x.sink), rescale = std::exp(max - top);
@@ -64,7 +64,7 @@ inline void plain_forward(const PlainHead& x, double* o, std::int64_t ld_o, doub
       all = top + std::log(std::exp(lse[i] - top) + std::exp(here - top));
       keep = std::exp(lse[i] - all), take = std::exp(here - all);
     }
-    for (std::int64_t c = 0; c < x.size; ++c) {
+    for (std::int64_t c = 0; c < x.values; ++c) {
       const double mine = row[static_cast<std::size_t>(c)] / sum;
       o[c] = merge ? o[c] * keep + mine * take : mine;
     }
@@ -88,17 +88,17 @@ inline void plain_backward(const PlainHead& x, const PlainGradients& g) {
     const double *o = g.o + i * g.ld_o, *d_o = g.d_o + i * g.ld_do;
     double* dq = g.dq + i * g.ld_dq;
     double delta = 0;
-    for (std::int64_t c = 0; c < x.size; ++c) delta += d_o[c] * o[c];
+    for (std::int64_t c = 0; c < x.values; ++c) delta += d_o[c] * o[c];
     for (std::int64_t j = x.begin(i); j < x.end(i); ++j) {
       const double score = x.score(i, j), p = std::exp(score - g.lse[i]);
       double dp = 0;
-      for (std::int64_t c = 0; c < x.size; ++c) dp += d_o[c] * x.v[j * x.ld + c];
+      for (std::int64_t c = 0; c < x.values; ++c) dp += d_o[c] * x.v[j * x.ld + c];
       const double ds = p * (dp - delta) * x.scale() * x.slope(score);
       for (std::int64_t c = 0; c < x.size; ++c) {
         dq[c] += ds * x.k[j * x.ld + c];
         g.dk[j * g.ld + c] += ds * x.q[i * x.ld_q + c];
-        g.dv[j * g.ld + c] += p * d_o[c];
       }
+      for (std::int64_t c = 0; c < x.values; ++c) g.dv[j * g.ld + c] += p * d_o[c];
     }
   }
 }

@@ -43,7 +43,7 @@ struct ForwardTask {
   float* sums;
   std::int64_t ld_o;
   float* lse;
-  std::int64_t head_size;
+  std::int64_t head_size, value_size;
   std::int64_t first, last;  // queries [first, last) of the sequence
   std::int64_t keys;         // unused if causal: query i attends to keys up to i
   bool causal;
@@ -55,8 +55,9 @@ struct ForwardTask {
 };
 
 // The backward pass of one key/value head of one sequence, with all query heads that use it. q, o, d_o and dq
-// point to the first query head; the next head begins head_size columns further on. Gradients are written to
-// dq, dk and dv, of type T, or if these are null added to the sums.
+// point to the first query head; the next head begins head_size columns further on in q and dq, and
+// value_size columns in o and d_o. Gradients are written to dq, dk and dv, of type T, or if these are null
+// added to the sums.
 template <class T>
 struct BackwardTask {
   const T* q;
@@ -70,7 +71,7 @@ struct BackwardTask {
   T *dq, *dk, *dv;
   float *dq_sums, *dk_sums, *dv_sums;
   std::int64_t ld_dq, ld_d;  // ld_d: of dk and dv
-  std::int64_t head_size, queries, keys, query_heads;
+  std::int64_t head_size, value_size, queries, keys, query_heads;
   bool causal;
   VisibleBlockKeys visible;
   AttentionRule rule;
@@ -87,16 +88,16 @@ inline std::int64_t padded_time(std::int64_t time) {
 // Scratch of a forward task: for each tile of queries its transpose, output, running maximum and sum; and
 // one tile of keys and values.
 struct ForwardScratch {
-  explicit ForwardScratch(BumpAllocator& cut, std::int64_t head_size) {
-    const std::int64_t width = padded_head(head_size);
+  ForwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t value_size) {
+    const std::int64_t width = padded_head(head_size), value_width = padded_head(value_size);
     for (std::int64_t i = 0; i < kQueryBlock / kTile; ++i) {
       qt[i] = cut.take(kTile * width);
-      o[i] = cut.take(kTile * width);
+      o[i] = cut.take(kTile * value_width);
       max[i] = cut.take(kTile);
       sum[i] = cut.take(kTile);
     }
     k = cut.take(kTile * width);
-    v = cut.take(kTile * width);
+    v = cut.take(kTile * value_width);
     q = cut.take(kTile * width);
     scores = cut.take(kTile * kTile);
     factor = cut.take(kTile);
@@ -109,10 +110,12 @@ struct ForwardScratch {
 
 // Scratch of a backward task: all keys, values and their gradients, and one tile of queries.
 struct BackwardScratch {
-  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t keys) {
-    const std::int64_t width = padded_head(head_size), all = padded_time(keys) * width, tile = kTile * width;
-    for (float** part : {&k, &v, &dk, &dv}) *part = cut.take(all);
-    for (float** part : {&q, &qt, &d_o, &dot, &dq}) *part = cut.take(tile);
+  BackwardScratch(BumpAllocator& cut, std::int64_t head_size, std::int64_t value_size, std::int64_t keys) {
+    const std::int64_t width = padded_head(head_size), value_width = padded_head(value_size);
+    for (float** part : {&k, &dk}) *part = cut.take(padded_time(keys) * width);
+    for (float** part : {&v, &dv}) *part = cut.take(padded_time(keys) * value_width);
+    for (float** part : {&q, &qt, &dq}) *part = cut.take(kTile * width);
+    for (float** part : {&d_o, &dot}) *part = cut.take(kTile * value_width);
     for (float** part : {&p, &ds}) *part = cut.take(kTile * kTile);
     for (float** part : {&lse, &delta}) *part = cut.take(kTile);
   }

@@ -46,4 +46,9 @@ void attention_sinks_backward(const AttentionSinksBackward<T>& args);
 template <class T>
 void rope(std::int64_t rows, const Rotation<T>& args);
 
+template <class T>
+void expand_kv(std::int64_t rows, const ExpandKv<T>& args);
+template <class T>
+void expand_kv_backward(std::int64_t rows, const ExpandKvBackward<T>& args);
+
 }  // namespace zg::host

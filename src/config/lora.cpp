@@ -21,7 +21,8 @@ const Keys& lora_keys() {
        "`codes` of the files, of which each forward and backward decodes a layer."},
       {"target", FormSpec{},
        "Modules of each layer that get an adapter, by Hugging Face's names (`q_proj`, `k_proj`, `v_proj`, "
-       "`o_proj`, `gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`; GPT-2: `c_attn`, "
+       "`o_proj`, `gate_proj`, `up_proj`, `down_proj`; Phi-3: `qkv_proj`, `gate_up_proj`; DeepSeek: "
+       "`q_a_proj`, `q_b_proj`, `kv_a_proj_with_mqa`, `kv_b_proj`; GPT-2: `c_attn`, "
        "`c_fc`, and `c_proj`, of which `attn.c_proj` and `mlp.c_proj` are one each), in which `*` and `?` "
        "match as in a shell; `all-linear`: all of them. A name is the end of a module's path, so `up_proj` "
        "also "

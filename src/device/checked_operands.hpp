@@ -179,6 +179,13 @@ inline void expect_rope_table(const RopeTable& table, std::int64_t head_size) {
             "{} pairs of columns turn, from column {} of heads of {}", table.pairs, table.first_column,
             head_size);
 }
+inline void expect_latent_heads(const LatentHeads& x, const View& joint, const View& shared, const View& kv) {
+  ZG_ASSERT(x.heads >= 1 && x.plain >= 1 && x.shared >= 1 && x.value >= 1,
+            "{} heads, keys of {} and {} columns, values of {}", x.heads, x.plain, x.shared, x.value);
+  expect(joint, "joint", kv.dtype, kv.rows, x.joint_columns());
+  expect(shared, "shared", kv.dtype, kv.rows, x.shared);
+  expect(kv, "kv", kv.dtype, kv.rows, x.kv_columns());
+}
 // Returns null if there are no documents.
 inline const std::int32_t* expect_first_keys(const View& first_keys, std::int64_t rows) {
   if (!first_keys) return nullptr;
@@ -198,8 +205,8 @@ inline void expect_attention(const View& qkv, const AttentionShape& shape, const
   const std::int64_t tokens = shape.batch * shape.time;
   ZG_ASSERT_GE(shape.kv_heads, 1);
   ZG_ASSERT_EQ(shape.heads % shape.kv_heads, 0);
-  expect(qkv, "qkv", qkv.dtype, tokens, (shape.heads + 2 * shape.kv_heads) * shape.head_size);
-  expect(o, "o", qkv.dtype, tokens, shape.heads * shape.head_size);
+  expect(qkv, "qkv", qkv.dtype, tokens, shape.qkv_columns());
+  expect(o, "o", qkv.dtype, tokens, shape.result_columns());
   expect(lse, "lse", acc_of(qkv.dtype), shape.batch * shape.heads, shape.time);
   expect_dense(lse, "lse", lse.count());
 }
@@ -220,7 +227,7 @@ inline void expect_block(const View& q, const View& kv, const AttentionBlock& b,
             "{} queries up to the keys of their numbers, of which there are {}", b.queries, b.keys);
   ZG_ASSERT(b.query_step >= b.queries && b.key_step >= b.keys, "sequences overlap");
   expect(q, "q", q.dtype, b.query_rows(), b.heads * b.head_size);
-  expect(kv, "kv", q.dtype, b.key_rows(), 2 * b.kv_heads * b.head_size);
+  expect(kv, "kv", q.dtype, b.key_rows(), b.kv_columns());
   expect(lse, "lse", acc_of(q.dtype), b.batch * b.heads, b.queries);
 }
 

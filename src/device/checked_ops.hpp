@@ -17,6 +17,7 @@
   op(head_rmsnorm) op(head_rmsnorm_backward) op(bias_backward)                       \
   op(gelu) op(gelu_backward) op(swiglu) op(swiglu_backward) op(add) op(scale)        \
   op(dropout) op(quantize) op(dequantize) op(decode) op(rope) op(embedding) op(embedding_backward) \
+  op(expand_kv) op(expand_kv_backward)                                               \
   op(cross_entropy) op(softmax_part) op(cross_entropy_part)                          \
   op(attention_block) op(attention_block_backward) op(attention_sinks_backward) ZG_FOR_ROUTER_OPS(op)
 // clang-format on
@@ -267,6 +268,28 @@ class CheckedOps : public CheckedRouterOps<Backend> {
     });
   }
 
+  void expand_kv(Stream& s, const ExpandKvArgs& args) override {
+    expect_latent_heads(args.heads, args.joint, args.shared, args.kv);
+    with_type(args.kv.dtype, [&]<class T>() {
+      backend_.template expand_kv<T>(s, args.kv.rows,
+                                     ExpandKv<T>{.heads = args.heads,
+                                                 .joint = strided<T>(args.joint),
+                                                 .shared = strided<T>(args.shared),
+                                                 .kv = strided<T>(args.kv)});
+    });
+  }
+
+  void expand_kv_backward(Stream& s, const ExpandKvBackwardArgs& args) override {
+    expect_latent_heads(args.heads, args.d_joint, args.d_shared, args.dkv);
+    with_type(args.dkv.dtype, [&]<class T>() {
+      backend_.template expand_kv_backward<T>(s, args.dkv.rows,
+                                              ExpandKvBackward<T>{.heads = args.heads,
+                                                                  .dkv = strided<T>(args.dkv),
+                                                                  .d_joint = strided<T>(args.d_joint),
+                                                                  .d_shared = strided<T>(args.d_shared)});
+    });
+  }
+
   void attention(Stream& s, const AttentionArgs& args) override {
     const DType t = args.qkv.dtype;
     const std::int32_t* const first = expect_first_keys(args.first_keys, args.shape.batch * args.shape.time);
@@ -312,7 +335,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
   void attention_sinks_backward(Stream& s, const AttentionSinksBackwardArgs& args) override {
     const AttentionShape& shape = args.shape;
     const DType t = args.o.dtype, a = acc_of(t);
-    expect(args.o, "o", t, shape.batch * shape.time, shape.heads * shape.head_size);
+    expect(args.o, "o", t, shape.batch * shape.time, shape.result_columns());
     expect(args.d_o, "d_o", t, args.o.rows, args.o.cols);
     expect(args.lse, "lse", a, shape.batch * shape.heads, shape.time);
     expect(args.sinks, "sinks", t, 1, shape.heads);
@@ -322,7 +345,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
           s, AttentionSinksBackward<T>{.batch = shape.batch,
                                        .time = shape.time,
                                        .heads = shape.heads,
-                                       .head_size = shape.head_size,
+                                       .value_size = shape.values(),
                                        .o = strided<T>(args.o),
                                        .d_o = strided<T>(args.d_o),
                                        .lse = strided<Acc<T>>(args.lse),
@@ -335,7 +358,7 @@ class CheckedOps : public CheckedRouterOps<Backend> {
     const AttentionBlock& block = args.block;
     const View& q = args.q;
     expect_block(q, args.kv, block, args.lse, args.first_keys);
-    expect(args.o, "o", acc_of(q.dtype), q.rows, q.cols);
+    expect(args.o, "o", acc_of(q.dtype), q.rows, block.result_columns());
     expect_sinks(args.sinks, block.rule.sinks && !block.merge, q.dtype, block.heads);
     const std::int32_t* const first = expect_first_keys(args.first_keys, block.query_rows());
     with_type(q.dtype, [&]<class T>() {
@@ -356,8 +379,8 @@ class CheckedOps : public CheckedRouterOps<Backend> {
     const DType a = acc_of(q.dtype);
     expect_block(q, args.kv, block, args.lse, args.first_keys);
     const std::int32_t* const first = expect_first_keys(args.first_keys, block.query_rows());
-    expect(args.o, "o", q.dtype, q.rows, q.cols);
-    expect(args.d_o, "d_o", q.dtype, q.rows, q.cols);
+    expect(args.o, "o", q.dtype, q.rows, block.result_columns());
+    expect(args.d_o, "d_o", q.dtype, q.rows, block.result_columns());
     expect(args.dq, "dq", a, q.rows, q.cols);
     expect(args.dkv, "dkv", a, args.kv.rows, args.kv.cols);
     expect_scratch(args.scratch, attention_block_scratch_bytes(q.dtype, block));

@@ -8,7 +8,7 @@
 namespace zg::model {
 
 AdapterList::AdapterList(const ModelConfig& c, std::int64_t layer, Which which) {
-  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
+  const std::int64_t q = c.query_columns(), kv = c.key_columns();
   const FamilyForm& form = c.form();
   const BlockNames& names = family_of(c.arch).files.block;
   const auto add = [&](const Adapter& one) {
@@ -19,14 +19,26 @@ AdapterList::AdapterList(const ModelConfig& c, std::int64_t layer, Which which) 
     add({of.module, input, "", of.path, in, out, column});
   };
   using enum AdapterInput;
-  if (form.joint_qkv || c.block.fused) {
+  if (c.block.latent) {
+    const LatentAttention& latent = *c.block.latent;
+    const std::int64_t kv_latent = latent.kv_rank + latent.rope;
+    if (latent.q_rank > 0) {
+      add_matrix(names.q_a, kQkv, c.width, latent.q_rank);
+      add_matrix(names.kv_a, kQkv, c.width, kv_latent, latent.q_rank);
+      add_matrix(names.q_b, kQueryLatent, latent.q_rank, q);
+    } else {
+      add_matrix(names.q, kQkv, c.width, q);
+      add_matrix(names.kv_a, kQkv, c.width, kv_latent, q);
+    }
+    add_matrix(names.kv_b, kKvLatent, latent.kv_rank, c.latent_heads().joint_columns());
+  } else if (form.joint_qkv || c.block.fused) {
     add_matrix(names.qkv, kQkv, c.width, q + 2 * kv);
   } else {
     add_matrix(names.q, kQkv, c.width, q);
     add_matrix(names.k, kQkv, c.width, kv, q);
     add_matrix(names.v, kQkv, c.width, kv, q + kv);
   }
-  add_matrix(names.o, kO, q, c.width);
+  add_matrix(names.o, kO, c.result_columns(), c.width);
   if (c.has_experts(layer)) {
     const std::int64_t inner = c.experts.shared_inner;
     if (inner == 0) return;

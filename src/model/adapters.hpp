@@ -26,8 +26,7 @@
 namespace zg::model {
 
 // The inputs of a block's products. Products with the same input share one value.
-enum class AdapterInput : std::uint8_t { kQkv, kO, kGateUp, kDown };
-inline constexpr int kAdapterInputs = 4;
+enum class AdapterInput : std::uint8_t { kQkv, kO, kGateUp, kDown, kQueryLatent, kKvLatent };
 // Whether tensor-parallel ranks split the module by its inputs, rather than by its outputs.
 constexpr bool is_split_by_inputs(AdapterInput input) {
   return input == AdapterInput::kO || input == AdapterInput::kDown;
@@ -64,7 +63,7 @@ class AdapterList {
  private:
   AdapterList() = default;
 
-  std::array<Adapter, 7> adapters_{};
+  std::array<Adapter, 8> adapters_{};
   std::size_t count_ = 0;
 };
 
@@ -81,7 +80,7 @@ std::vector<ModulePath> parameter_paths(const ModelConfig& model);
 // Buffers that a forward saves for the backward: each adapter's `low`, T [N, rank]. The first half of a
 // backward saves d_low, the gradients of `low`, for the second half, with the same shapes.
 struct AdapterSaved {
-  std::array<View, 7> low{}, d_low{};
+  std::array<View, 8> low{}, d_low{};
   AdapterSaved() = default;
   AdapterSaved(BufferPlan& plan, const AdapterList& list, const Lora& lora, DType t, std::int64_t rows,
                Backward how);

@@ -14,11 +14,8 @@ bool is_ulysses(BatchShape shape) {
   return shape.sequence_shard.degree > 1 && shape.sequence_shard.method == ContextMethod::kUlysses;
 }
 
-std::int64_t q_columns(const ModelConfig& c) {
-  return c.heads * c.head_size;
-}
 std::int64_t kv_columns(const ModelConfig& c) {
-  return 2 * c.kv_heads * c.head_size;
+  return c.key_columns() + c.value_columns();
 }
 
 // The shape of one attention call: with Ulysses, whole sequences and a share of the heads.
@@ -32,7 +29,8 @@ AttentionShape attention_shape(const ModelConfig& c, BatchShape shape, const Att
           .kv_heads = c.kv_heads / share,
           .head_size = c.head_size,
           .rule = rule,
-          .documents = shape.documents};
+          .documents = shape.documents,
+          .value_size = c.value_size()};
 }
 AttentionShape attention_shape(const Call& call) {
   return attention_shape(call.config, call.shape, call.rule);
@@ -50,6 +48,7 @@ struct RingBlock {
     const std::int64_t time = shape.time, chunk = time / 2;
     block = {.batch = shape.sequences, .queries = time, .keys = time, .query_step = time, .key_step = time};
     block.heads = c.heads, block.kv_heads = c.kv_heads, block.head_size = c.head_size;
+    block.value_size = c.value_size();
     block.rule = rule;
     block.causal = from == shape.sequence_shard.index;
     block.merge = !block.causal;
@@ -78,7 +77,7 @@ int part_at(BatchShape shape, int step) {
 }
 
 void ring_forward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
-  const std::int64_t q_cols = q_columns(call.config);
+  const std::int64_t q_cols = call.config.query_columns();
   const View q = saved.qkv.col_range(0, q_cols);
   call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)), w.kv[0]);
   const int parts = call.shape.sequence_shard.degree;
@@ -111,13 +110,13 @@ void sinks_backward(const Call& call, const SavedAttention& saved, const View& d
 
 void ring_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
                    const View& d_att, const View& d_qkv) {
-  const std::int64_t q_cols = q_columns(call.config), kv_cols = kv_columns(call.config);
+  const std::int64_t q_cols = call.config.query_columns(), kv_cols = kv_columns(call.config);
   const View q = saved.qkv.col_range(0, q_cols);
   Ops& ops = call.ops;
   Stream& s = call.stream;
   sinks_backward(call, saved, d_att);
   ops.cast(s, saved.qkv.col_range(q_cols, kv_cols), w.kv[0]);
-  ops.zero(s, w.sums);
+  ops.zero(s, w.d_queries);
   ops.zero(s, w.dkv[0]);
   const int parts = call.shape.sequence_shard.degree;
   for (int step = 0; step < parts; ++step) {
@@ -131,7 +130,7 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
                                      .lse = r.lse(saved.lse),
                                      .d_o = r.queries(d_att),
                                      .block = r.block,
-                                     .dq = r.queries(w.sums),
+                                     .dq = r.queries(w.d_queries),
                                      .dkv = r.keys(sums),
                                      .scratch = w.scratch,
                                      .first_keys = r.documents(call.documents)});
@@ -139,7 +138,7 @@ void ring_backward(const Call& call, const SavedAttention& saved, const Attentio
     call.context->begin_pass(s, sums, next_sums);
     call.context->end_pass(s);
   }
-  ops.cast(s, w.sums, d_qkv.col_range(0, q_cols));
+  ops.cast(s, w.d_queries, d_qkv.col_range(0, q_cols));
   ops.cast(s, w.dkv[parts % 2], d_qkv.col_range(q_cols, kv_cols));
 }
 
@@ -150,11 +149,11 @@ struct HeadColumns {
 using Columns = std::array<HeadColumns, 3>;
 
 Columns qkv_columns(const ModelConfig& c) {
-  const std::int64_t q = q_columns(c), k = kv_columns(c) / 2;
-  return {HeadColumns{0, q}, {q, k}, {q + k, k}};
+  const std::int64_t q = c.query_columns(), k = c.key_columns();
+  return {HeadColumns{0, q}, {q, k}, {q + k, c.value_columns()}};
 }
-Columns q_only(const ModelConfig& c) {
-  return {HeadColumns{0, q_columns(c)}};
+Columns results_only(const ModelConfig& c) {
+  return {HeadColumns{0, c.result_columns()}};
 }
 
 std::int64_t width_of(const Columns& columns, std::int64_t parts) {
@@ -217,7 +216,7 @@ void to_rows(const Call& call, const AttentionWorkspace& w, const Columns& colum
 // ModelCall::kBlockNext: appends the keys and values of the call's tokens to the cache, and computes their
 // attention to it. The tokens are the first ones of a sequence, or one more.
 void attention_to_past(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w) {
-  const std::int64_t q_cols = q_columns(call.config), first = call.shape.first, time = call.shape.time;
+  const std::int64_t q_cols = call.config.query_columns(), first = call.shape.first, time = call.shape.time;
   call.ops.cast(call.stream, saved.qkv.col_range(q_cols, kv_columns(call.config)),
                 call.past.row_range(first, time));
   if (first == 0) {
@@ -232,7 +231,7 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
   const std::int64_t keys = window > 0 ? std::min(window, end) : end;
   AttentionBlock block{.batch = 1, .queries = 1, .keys = keys, .query_step = 1, .key_step = keys};
   block.heads = call.config.heads, block.kv_heads = call.config.kv_heads;
-  block.head_size = call.config.head_size;
+  block.head_size = call.config.head_size, block.value_size = call.config.value_size();
   block.rule = call.rule;
   block.rule.window = 0;  // the window has all of these keys
   call.ops.attention_block(call.stream, {.q = saved.qkv.col_range(0, q_cols),
@@ -243,6 +242,15 @@ void attention_to_past(const Call& call, const SavedAttention& saved, const Atte
                                          .sinks = call.sinks});
 }
 
+// With YaRN's mscale_all_dim, latent attention multiplies its scores by the square of an amplitude. 0: the
+// plain scale.
+double latent_scale(const ModelConfig& c) {
+  const RopeScaling& rope = c.block.rope.scaling;
+  if (!c.block.latent || rope.mscale_all_dim == 0 || rope.factor <= 1) return 0;
+  const double amplitude = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1;
+  return amplitude * amplitude / std::sqrt(static_cast<double>(c.head_size));
+}
+
 struct UlyssesViews {
   AttentionShape shape;
   View qkv, att, documents, sinks;
@@ -251,7 +259,7 @@ struct UlyssesViews {
         qkv(in_shares(saved.qkv, call.shape,
                       width_of(qkv_columns(call.config), call.shape.sequence_shard.degree))),
         att(in_shares(saved.whole, call.shape,
-                      width_of(q_only(call.config), call.shape.sequence_shard.degree))) {
+                      width_of(results_only(call.config), call.shape.sequence_shard.degree))) {
     const std::int64_t rows = call.shape.rows();
     if (call.documents) documents = call.documents.col_range(rows, rows * call.shape.sequence_shard.degree);
     sinks = share_of(call, call.sinks);
@@ -268,7 +276,9 @@ AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, const Bat
   const std::int64_t sequence = shape.first + shape.time * shape.sequence_shard.degree;
   const double scalar = c.block.query_pre_attn_scalar, multiplier = c.block.attention_multiplier;
   AttentionRule rule{.window = c.has_window(layer) && c.block.window < sequence ? c.block.window : 0,
-                     .scale = scalar > 0 ? 1 / std::sqrt(scalar) : multiplier,
+                     .scale = scalar > 0       ? 1 / std::sqrt(scalar)
+                              : multiplier > 0 ? multiplier
+                                               : latent_scale(c),
                      .softcap = c.block.attention_softcap,
                      .sinks = c.block.sinks};
   if (c.scaled_scores && !c.scores_by_layer) return rule;
@@ -280,21 +290,22 @@ AttentionRule attention_rule(const ModelConfig& c, std::int64_t layer, const Bat
 SavedAttention::SavedAttention(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape) {
   const std::int64_t n = shape.rows();
   const AttentionShape a = attention_shape(c, shape, {});
-  qkv = plan.take(dtype, n, q_columns(c) + kv_columns(c));
-  att = plan.take(dtype, n, q_columns(c));
+  qkv = plan.take(dtype, n, c.query_columns() + kv_columns(c));
+  att = plan.take(dtype, n, c.result_columns());
   lse = plan.take(accumulator_of(dtype), a.batch * a.heads, a.time);
-  if (is_ulysses(shape)) whole = plan.take(dtype, n, q_columns(c));
+  if (is_ulysses(shape)) whole = plan.take(dtype, n, c.result_columns());
 }
 
 AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, DType dtype, BatchShape shape,
                                        const AttentionRule& rule, const OpSizes& sizes) {
-  const std::int64_t n = shape.rows(), q = q_columns(c), kv_cols = kv_columns(c);
+  const std::int64_t n = shape.rows(), q = c.query_columns(), kv_cols = kv_columns(c);
   const DType a = accumulator_of(dtype);
   std::int64_t bytes = 0;
   if (is_ring(shape)) {
     const RingBlock r(c, shape, rule, shape.sequence_shard.index);
     bytes = sizes.attention_block_scratch_bytes(dtype, r.block);
-    sums = plan.take(a, n, q);
+    const View common = plan.take(a, n, std::max(q, c.result_columns()));
+    sums = View(common.data, a, n, c.result_columns()), d_queries = View(common.data, a, n, q);
     for (View& v : kv) v = plan.take(dtype, n, kv_cols);
     for (View& v : dkv) v = plan.take(a, n, kv_cols);
   } else {
@@ -303,7 +314,7 @@ AttentionWorkspace::AttentionWorkspace(BufferPlan& plan, const ModelConfig& c, D
   if (is_ulysses(shape)) {
     qkv = plan.take(dtype, n, q + kv_cols);
     packed = plan.take(dtype, n, q + kv_cols);
-    d_whole = plan.take(dtype, n, q);
+    d_whole = plan.take(dtype, n, c.result_columns());
   }
   if (bytes > 0) scratch = plan.take(DType::kU8, 1, bytes);
 }
@@ -333,7 +344,7 @@ void attention_forward(const Call& call, const SavedAttention& saved, const Atte
                                    .scratch = w.scratch,
                                    .first_keys = v.documents,
                                    .sinks = v.sinks});
-  to_rows(call, w, q_only(call.config), saved.whole, saved.att);
+  to_rows(call, w, results_only(call.config), saved.whole, saved.att);
 }
 
 void attention_backward(const Call& call, const SavedAttention& saved, const AttentionWorkspace& w,
@@ -350,7 +361,7 @@ void attention_backward(const Call& call, const SavedAttention& saved, const Att
                                                      .scratch = w.scratch,
                                                      .first_keys = call.documents});
   }
-  to_heads(call, w, q_only(call.config), d_att, w.d_whole);
+  to_heads(call, w, results_only(call.config), d_att, w.d_whole);
   const UlyssesViews v(call, saved);
   call.ops.attention_backward(call.stream, {.qkv = v.qkv,
                                             .o = v.att,
@@ -376,15 +387,16 @@ std::vector<ContextCall> context_calls(const ModelConfig& c, DType dtype, BatchS
   using Kind = ContextCall::Kind;
   const int parts = shape.sequence_shard.degree;
   std::vector<ContextCall> calls;
-  const std::int64_t rows = shape.rows(), q = q_columns(c), kv = kv_columns(c);
+  const std::int64_t rows = shape.rows(), qkv = c.query_columns() + kv_columns(c), kv = kv_columns(c);
   if (is_ring(shape)) {
     for (int step = 0; step < parts; ++step) {
       if (step + 1 < parts) calls.push_back({Kind::kPass, rows * kv, dtype});
       if (direction == Direction::kBackward) calls.push_back({Kind::kPass, rows * kv, accumulator_of(dtype)});
     }
   } else if (is_ulysses(shape)) {
-    const std::int64_t before = direction == Direction::kForward ? q + kv : q,
-                       after = direction == Direction::kForward ? q : q + kv;
+    const std::int64_t results = c.result_columns();
+    const std::int64_t before = direction == Direction::kForward ? qkv : results,
+                       after = direction == Direction::kForward ? results : qkv;
     for (const std::int64_t columns : {before, after}) {
       const ContextCall of_sequence{Kind::kAllToAll, shape.time * columns / parts, dtype};
       calls.insert(calls.end(), static_cast<std::size_t>(shape.sequences), of_sequence);

@@ -15,8 +15,8 @@ namespace zg::model {
 // Buffers that attention saves for the backward. With Ulysses, `qkv` and `whole` are for this rank's heads
 // over whole sequences; otherwise `whole` is null.
 struct SavedAttention {
-  View qkv;    // [N, (heads + 2 kv_heads) * head_size]
-  View att;    // [N, heads * head_size]: the result
+  View qkv;    // [N, the columns of queries, keys and values]
+  View att;    // [N, result_columns()]: the result
   View lse;    // [sequences * heads, time]
   View whole;  // Ulysses: the result for this rank's heads; as many elements as att
   SavedAttention() = default;
@@ -25,9 +25,9 @@ struct SavedAttention {
 
 struct AttentionWorkspace {
   View scratch;  // scratch of the attention ops; null if they need none
-  // Ring: the sums of the result, or of the gradients of queries; two buffers for keys and values that are
-  // passed around, and two for their gradients.
-  View sums, kv[2], dkv[2];
+  // Ring: the sums of the result, and in the same memory of the gradients of queries; two buffers for keys
+  // and values that are passed around, and two for their gradients.
+  View sums, d_queries, kv[2], dkv[2];
   // Ulysses: q, k and v of this rank's rows, or their gradients over whole sequences; the packed operand of
   // the exchange; and the gradient of the result over whole sequences.
   View qkv, packed, d_whole;

@@ -57,6 +57,7 @@ void check_heads(const ModelConfig& c, const SizeNames& keys) {
     throw Error(Errc::kUsage, keys.kv_heads,
                 fmt::format("{} does not divide {} = {}", c.kv_heads, keys.heads, c.heads));
   }
+  if (c.block.latent) return;  // check_latent()
   if (c.head_size % 2 != 0) {
     throw Error(Errc::kUsage, "head_dim",
                 fmt::format("{} is odd, but rotary embeddings turn pairs of elements", c.head_size),
@@ -117,7 +118,7 @@ void check_rope_table(const Rope& rope, std::int64_t head_size) {
 void check_parameters(const ModelConfig& c, const SizeNames& keys) {
   constexpr double kMost = 1e15;
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-  const double heads = number(c.head_size) * number(2 * c.heads + 2 * c.kv_heads);
+  const double heads = number(c.query_columns() + c.key_columns() + c.value_columns() + c.result_columns());
   const Experts& e = c.experts;
   const double inside =
       e.on() ? std::max(number(c.inner), number(e.count) * number(e.inner) + number(e.shared_inner))
@@ -134,8 +135,8 @@ void check_description(const ModelConfig& c) {
   const BlockDescription& block = c.block;
   for (const Rope* rope : {&block.rope, block.window_rope ? &*block.window_rope : nullptr}) {
     if (rope == nullptr) continue;
-    check_rope(*rope, c.head_size);
-    check_rope_table(*rope, c.head_size);
+    check_rope(*rope, c.rotary_size());
+    check_rope_table(*rope, c.rotary_size());
   }
   if (!block.windowed.empty() && static_cast<std::int64_t>(block.windowed.size()) != c.layers) {
     throw Error(Errc::kUsage, "layer_types",
@@ -147,6 +148,33 @@ void check_description(const ModelConfig& c) {
                                    {"final_logit_softcapping", block.final_softcap}}) {
     if (value != 0) check_positive(key, value);
   }
+}
+
+void check_latent(const ModelConfig& c) {
+  if (!c.block.latent) return;
+  const LatentAttention& latent = *c.block.latent;
+  if (latent.q_rank != 0) check_size("q_lora_rank", latent.q_rank, kMaxWidth);
+  check_size("kv_lora_rank", latent.kv_rank, kMaxWidth);
+  check_size("qk_rope_head_dim", latent.rope, kMaxWidth / c.heads);
+  check_size("qk_nope_head_dim", c.head_size - latent.rope, kMaxWidth / c.heads);
+  check_size("v_head_dim", latent.value_size, kMaxWidth / c.heads);
+  if (latent.rope % 2 != 0) {
+    throw Error(Errc::kUsage, "qk_rope_head_dim",
+                fmt::format("{} is odd, but rotary embeddings turn pairs of elements", latent.rope));
+  }
+  if (c.kv_heads != c.heads) {
+    throw Error(Errc::kUsage, "num_key_value_heads",
+                fmt::format("{}, but latent attention has keys and values for each of its {} heads",
+                            c.kv_heads, c.heads),
+                "set it to num_attention_heads, or remove it");
+  }
+  if (latent.q_rank == 0 && c.qkv_bias()) {
+    throw Error(Errc::kUsage, "attention_bias", "biases without q_lora_rank are not supported",
+                "set attention_bias to false, or q_lora_rank to a number");
+  }
+  ZG_ASSERT(c.form().rotates && !c.form().joint_qkv && !c.block.fused && c.block.rope.partial == 1 &&
+                c.block.head_norms == HeadNorms::kNone,
+            "latent attention in blocks of {}", name_of(c.arch));
 }
 
 void check_experts(const ModelConfig& c) {
@@ -186,6 +214,7 @@ void validate(const ModelConfig& c) {
   } else {
     check_size("head_dim", c.head_size, kMaxWidth / c.heads);
     check_heads(c, keys);
+    check_latent(c);
     check_description(c);
   }
   check_parameters(c, keys);

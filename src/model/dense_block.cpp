@@ -13,14 +13,28 @@ namespace {
 
 using enum ModelCall;
 
-// The matrices of a block in the order of its forward. For each branch: the matrices of the first products,
-// and then the matrix of the last product.
-std::vector<std::vector<std::size_t>> products_of(const ModelConfig& c, std::int64_t layer) {
+// Matrices of products with the same input.
+struct Products {
+  std::vector<std::size_t> matrices;
+  bool first = false;  // of a branch: their gradients of weights are computed while their input's is summed
+};
+
+// The matrices of a block in the order of its forward.
+std::vector<Products> products_of(const ModelConfig& c, std::int64_t layer) {
   const BlockParams p(c, layer);
-  const auto qkv = c.form().joint_qkv ? std::vector{p.q} : std::vector{p.q, p.k, p.v};
-  if (p.gate == BlockParams::kNone) return {qkv, {p.o}};
-  const auto mlp = c.form().gated ? std::vector{p.gate, p.up} : std::vector{p.gate};
-  return {qkv, {p.o}, mlp, {p.down}};
+  std::vector<Products> all;
+  if (c.block.latent) {
+    all.push_back({{p.q, p.k}, true});
+    if (p.q_b != BlockParams::kNone) all.push_back({{p.q_b}});
+    all.push_back({{p.kv_b}});
+  } else {
+    all.push_back({c.form().joint_qkv ? std::vector{p.q} : std::vector{p.q, p.k, p.v}, true});
+  }
+  all.push_back({{p.o}});
+  if (p.gate == BlockParams::kNone) return all;
+  all.push_back({c.form().gated ? std::vector{p.gate, p.up} : std::vector{p.gate}, true});
+  all.push_back({{p.down}});
+  return all;
 }
 
 }  // namespace
@@ -96,8 +110,9 @@ std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape
       for (int branch = 0; branch < 2; ++branch) gather(), sum();
       break;
     case kBlockBackwardWeight:
-      for (int input = 0; input < kAdapterInputs; ++input) {
-        if (!shape_.whole.lora.on() || adapters.has(static_cast<AdapterInput>(input))) gather();
+      for (const auto input :
+           {AdapterInput::kQkv, AdapterInput::kO, AdapterInput::kGateUp, AdapterInput::kDown}) {
+        if (!shape_.whole.lora.on() || adapters.has(input)) gather();
       }
       break;
     default:
@@ -119,34 +134,38 @@ std::vector<TileUse> DenseBlock::tile_uses(ModelCall call) const {
   };
   auto products = products_of(shape_.whole, layer());
   if (call == kBlock || call == kBlockAgain) {
-    const bool has_mlp = products.size() == 4;
+    const bool has_mlp = BlockParams(shape_.whole, layer()).gate != BlockParams::kNone;
     if (call == kBlockAgain && has_mlp && !shape_.whole.norms_after()) products.pop_back();
-    for (const auto& matrices : products) add(matrices, kWeight);
+    for (const auto& [matrices, first] : products) add(matrices, kWeight);
     return uses;
   }
   const bool input = call == kBlockBackward || call == kBlockBackwardFrozen || call == kBlockBackwardInput;
   const bool weight = call == kBlockBackward || call == kBlockBackwardWeight;
   for (std::size_t i = products.size(); i-- > 0;) {
-    const bool of_input = i % 2 == 0;  // first products: their sum overlaps the weights' gradients
-    if (weight && !of_input) add(products[i], kGradient);
-    if (input) add(products[i], kWeight);
-    if (weight && of_input) add(products[i], kGradient);
+    const auto& [matrices, first] = products[i];
+    if (weight && !first) add(matrices, kGradient);
+    if (input) add(matrices, kWeight);
+    if (weight && first) add(matrices, kGradient);
   }
   return uses;
 }
 
 double DenseBlock::forward_products(std::int64_t time) const {
   const ModelConfig& c = shape_.whole;
-  const auto q = static_cast<double>(c.heads * c.head_size),
-             kv = static_cast<double>(c.kv_heads * c.head_size);
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const auto results = number(c.result_columns());
   const double mlp_matrices = c.form().gated ? 3 : 2;
   const Experts& e = c.experts;
   const double inside = routes() ? mlp_matrices * static_cast<double>(e.shared_inner) +
                                        static_cast<double>(e.count + (e.shared_gate ? 1 : 0))
                                  : mlp_matrices * static_cast<double>(c.inner);
-  const double weights = static_cast<double>(c.width) * (2 * q + 2 * kv + inside);
+  double weights = number(c.width) * (number(first_columns(c)) + results + inside);
+  if (c.block.latent) {
+    weights += number(c.block.latent->q_rank) * number(c.query_columns()) +
+               number(c.block.latent->kv_rank) * number(c.latent_heads().joint_columns());
+  }
   const auto seen = static_cast<double>(c.has_window(layer()) ? std::min(c.block.window, time) : time);
-  return weights + q * seen * (2 - seen / static_cast<double>(time));
+  return weights + (number(c.query_columns()) + results) / 2 * seen * (2 - seen / number(time));
 }
 
 void DenseBlock::run(const Call& given) const {

@@ -21,9 +21,9 @@ class DenseBlock final : public Block {
   std::vector<TensorParallelCall> exchanges(ModelCall call, BatchShape batch) const override;
   std::vector<ContextCall> context_calls(BatchShape batch, Direction direction) const override;
   std::vector<TileUse> tile_uses(ModelCall call) const override;
-  // width * (2 q + 2 kv + the MLP's matrices * inner) for the products with weights, and q * time for the two
-  // of attention, of which half is masked away; a window w shorter than `time` leaves q * w * (2 - w / time).
-  // Here q and kv are the columns of queries and of keys.
+  // The elements of the matrices for the products with weights, and (q + o) / 2 * time for the two of
+  // attention, of which half is masked away; a window w shorter than `time` leaves (q + o) / 2 * w *
+  // (2 - w / time). Here q and o are the columns of queries and of attention's result.
   double forward_products(std::int64_t time) const override;
   void run(const Call& call) const override;
 

@@ -13,10 +13,19 @@
 namespace zg::model {
 
 inline std::int64_t qk_columns(const ModelConfig& c) {
-  return (c.heads + c.kv_heads) * c.head_size;
+  return c.query_columns() + c.key_columns();
 }
 inline std::int64_t qkv_columns(const ModelConfig& c) {
-  return qk_columns(c) + c.kv_heads * c.head_size;
+  return qk_columns(c) + c.value_columns();
+}
+// Columns of the queries' part of latent attention's first products: their latent, or themselves.
+inline std::int64_t query_latent_columns(const ModelConfig& c) {
+  return c.block.latent->q_rank > 0 ? c.block.latent->q_rank : c.query_columns();
+}
+// Columns of the joint output of attention's first products.
+inline std::int64_t first_columns(const ModelConfig& c) {
+  if (!c.block.latent) return qkv_columns(c);
+  return query_latent_columns(c) + c.block.latent->kv_rank + c.block.latent->rope;
 }
 
 // The heads that norms see: all heads that are normalised together count as one.
@@ -38,12 +47,13 @@ inline std::int64_t widest_bias(const ModelConfig& c) {
   const std::int64_t mlp = c.mlp_bias()       ? std::max(gate_up_columns(c), c.width)
                            : c.experts.biases ? c.experts.count  // the router's
                                               : 0;
-  return c.qkv_bias() || c.o_bias() ? std::max({qkv_columns(c), c.width, mlp}) : mlp;
+  return c.qkv_bias() || c.o_bias() ? std::max({first_columns(c), c.width, mlp}) : mlp;
 }
 
 // The widest weight of a norm, or the sinks.
 inline std::int64_t norm_columns(const ModelConfig& c) {
-  const std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
+  std::int64_t widest = c.block.sinks ? std::max(c.width, c.heads) : c.width;
+  if (c.block.latent) widest = std::max({widest, c.block.latent->q_rank, c.block.latent->kv_rank});
   if (c.block.head_norms == HeadNorms::kNone) return widest;
   return std::max(widest, normed_heads(c, c.heads).head_size);
 }
@@ -73,12 +83,31 @@ struct SharedGate {
   }
 };
 
+// Of latent attention: the latents before and after their norms.
+struct LatentSaved {
+  // The joint output of the first products: the queries' latent, or the queries; the latent of keys and
+  // values; and the columns that all keys share.
+  View first;
+  View queries, q_stats, kv, kv_stats;  // the normalised latents; null without a latent of queries
+  LatentSaved() = default;
+  LatentSaved(BufferPlan& plan, const ModelConfig& c, DType t, std::int64_t rows) {
+    const DType a = accumulator_of(t);
+    const LatentAttention& latent = *c.block.latent;
+    first = plan.take(t, rows, first_columns(c));
+    if (latent.q_rank > 0) queries = plan.take(t, rows, latent.q_rank), q_stats = plan.take(a, rows, 1);
+    kv = plan.take(t, rows, latent.kv_rank), kv_stats = plan.take(a, rows, 1);
+  }
+};
+
 // With a gate, gate_up holds its own gradient after a backward. After the first half of a backward gate_up
-// and attention.qkv hold the gradients of the outputs of each branch's first products, and x1, or with output
-// norms after2, holds the gradient of the output of the block's last product.
+// and attention.qkv, or with latent attention latent.first, hold the gradients of the outputs of each
+// branch's first products; x1, or with output norms after2, holds the gradient of the output of the block's
+// last product. With latent attention attention.qkv then holds the gradients of the outputs of the products
+// that read the latents.
 struct DenseSaved {
   View norm1, stats1, x1, norm2, stats2, gate_up, act;
-  SavedAttention attention;   // q and k after RoPE
+  SavedAttention attention;  // q and k after RoPE
+  LatentSaved latent;
   View qk, q_stats, k_stats;  // q and k before their norms
   View after1, after_stats1, after2,
       after_stats2;  // inputs of the norms after the branches, [residual rows, C]
@@ -101,6 +130,7 @@ struct DenseSaved {
     };
     norm(c.norms_before(), norm1, stats1);
     attention = SavedAttention(plan, c, t, shape);
+    if (c.block.latent) latent = LatentSaved(plan, c, t, n);
     x1 = plan.take(t, residual, c.width);
     // The experts read the output of their norm where it lies in Routing, unless a rank has only some rows.
     if (of.routes() && !shard.sequence) {
@@ -134,11 +164,15 @@ struct DenseWorkspace {
   // [residual rows, C], in the memory of d_act. For attention's branch: the gradient of its output before
   // dropout, or before the norm. For the MLP's branch: the gradient between norm and dropout.
   View wide;
-  View d_norm;    // [N, C]: gradients of a branch's input. In a forward with tensor parallelism: this rank's
-                  // products. With dropout or a norm: a branch's output before these, and the gradient of
-                  // that output.
-  View d_att;     // [N, heads * head_size], in the same memory as d_norm
-  View narrow;    // [residual rows, C], in the same memory: as `wide`, with the branches exchanged
+  View d_norm;  // [N, C]: gradients of a branch's input. In a forward with tensor parallelism: this rank's
+                // products. With dropout or a norm: a branch's output before these, and the gradient of
+                // that output.
+  View d_att;   // [N, result_columns()], in the same memory as d_norm
+  View narrow;  // [residual rows, C], in the same memory: as `wide`, with the branches exchanged
+  // Latent attention: the joint output of the product that makes keys and values, or its gradient; the
+  // gradient of LatentSaved::first; and, in the memory of d_norm, room for the gradient of a normalised
+  // latent.
+  View joint, d_first, d_latent;
   View all_rows;  // [N, C], with sequence parallelism: the gathered rows of all ranks, for a product
   AttentionWorkspace attention;
   View norm_partials, bias_partials;  // both share one buffer
@@ -156,7 +190,7 @@ struct DenseWorkspace {
   DenseWorkspace(const DenseShape& of, const AttentionRule& rule, const OpSizes& sizes, void* base) {
     const auto& [c, shard, t, shape, how, layer] = of;
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), q = c.heads * c.head_size, residual = residual_rows(shard, shape);
+    const std::int64_t n = shape.rows(), results = c.result_columns(), residual = residual_rows(shard, shape);
     const DType a = accumulator_of(t);
     const bool branches = drops_own_rows(c, shard) || c.norms_after();
     const View first =
@@ -164,10 +198,17 @@ struct DenseWorkspace {
     d_act = View(first.data, t, n, c.inner);
     if (branches) wide = View(first.data, t, residual, c.width);
     d_qkv = View(first.data, t, n, qkv_columns(c));
-    const View second = plan.take(t, n, std::max(c.width, q));
+    const std::int64_t widest_latent =
+        c.block.latent ? std::max(c.block.latent->q_rank, c.block.latent->kv_rank) : 0;
+    const View second = plan.take(t, n, std::max({c.width, results, widest_latent}));
     d_norm = View(second.data, t, n, c.width);
-    d_att = View(second.data, t, n, q);
+    d_att = View(second.data, t, n, results);
     narrow = View(second.data, t, residual, c.width);
+    if (c.block.latent) {
+      joint = plan.take(t, n, c.latent_heads().joint_columns());
+      d_first = plan.take(t, n, first_columns(c));
+      d_latent = View(second.data, t, n, widest_latent);
+    }
     if (shard.sequence) all_rows = plan.take(t, n, c.width);
     attention = AttentionWorkspace(plan, c, t, shape, rule, sizes);
     const std::int64_t biases = widest_bias(c);

@@ -57,6 +57,9 @@ struct DenseCall {
   View norm2() const { return routes() && !call.shard.sequence ? routing_of(call).x : f.norm2; }
   // Whether the layer has experts.
   bool routes() const { return p.router != kNone; }
+  bool is_latent() const { return p.kv_b != kNone; }
+  // Where attention's first products write, and later their gradient waits: qkv, or the latents.
+  const View& first_outputs(const View& qkv) const { return is_latent() ? f.latent.first : qkv; }
   // Computes the norm with these parameters, if there is one. bias: LayerNorm only.
   void norm(std::size_t index, std::size_t bias, const View& x, const View& y, const View& stats) const {
     if (index == kNone) return;
@@ -91,11 +94,16 @@ struct DenseCall {
     const View values = qkv.col_range((c.heads + c.kv_heads) * c.head_size, c.kv_heads * c.head_size);
     if (c.block.residual_multiplier != 1) ops.scale(s, values, c.block.residual_multiplier, values);
   }
+  // What queries, keys and values pass between their products and the rotation.
+  void finish_heads(const View& qkv) const {
+    normalise_heads(qkv);
+    scale_values(qkv);
+  }
   // Calls visit(index of the norm's weight, first column, number of columns, heads, stats) for queries and
   // for keys.
   template <class F>
   void for_head_norms(const F& visit) const {
-    const std::int64_t q = c.heads * c.head_size, k = c.kv_heads * c.head_size;
+    const std::int64_t q = c.query_columns(), k = c.key_columns();
     visit(p.q_norm, 0, q, normed_heads(c, c.heads), f.q_stats);
     visit(p.k_norm, q, k, normed_heads(c, c.kv_heads), f.k_stats);
   }

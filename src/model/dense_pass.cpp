@@ -2,6 +2,7 @@
 
 #include "model/block_attention.hpp"
 #include "model/dense_call.hpp"
+#include "model/latent_pass.hpp"
 #include "model/router_pass.hpp"
 
 namespace zg::model {
@@ -78,27 +79,37 @@ class DenseBackward : DenseCall {
     attention_backward(with_sinks(p.sinks == kNone ? View() : norm_sum(p.sinks)), f.attention, w.attention,
                        w.d_att, w.d_qkv);
     rope(w.d_qkv, true);
-    scale_values(w.d_qkv);
-    if (p.q_norm != kNone) {
-      for_head_norms(
-          [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
-            const View d = w.d_qkv.col_range(first, columns);
-            ops.head_rmsnorm_backward(s, {.dy = d,
-                                          .x = f.qk.col_range(first, columns),
-                                          .w = call.weight(index),
-                                          .stats = stats,
-                                          .heads = n.heads,
-                                          .head_size = n.head_size,
-                                          .dx = d,
-                                          .dw = norm_sum(index),
-                                          .scratch = w.norm_partials,
-                                          .weight = c.block.norm_weight});
-          });
-    }
-    const PendingCollective sum = first_products(AdapterInput::kQkv, qkv(), w.d_qkv, input);
-    if (half_) ops.cast(s, w.d_qkv, f.attention.qkv);
+    if (!is_latent()) scale_values(w.d_qkv);
+    const View& d = is_latent() ? w.d_first : w.d_qkv;  // of the outputs of the first products
+    is_latent() ? through_latents() : through_head_norms();
+    const PendingCollective sum = first_products(AdapterInput::kQkv, qkv(), d, input);
+    if (half_) ops.cast(s, d, first_outputs(f.attention.qkv));
     add_through_norm({p.norm1, p.norm1_bias, x, f.stats1}, sum, dx);
     if (holds()) ops.cast(s, w.held, x);
+  }
+
+  // Turns w.d_qkv into the gradient of q and k before their norms, if they have norms.
+  void through_head_norms() const {
+    if (p.q_norm == kNone) return;
+    for_head_norms(
+        [&](std::size_t index, std::int64_t first, std::int64_t columns, NormedHeads n, const View& stats) {
+          const View d = w.d_qkv.col_range(first, columns);
+          ops.head_rmsnorm_backward(s, {.dy = d,
+                                        .x = f.qk.col_range(first, columns),
+                                        .w = call.weight(index),
+                                        .stats = stats,
+                                        .heads = n.heads,
+                                        .head_size = n.head_size,
+                                        .dx = d,
+                                        .dw = norm_sum(index),
+                                        .scratch = w.norm_partials,
+                                        .weight = c.block.norm_weight});
+        });
+  }
+  void through_latents() const {
+    const LatentProducts products = latent_products(*this, w.d_qkv, w.joint);
+    latent_backward(*this, products, {p.q_norm == kNone ? View() : norm_sum(p.q_norm), norm_sum(p.k_norm)});
+    if (half_) keep_latent_products(*this, products);
   }
 
   // Whether the gradient of the residual stream must be kept for the second half, because it is also the
@@ -196,11 +207,11 @@ void dense_forward(const Call& call) {
   const DenseCall b(call, Backward::kWhole);
   b.norm(b.p.norm1, b.p.norm1_bias, call.input, b.f.norm1, b.f.stats1);
   const View qkv = attention_input(call, b.f.attention, b.w.attention);
+  const View& first = b.first_outputs(qkv);
   const View rows1 = call.all_rows(b.input1(call.input), b.w.all_rows);
-  b.qkv().forward(rows1, qkv);
-  b.adapters.forward(AdapterInput::kQkv, rows1, qkv);
-  b.normalise_heads(qkv);
-  b.scale_values(qkv);
+  b.qkv().forward(rows1, first);
+  b.adapters.forward(AdapterInput::kQkv, rows1, first);
+  b.is_latent() ? latent_forward(b, qkv) : b.finish_heads(qkv);
   b.rope(qkv, false);
   attention_forward(b.with_sinks(), b.f.attention, b.w.attention);
   b.add(b.attention, call.input, b.f.x1);
@@ -249,7 +260,8 @@ void dense_backward_weight(const Call& call) {
   of_first(AdapterInput::kGateUp, b.gate_up(), b.f.gate_up, input.end());
   input = input_of(AdapterInput::kQkv, b.input1(call.input));
   of_last(b.attention, dy.end());
-  of_first(AdapterInput::kQkv, b.qkv(), b.f.attention.qkv, input.end());
+  if (b.is_latent()) latent_backward_weight(b, kept_latent_products(b));
+  of_first(AdapterInput::kQkv, b.qkv(), b.first_outputs(b.f.attention.qkv), input.end());
   if (own) add_norm_sums(call, b.f.norms, norms.all());
 }
 

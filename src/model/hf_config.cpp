@@ -33,7 +33,7 @@ Arch arch_of_config_json(const Keys& keys) {
   std::string name = keys.text("model_type", "");
   if (name.rfind(kOwnType, 0) == 0) name.erase(0, kOwnType.size());
   for (const model::Family* const family : model::families()) {
-    if (name == family->model_type) return family->arch;
+    if (name == family->model_type || (!name.empty() && name == family->other_type)) return family->arch;
   }
   if (name == "gemma3" && keys.has("text_config")) {
     throw Error(Errc::kUsage, keys.where(),

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -183,6 +184,17 @@ bool is_beside(const model::FileNames& files, const std::string& name) {
   if (name.rfind("lm_head.", 0) == 0) return false;
   if (begins_with_any(name, kMorePredictions)) return true;
   return files.kept ? name.rfind(files.model, 0) != 0 : !begins_with_any(name, files.own);
+}
+
+// Whether a tensor is of a layer after the model's last one, which predicts a further token, in a family
+// whose files have such layers.
+bool is_of_extra_layer(const model::FileNames& files, const std::string& name, std::int64_t layers) {
+  const std::string prefix = std::string(files.layers) + ".";
+  if (!files.extra_layers || name.rfind(prefix, 0) != 0) return false;
+  std::int64_t layer = -1;
+  const char *const begin = name.data() + prefix.size(), *const end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(begin, end, layer);
+  return error == std::errc() && stop != end && *stop == '.' && layer >= layers;
 }
 
 // Logs one warning that names the tensors that are left out.
@@ -465,11 +477,12 @@ HfWeights::HfWeights(const std::string& directory_path, const Model& model)
     if (config.tied && p.name == table_name(config.arch)) refuse_untied_pair(directory, config, p);
   }
   std::vector<std::string> left_out;
+  const model::FileNames& names = model::family_of(config.arch).files;
   for (const auto& [name, source] : directory.sources()) {
     const bool tied_head = config.tied && name == kHeadName;
     if (known.count(name) != 0 || tied_head || is_buffer(name)) continue;
     if (is_zero_bias(source, name, state_->coded)) continue;
-    if (is_beside(model::family_of(config.arch).files, name)) {
+    if (is_beside(names, name) || is_of_extra_layer(names, name, config.layers)) {
       left_out.push_back(source.entry->name);
       continue;
     }

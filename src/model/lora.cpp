@@ -36,7 +36,11 @@ const char* name_of(LoraModule module) {
                                                        "experts.*.w2",
                                                        "experts.*.w3",
                                                        "experts.gate_up_proj",
-                                                       "experts.down_proj"};
+                                                       "experts.down_proj",
+                                                       "q_a_proj",
+                                                       "q_b_proj",
+                                                       "kv_a_proj_with_mqa",
+                                                       "kv_b_proj"};
   return kNames[static_cast<std::size_t>(module)];
 }
 

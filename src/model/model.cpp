@@ -32,8 +32,13 @@ Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& size
   shape.routed.inner = shape.here.experts.shared_inner;
   units = make_units(config, shard, head_columns(shape.here, sizes), tiling);
   if (config.form().rotates) {
-    rope = rope_table_of(config.block.rope, config.head_size);
-    window_rope = rope_table_of(config.block.window_rope.value_or(config.block.rope), config.head_size);
+    const auto table = [&](const Rope& from) {
+      RopeTable made = rope_table_of(from, config.rotary_size());
+      made.first_column = config.head_size - config.rotary_size();
+      return made;
+    };
+    rope = table(config.block.rope);
+    window_rope = table(config.block.window_rope.value_or(config.block.rope));
   }
   for (std::size_t u = 1; u + 1 < units.size(); ++u) {
     const Unit& unit = units[u];
@@ -181,7 +186,7 @@ std::int64_t Model::embedding_workspace_bytes(BatchShape shape) const {
 
 std::int64_t Model::past_columns() const {
   const ModelConfig& here = structure_->shape.here;
-  return 2 * here.kv_heads * here.head_size;
+  return here.key_columns() + here.value_columns();
 }
 
 double Model::training_flops(std::int64_t tokens, std::int64_t time, bool recompute) const {

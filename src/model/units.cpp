@@ -176,7 +176,7 @@ void append(std::vector<Band>& bands, const std::vector<Band>& more, std::int64_
 
 // The rows that a rank holds of the matrix in which q, k and v follow one another.
 std::vector<Band> qkv_rows(const ModelConfig& c, const TensorShard& shard) {
-  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
+  const std::int64_t q = c.query_columns(), kv = c.key_columns();
   std::vector<Band> rows;
   append(rows, piece_of_lines(shard, q), 0);
   append(rows, kv_lines(c, shard), q);
@@ -188,7 +188,14 @@ std::vector<Band> qkv_rows(const ModelConfig& c, const TensorShard& shard) {
 std::vector<Band> rows_of(const ModelConfig& c, const TensorShard& shard, const Adapter& adapter) {
   switch (adapter.module) {
     case LoraModule::kQ:
-      return piece_of_lines(shard, c.heads * c.head_size);
+    case LoraModule::kQB:
+      return piece_of_lines(shard, c.query_columns());
+    case LoraModule::kKvB:
+      return piece_of_lines(shard, c.latent_heads().joint_columns());
+    case LoraModule::kQA:
+      return all_lines(shard, c.block.latent->q_rank);
+    case LoraModule::kKvA:
+      return all_lines(shard, c.block.latent->kv_rank + c.block.latent->rope);
     case LoraModule::kK:
     case LoraModule::kV:
       return kv_lines(c, shard);
@@ -212,8 +219,9 @@ Unit with_adapters(UnitBuilder& b, const ModelConfig& c, const TensorShard& shar
   for (const Adapter& one : adapters.all()) {
     const bool of_heads =
         one.module == LoraModule::kK || one.module == LoraModule::kV || one.module == LoraModule::kQkv;
+    const bool of_latents = one.module == LoraModule::kQA || one.module == LoraModule::kKvA;
     b.adapter(one, one.path(), c.lora.rank, rows_of(c, shard, one),
-              of_heads && c.kv_heads % shard.degree != 0);
+              (of_heads && c.kv_heads % shard.degree != 0) || (of_latents && shard.degree > 1));
   }
   b.adapted(own);
   return b.take();
@@ -300,6 +308,35 @@ Param choice_bias_of(const ModelConfig& c, std::int64_t layer) {
   return p;
 }
 
+// Adds the products of latent attention, without the last one. The products to the latents and the norms of
+// these are whole on each rank, which computes the terms of their gradients that come from its heads.
+void add_latent_attention(UnitBuilder& b, const ModelConfig& c, const TensorShard& shard) {
+  const LatentAttention& latent = *c.block.latent;
+  const BlockNames& names = family_of(c.arch).files.block;
+  const std::int64_t q = c.query_columns(), kv_latent = latent.kv_rank + latent.rope;
+  const std::int64_t joint = c.latent_heads().joint_columns();
+  const bool summed = shard.degree > 1;
+  const auto matrix = [&](const MatrixName& name, std::int64_t out, std::int64_t in, bool whole) {
+    b.matrix(fmt::format("{}.weight", name.path), out, in, whole ? b.all(out) : b.piece(out), Init::kNormal,
+             0, whole && summed);
+  };
+  const auto bias = [&](const MatrixName& name, std::int64_t n) {
+    if (c.qkv_bias()) b.vector(fmt::format("{}.bias", name.path), n, b.all(n), Init::kZero, summed);
+  };
+  const auto norm = [&](const char* name, std::int64_t n) {
+    b.vector(fmt::format("{}.weight", name), n, b.all(n), b.norm_init(c.block), summed);
+  };
+  const bool has_q_latent = latent.q_rank > 0;
+  has_q_latent ? matrix(names.q_a, latent.q_rank, c.width, true) : matrix(names.q, q, c.width, false);
+  matrix(names.kv_a, kv_latent, c.width, true);
+  if (has_q_latent) bias(names.q_a, latent.q_rank);
+  bias(names.kv_a, kv_latent);
+  if (has_q_latent) norm(names.q_a_norm, latent.q_rank);
+  norm(names.kv_a_norm, latent.kv_rank);
+  if (has_q_latent) matrix(names.q_b, q, latent.q_rank, false);
+  matrix(names.kv_b, joint, latent.kv_rank, false);
+}
+
 // Adds a block's parameters in the order of BlockParams.
 Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer) {
   const FamilyForm& form = c.form();
@@ -307,7 +344,7 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
   const BlockNames& names = family_of(c.arch).files.block;
   UnitBuilder b(shard, fmt::format("block.{}", layer), layer_prefix(c, layer));
   b.set_transposed(names.transposed);
-  const std::int64_t q = c.heads * c.head_size, kv = c.kv_heads * c.head_size;
+  const std::int64_t q = c.query_columns(), kv = c.key_columns();
   const bool before = c.norms_before(), after = c.norms_after();
   const auto matrix = [&](const MatrixName& name, std::int64_t rows, std::vector<Band> bands,
                           bool copies = false) {
@@ -321,7 +358,9 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
     b.vector(fmt::format("{}.bias", name.path), n, std::move(bands), Init::kZero, copies);
   };
   if (before) b.norm(names.norm1, c);
-  if (form.joint_qkv) {
+  if (has.latent) {
+    add_latent_attention(b, c, shard);
+  } else if (form.joint_qkv) {
     matrix(names.qkv, q + 2 * kv, qkv_rows(c, shard));
     if (c.qkv_bias()) bias(names.qkv, q + 2 * kv, qkv_rows(c, shard));
   } else {
@@ -346,7 +385,7 @@ Unit block_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t lay
     }
   }
   if (has.sinks) b.vector("self_attn.sinks", c.heads, b.piece(c.heads), Init::kZero);
-  matrix_by_columns(names.o, q);
+  matrix_by_columns(names.o, c.result_columns());
   if (c.o_bias()) bias(names.o, c.width, b.all(c.width));
   if (after) b.norm("post_attention_layernorm", c);
   if (before) b.norm(after ? "pre_feedforward_layernorm" : names.norm2, c);
@@ -425,11 +464,19 @@ BlockParams::BlockParams(const ModelConfig& c, std::int64_t layer) {
   const auto next = [&](bool has) { return has ? count++ : kNone; };
   norm1 = next(before), norm1_bias = next(before && form.layer_norms);
   q = next(true);
-  k = form.joint_qkv ? q : next(true), v = form.joint_qkv ? q : next(true);
-  q_bias = next(c.qkv_bias());
-  if (!form.joint_qkv) (void)next(c.qkv_bias()), (void)next(c.qkv_bias());
-  const bool head_norms = c.block.head_norms != HeadNorms::kNone;
-  q_norm = next(head_norms), k_norm = next(head_norms);
+  if (c.block.latent) {
+    const bool q_latent = c.block.latent->q_rank > 0;
+    k = v = next(true);
+    q_bias = next(c.qkv_bias()), (void)next(c.qkv_bias());
+    q_norm = next(q_latent), k_norm = next(true);
+    q_b = next(q_latent), kv_b = next(true);
+  } else {
+    k = form.joint_qkv ? q : next(true), v = form.joint_qkv ? q : next(true);
+    q_bias = next(c.qkv_bias());
+    if (!form.joint_qkv) (void)next(c.qkv_bias()), (void)next(c.qkv_bias());
+    const bool head_norms = c.block.head_norms != HeadNorms::kNone;
+    q_norm = next(head_norms), k_norm = next(head_norms);
+  }
   sinks = next(c.block.sinks);
   o = next(true), o_bias = next(c.o_bias());
   after1 = next(after);

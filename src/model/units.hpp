@@ -49,11 +49,14 @@ struct BlockParams {
   static constexpr std::size_t kNone = ~std::size_t{0};
   std::size_t norm1 = kNone, norm2 = kNone;  // before attention, and before the MLP
   std::size_t norm1_bias = kNone, norm2_bias = kNone;
-  // If q, k and v are one matrix, all three indices are that matrix's. Without a gate `up` equals `gate`.
+  // The first products of attention. If q, k and v are one matrix, all three indices are that matrix's. In
+  // latent attention q makes the queries' latent, or the queries, and k, which is also v, the latent of keys
+  // and values. Without a gate `up` equals `gate`.
   std::size_t q = kNone, k = kNone, v = kNone, o = kNone, gate = kNone, up = kNone, down = kNone;
   std::size_t q_bias = kNone, o_bias = kNone;        // the biases of k and v follow q's
   std::size_t gate_bias = kNone, down_bias = kNone;  // the bias of up follows gate's
-  std::size_t q_norm = kNone, k_norm = kNone, sinks = kNone;
+  // The norms of queries and keys, or of the two latents; the products that read the latents.
+  std::size_t q_norm = kNone, k_norm = kNone, q_b = kNone, kv_b = kNone, sinks = kNone;
   std::size_t after1 = kNone, after2 = kNone;  // norms of the outputs of attention and of the MLP
   // In a layer with experts. gate, up and down are then of the MLP that all tokens pass, or kNone.
   std::size_t router = kNone, router_bias = kNone, shared_gate = kNone;

@@ -94,7 +94,7 @@ class Layout::Builder {
     // The cost of this rank's shard of each layer. Its tokens attend to the tokens of whole sequences.
     const double parts = options_.parts.tensor;
     const std::int64_t time = options_.micro_batch.time * options_.parts.context;
-    const double attention = static_cast<double>(c.heads * c.head_size * time) / parts;
+    const double attention = static_cast<double>((c.query_columns() + c.result_columns()) * time) / 2 / parts;
     std::vector<double> layers;
     for (std::int64_t l = 0; l < c.layers; ++l) {
       double block = attention;

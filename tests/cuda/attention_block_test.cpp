@@ -62,6 +62,9 @@ TYPED_TEST(CudaAttentionBlocks, AreTheWholeAttention) {
   compare_ring<TypeParam>(ring_shape(1, 42, 4, 2, 80), 3, 8, DeviceBlocks<TypeParam>());
   compare_ring<TypeParam>(ring_shape(1, 20, 2, 1, 150), 2, 1, DeviceBlocks<TypeParam>());
   compare_ring<TypeParam>(ring_shape(1, 4 * 70, 1, 1, 16), 2, 0, DeviceBlocks<TypeParam>());
+  compare_ring<TypeParam>(ring_shape(2, 12, 4, 2, 43, {.sinks = true}, 22), 2, 3, DeviceBlocks<TypeParam>());
+  compare_ring<TypeParam>(ring_shape(1, 20, 2, 1, 22, {}, 150), 2, 1, DeviceBlocks<TypeParam>());
+  compare_ring<TypeParam>(ring_shape(1, 20, 2, 1, 192, {}, 128), 2, 0, DeviceBlocks<TypeParam>());
 }
 
 TYPED_TEST(CudaAttentionBlocks, HaveTheirScaleAndCap) {

@@ -17,8 +17,8 @@ struct Problem {
   Problem(const AttentionShape& s, Layout l, std::uint64_t test_case, double spread = 1)
       : shape(s),
         layout(l),
-        qkv(s.batch * s.time, (s.heads + 2 * s.kv_heads) * s.head_size),
-        d_o(s.batch * s.time, s.heads * s.head_size),
+        qkv(s.batch * s.time, s.qkv_columns()),
+        d_o(s.batch * s.time, s.result_columns()),
         o(d_o.rows(), d_o.cols() + l.lead, l.gap),
         dqkv(qkv.rows(), qkv.cols() + l.lead, l.gap),
         lse(static_cast<std::size_t>(s.batch * s.heads * s.time)) {
@@ -85,8 +85,8 @@ struct Problem {
 };
 
 std::string text_of(const AttentionShape& s, Layout layout) {
-  return fmt::format("B {} T {} heads {}/{} of {}, lead {} gap {}", s.batch, s.time, s.heads, s.kv_heads,
-                     s.head_size, layout.lead, layout.gap);
+  return fmt::format("B {} T {} heads {}/{} of {}/{}, lead {} gap {}", s.batch, s.time, s.heads, s.kv_heads,
+                     s.head_size, s.values(), layout.lead, layout.gap);
 }
 
 template <class T>
@@ -116,8 +116,13 @@ class PlainAttention : public testing::Test {};
 TYPED_TEST_SUITE(PlainAttention, Wholes);
 
 AttentionShape shape_of(std::int64_t batch, std::int64_t time, std::int64_t heads, std::int64_t kv_heads,
-                        std::int64_t head_size) {
-  return {.batch = batch, .time = time, .heads = heads, .kv_heads = kv_heads, .head_size = head_size};
+                        std::int64_t head_size, std::int64_t value_size = 0) {
+  return {.batch = batch,
+          .time = time,
+          .heads = heads,
+          .kv_heads = kv_heads,
+          .head_size = head_size,
+          .value_size = value_size};
 }
 
 // Head sizes of multiples of 8 up to 256: all four padded sizes, one tile and several, whole and begun.
@@ -130,6 +135,17 @@ const AttentionShape kTensorShapes[] = {
 TYPED_TEST(TensorAttention, IsTheFullSoftmax) {
   std::uint64_t test_case = 10;
   for (const AttentionShape& shape : kTensorShapes) compare<TypeParam>(shape, kLayouts[0], ++test_case);
+}
+
+// Values of another size than queries and keys: on tensor cores with large heads, and else without.
+TYPED_TEST(CudaAttention, ValuesHaveASizeOfTheirOwn) {
+  std::uint64_t test_case = 400;
+  for (const AttentionShape& shape :
+       {shape_of(1, 135, 2, 1, 192, 128), shape_of(1, 35, 2, 2, 136, 256), shape_of(2, 20, 4, 2, 43, 22),
+        shape_of(1, 70, 2, 1, 16, 150), shape_of(1, 20, 2, 1, 150, 8), shape_of(1, 33, 1, 1, 64, 40)}) {
+    for (const Layout& layout : {kLayouts[0], kLayouts[2]}) compare<TypeParam>(shape, layout, ++test_case);
+    compare<TypeParam>(shape, kLayouts[0], ++test_case, false);
+  }
 }
 
 // The backward in one pass, where results need not be deterministic.

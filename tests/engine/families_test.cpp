@@ -48,7 +48,7 @@ TEST_P(FamiliesInParts, WithDocumentsAreOneRank) {
 // Windows in all layers and in some, local frequencies, norms behind branches alone, caps, sinks.
 INSTANTIATE_TEST_SUITE_P(Models, FamiliesInParts,
                          testing::Values("llama3", "gemma2", "gemma3", "olmo2", "qwen2", "mistral_sinks",
-                                         "qwen2_moe", "olmoe"),
+                                         "qwen2_moe", "olmoe", "deepseek_v2", "deepseek_v3"),
                          [](const auto& one) { return std::string(one.param); });
 
 // GPT-2's learned positions begin anew in every document.

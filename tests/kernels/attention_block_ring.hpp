@@ -14,10 +14,10 @@ struct RingPart {
   using A = Acc<T>;
   RingPart(const AttentionShape& s, std::int64_t rows, std::int64_t gap)
       : q(rows, s.heads * s.head_size, gap),
-        kv(rows, 2 * s.kv_heads * s.head_size, gap),
-        d_o(rows, q.cols(), gap),
-        o_rounded(rows, q.cols(), gap),
-        o(rows, q.cols(), gap),
+        kv(rows, s.qkv_columns() - q.cols(), gap),
+        d_o(rows, s.result_columns(), gap),
+        o_rounded(rows, d_o.cols(), gap),
+        o(rows, d_o.cols(), gap),
         dq(rows, q.cols(), gap),
         dkv(rows, kv.cols(), gap),
         lse(s.batch * s.heads, rows / std::max<std::int64_t>(1, s.batch), gap) {
@@ -45,9 +45,10 @@ class Ring {
         chunk(s.time / (2 * n)),
         local(2 * chunk),
         q_cols(s.heads * s.head_size),
-        kv_cols(2 * s.kv_heads * s.head_size),
+        kv_cols(s.qkv_columns() - q_cols),
+        o_cols(s.result_columns()),
         qkv(s.batch * s.time, q_cols + kv_cols),
-        d_o(qkv.rows(), q_cols),
+        d_o(qkv.rows(), o_cols),
         sinks(1, s.rule.sinks ? s.heads : 0) {
     auto of_heads = generator(78);
     sinks.fill_normal(of_heads, 0.5, 2);
@@ -58,7 +59,7 @@ class Ring {
       for (std::int64_t i = 0; i < rows(); ++i) {
         for (std::int64_t c = 0; c < q_cols; ++c) p.q.set(i, c, qkv.get(place(r, i), c));
         for (std::int64_t c = 0; c < kv_cols; ++c) p.kv.set(i, c, qkv.get(place(r, i), q_cols + c));
-        for (std::int64_t c = 0; c < q_cols; ++c) p.d_o.set(i, c, d_o.get(place(r, i), c));
+        for (std::int64_t c = 0; c < o_cols; ++c) p.d_o.set(i, c, d_o.get(place(r, i), c));
         if (!firsts.empty()) p.first_keys.push_back(firsts[static_cast<std::size_t>(place(r, i))]);
       }
     }
@@ -73,7 +74,7 @@ class Ring {
     });
     for (RingPart<T>& p : ranks) {
       for (std::int64_t i = 0; i < rows(); ++i) {
-        for (std::int64_t c = 0; c < q_cols; ++c) p.o_rounded.set(i, c, p.o.get(i, c));
+        for (std::int64_t c = 0; c < o_cols; ++c) p.o_rounded.set(i, c, p.o.get(i, c));
       }
     }
     for_blocks([&](RingPart<T>& p, RingPart<T>& other, const AttentionBlock& block, std::int64_t first) {
@@ -94,8 +95,9 @@ class Ring {
       RingPart<T>& p = ranks[static_cast<std::size_t>(r)];
       for (std::int64_t i = 0; i < rows(); ++i) {
         const std::int64_t at = place(r, i), b = i / local;
-        for (std::int64_t c = 0; c < q_cols; ++c) {
+        for (std::int64_t c = 0; c < o_cols; ++c)
           ASSERT_TRUE(near(p.o.get(i, c), want.o.get(at, c), want.o_size.get(at, c), o_bound)) << "o";
+        for (std::int64_t c = 0; c < q_cols; ++c) {
           ASSERT_TRUE(near(p.dq.get(i, c), want.dqkv.get(at, c), want.dqkv_size.get(at, c), g_bound)) << "dq";
         }
         for (std::int64_t c = 0; c < kv_cols; ++c) {
@@ -126,7 +128,7 @@ class Ring {
         const std::int64_t s = (r - j + parts) % parts;
         AttentionBlock b{whole.batch, local,       local,          local,
                          local,       whole.heads, whole.kv_heads, whole.head_size};
-        b.causal = r == s, b.merge = r != s, b.rule = whole.rule;
+        b.causal = r == s, b.merge = r != s, b.rule = whole.rule, b.value_size = whole.value_size;
         if (s < r) b.keys = chunk;     // of the rank's later chunk none is visible
         if (s > r) b.queries = chunk;  // the earlier queries see nothing
         const auto positions = [&](std::int64_t rank, std::int64_t first, std::int64_t rows) {
@@ -148,7 +150,7 @@ class Ring {
 
   AttentionShape whole;
   std::vector<std::int32_t> firsts;
-  std::int64_t parts, chunk, local, q_cols, kv_cols;
+  std::int64_t parts, chunk, local, q_cols, kv_cols, o_cols;
   Matrix<T> qkv, d_o, sinks;
   std::vector<RingPart<T>> ranks;
 };
@@ -157,9 +159,10 @@ template <class T, class Kernels>
 void compare_ring(const AttentionShape& whole, std::int64_t parts, std::int64_t gap, Kernels&& kernels,
                   const std::vector<std::int64_t>& documents = {}) {
   SCOPED_TRACE(testing::Message() << "B " << whole.batch << " T " << whole.time << " heads " << whole.heads
-                                  << "/" << whole.kv_heads << " of " << whole.head_size << ", " << parts
-                                  << " parts, gap " << gap << ", window " << whole.rule.window
-                                  << ", documents of " << testing::PrintToString(documents));
+                                  << "/" << whole.kv_heads << " of " << whole.head_size << "/"
+                                  << whole.values() << ", " << parts << " parts, gap " << gap << ", window "
+                                  << whole.rule.window << ", documents of "
+                                  << testing::PrintToString(documents));
   Ring<T> ring(whole, parts, gap, first_keys_of(whole.batch, whole.time, documents));
   ring.run(kernels);
   ring.expect_whole();
@@ -185,13 +188,14 @@ void compare_rings_by_rules(std::int64_t head_size, Kernels&& kernels) {
 
 inline AttentionShape ring_shape(std::int64_t batch, std::int64_t time, std::int64_t heads,
                                  std::int64_t kv_heads, std::int64_t head_size,
-                                 const AttentionRule& rule = {}) {
+                                 const AttentionRule& rule = {}, std::int64_t value_size = 0) {
   return {.batch = batch,
           .time = time,
           .heads = heads,
           .kv_heads = kv_heads,
           .head_size = head_size,
-          .rule = rule};
+          .rule = rule,
+          .value_size = value_size};
 }
 
 }  // namespace zg::test

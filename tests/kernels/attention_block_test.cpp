@@ -42,6 +42,8 @@ TYPED_TEST(AttentionBlocks, AreTheWholeAttention) {
     compare_ring<TypeParam>(ring_shape(2, 4, 3, 1, 22), 2, 3, HostBlocks<TypeParam>());
     compare_ring<TypeParam>(ring_shape(2, 42, 4, 2, 43), 3, 5, HostBlocks<TypeParam>());
     compare_ring<TypeParam>(ring_shape(1, 136, 2, 2, 64), 4, 1, HostBlocks<TypeParam>());
+    compare_ring<TypeParam>(ring_shape(2, 42, 4, 2, 43, {.sinks = true}, 22), 3, 5, HostBlocks<TypeParam>());
+    compare_ring<TypeParam>(ring_shape(1, 136, 2, 1, 16, {}, 40), 2, 1, HostBlocks<TypeParam>());
   });
   // Chunks of more than a tile, and not of whole tiles.
   compare_ring<TypeParam>(ring_shape(1, 4 * 70, 2, 1, 16), 2, 0, HostBlocks<TypeParam>());

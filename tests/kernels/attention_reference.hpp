@@ -30,7 +30,7 @@ struct AttentionReference {
         sinks(std::move(of_heads)),
         d_sinks(sinks.size()),
         d_sinks_size(sinks.size()),
-        o(qkv.rows(), s.heads * s.head_size),
+        o(qkv.rows(), s.result_columns()),
         o_size(o),
         dqkv(qkv.rows(), qkv.cols()),
         dqkv_size(dqkv),
@@ -41,7 +41,7 @@ struct AttentionReference {
         for (std::int64_t i = 0; i < s.time; ++i) row(qkv, d_o, b, h, i);
       }
     }
-    terms = static_cast<double>(s.time * (s.heads / s.kv_heads) + 2 * s.head_size);
+    terms = static_cast<double>(s.time * (s.heads / s.kv_heads) + s.head_size + s.values());
   }
 
   // |o - reference| <= this * o_size + half an ulp: probabilities are rounded to T (tensor cores), and sums
@@ -74,8 +74,9 @@ struct AttentionReference {
   template <class T>
   void row(const Matrix<T>& qkv, const Matrix<T>& d_o, std::int64_t b, std::int64_t h, std::int64_t i) {
     const std::int64_t size = shape.head_size, kv = h / (shape.heads / shape.kv_heads),
-                       first = b * shape.time;
-    const std::int64_t q_at = h * size, k_at = (shape.heads + kv) * size, v_at = k_at + shape.kv_heads * size;
+                       first = b * shape.time, values = shape.values();
+    const std::int64_t q_at = h * size, k_at = (shape.heads + kv) * size, o_at = h * values;
+    const std::int64_t v_at = (shape.heads + shape.kv_heads) * size + kv * values;
     const double cap = shape.rule.softcap,
                  scale = shape.rule.scale != 0 ? shape.rule.scale : 1 / std::sqrt(static_cast<double>(size));
     std::vector<double> p(static_cast<std::size_t>(i + 1)), slope(p), dp(p), dp_size(p);
@@ -119,10 +120,10 @@ struct AttentionReference {
     for (std::int64_t j = 0; j <= i; ++j) {
       const auto at = static_cast<std::size_t>(j);
       if (!sees(first, i, j)) continue;
-      for (std::int64_t c = 0; c < size; ++c) {
-        const double v = qkv.get(first + j, v_at + c), g = d_o.get(first + i, q_at + c);
-        o.at(first + i, q_at + c) += p[at] * v;
-        o_size.at(first + i, q_at + c) += (p[at] + tiny) * std::abs(v);
+      for (std::int64_t c = 0; c < values; ++c) {
+        const double v = qkv.get(first + j, v_at + c), g = d_o.get(first + i, o_at + c);
+        o.at(first + i, o_at + c) += p[at] * v;
+        o_size.at(first + i, o_at + c) += (p[at] + tiny) * std::abs(v);
         dp[at] += g * v, dp_size[at] += std::abs(g * v);
       }
       delta += p[at] * dp[at], delta_size += (p[at] + tiny) * dp_size[at];
@@ -138,9 +139,11 @@ struct AttentionReference {
                    ds_size = ((p[at] + tiny) * (dp_size[at] + delta_size) + tiny) * scale;
       for (std::int64_t c = 0; c < size; ++c) {
         const double q = qkv.get(first + i, q_at + c), k = qkv.get(first + j, k_at + c);
-        const double g = d_o.get(first + i, q_at + c);
         dqkv.at(first + i, q_at + c) += ds * k, dqkv_size.at(first + i, q_at + c) += ds_size * std::abs(k);
         dqkv.at(first + j, k_at + c) += ds * q, dqkv_size.at(first + j, k_at + c) += ds_size * std::abs(q);
+      }
+      for (std::int64_t c = 0; c < values; ++c) {
+        const double g = d_o.get(first + i, o_at + c);
         dqkv.at(first + j, v_at + c) += p[at] * g;
         dqkv_size.at(first + j, v_at + c) += (p[at] + tiny) * std::abs(g);
       }

@@ -32,8 +32,8 @@ struct AttentionRun {
   AttentionRun(const AttentionShape& s, std::vector<std::int32_t> firsts, std::int64_t gap = 8)
       : shape(s),
         first_keys(std::move(firsts)),
-        qkv(s.batch * s.time, (s.heads + 2 * s.kv_heads) * s.head_size, gap),
-        o(s.batch * s.time, s.heads * s.head_size, gap),
+        qkv(s.batch * s.time, s.qkv_columns(), gap),
+        o(s.batch * s.time, s.result_columns(), gap),
         d_o(o.rows(), o.cols(), gap),
         dqkv(qkv.rows(), qkv.cols(), gap),
         sinks(1, s.rule.sinks ? s.heads : 0),
@@ -55,7 +55,7 @@ struct AttentionRun {
     return {.batch = shape.batch,
             .time = shape.time,
             .heads = shape.heads,
-            .head_size = shape.head_size,
+            .value_size = shape.values(),
             .o = o,
             .d_o = d_o,
             .lse = {lse.data(), shape.time},
@@ -76,9 +76,9 @@ struct RuleCase {
   std::vector<std::int64_t> lengths;  // of documents; none: whole sequences
 };
 inline std::string text_of(const AttentionShape& s, const RuleCase& x) {
-  return fmt::format("B {} T {} heads {}/{} of {}, window {} scale {} cap {} sinks {}, documents of {}",
-                     s.batch, s.time, s.heads, s.kv_heads, s.head_size, x.rule.window, x.rule.scale,
-                     x.rule.softcap, x.rule.sinks, testing::PrintToString(x.lengths));
+  return fmt::format("B {} T {} heads {}/{} of {}/{}, window {} scale {} cap {} sinks {}, documents of {}",
+                     s.batch, s.time, s.heads, s.kv_heads, s.head_size, s.values(), x.rule.window,
+                     x.rule.scale, x.rule.softcap, x.rule.sinks, testing::PrintToString(x.lengths));
 }
 
 // Windows of one, odd, of a tile, larger than a sequence; caps that matter; documents that are ragged, of

@@ -17,8 +17,8 @@ template <class T>
 struct Problem {
   explicit Problem(const AttentionShape& s)
       : shape(s),
-        qkv(s.batch * s.time, (s.heads + 2 * s.kv_heads) * s.head_size, kGap),
-        o(s.batch * s.time, s.heads * s.head_size, kGap),
+        qkv(s.batch * s.time, s.qkv_columns(), kGap),
+        o(s.batch * s.time, s.result_columns(), kGap),
         d_o(o.rows(), o.cols(), kGap),
         dqkv(qkv.rows(), qkv.cols(), kGap),
         lse(static_cast<std::size_t>(s.batch * s.heads * s.time)) {
@@ -45,7 +45,7 @@ template <class T>
 void compare_with_reference(const AttentionShape& shape) {
   SCOPED_TRACE("B=" + std::to_string(shape.batch) + " T=" + std::to_string(shape.time) +
                " H=" + std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) +
-               " d=" + std::to_string(shape.head_size));
+               " d=" + std::to_string(shape.head_size) + "/" + std::to_string(shape.values()));
   Problem<T> x(shape);
   x.forward();
   x.backward();
@@ -70,6 +70,10 @@ const AttentionShape kShapes[] = {
     {.batch = 1, .time = 200, .heads = 3, .kv_heads = 1, .head_size = 43},
     {.batch = 1, .time = 333, .heads = 2, .kv_heads = 2, .head_size = 1},
     {.batch = 1, .time = 300, .heads = 1, .kv_heads = 1, .head_size = 128},
+    // Values of another size than queries and keys.
+    {.batch = 2, .time = 7, .heads = 4, .kv_heads = 2, .head_size = 43, .value_size = 22},
+    {.batch = 2, .time = 65, .heads = 2, .kv_heads = 1, .head_size = 22, .value_size = 70},
+    {.batch = 1, .time = 200, .heads = 2, .kv_heads = 2, .head_size = 192, .value_size = 128},
 };
 
 TEST(Attention, Float32IsTheFullSoftmax) {
@@ -140,8 +144,7 @@ TEST(Attention, ANaNReachesWhatDependsOnIt) {
   }
 }
 
-TEST(Attention, BackwardIsTheDerivative) {
-  const AttentionShape shape{.batch = 2, .time = 5, .heads = 4, .kv_heads = 2, .head_size = 3};
+void expect_derivative(const AttentionShape& shape) {
   Problem<double> x(shape), y(shape);
   x.forward();
   x.backward();
@@ -158,6 +161,13 @@ TEST(Attention, BackwardIsTheDerivative) {
       // Rounding a sum of order 10 costs 1e-9, and the step some 1e-10 times a third derivative.
       ASSERT_NEAR(x.dqkv.get(r, c), slope(y.qkv.at(r, c), value), 1e-7) << r << ", " << c;
   }
+}
+
+TEST(Attention, BackwardIsTheDerivative) {
+  AttentionShape shape{.batch = 2, .time = 5, .heads = 4, .kv_heads = 2, .head_size = 3};
+  expect_derivative(shape);
+  shape.value_size = 2;
+  expect_derivative(shape);
 }
 
 template <class T>

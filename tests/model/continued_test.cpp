@@ -95,8 +95,8 @@ TEST_P(Continued, HasTheLogitsOfOnePass) {
   }
 }
 
-constexpr const char* kNames[] = {"gpt2",  "llama3", "llama_bias", "mistral", "qwen2",
-                                  "qwen3", "phi3",   "olmo2",      "gemma2",  "gemma3"};
+constexpr const char* kNames[] = {"gpt2", "llama3", "llama_bias", "mistral", "qwen2",       "qwen3",
+                                  "phi3", "olmo2",  "gemma2",     "gemma3",  "deepseek_v2", "deepseek_v3"};
 INSTANTIATE_TEST_SUITE_P(Model, Continued, testing::ValuesIn(kNames),
                          [](const auto& one) { return std::string(one.param); });
 

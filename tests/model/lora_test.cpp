@@ -36,10 +36,10 @@ static_assert(GivesAll<const model::AdapterList&> && !GivesAll<model::AdapterLis
 static_assert(GivesUnits<const Model&> && !GivesUnits<Model>);
 static_assert(GivesEntries<const SafeTensors&> && !GivesEntries<SafeTensors>);
 
-constexpr const char* kAdapted[] = {"llama3", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "gpt2_scores",
-                                    // Mixtures of experts: expert by expert, and all experts as parameters.
-                                    "mixtral", "qwen2_moe", "mixtral_parameters", "qwen2_moe_parameters",
-                                    "qwen3_moe_parameters"};
+constexpr const char* kAdapted[] = {
+    "llama3", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "gpt2_scores", "deepseek_v2", "deepseek_v3",
+    // Mixtures of experts: expert by expert, and all experts as parameters.
+    "mixtral", "qwen2_moe", "mixtral_parameters", "qwen2_moe_parameters", "qwen3_moe_parameters"};
 
 struct LoraFamilies : testing::TestWithParam<const char*>, AdapterValues {
   LoraFamilies() : AdapterValues(GetParam(), "lora/") {}

@@ -40,6 +40,9 @@ SIZES = dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=44, num_hidden_
              pad_token_id=None, attn_implementation="eager", experts_implementation="eager")
 WINDOW = 7
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LATENT = dict(num_key_value_heads=6, kv_lora_rank=11, qk_nope_head_dim=5, qk_rope_head_dim=6, v_head_dim=7,
+              head_dim=6, first_k_dense_replace=3)
+EVEN = dict(kv_lora_rank=12, qk_nope_head_dim=8)
 FAMILIES = {
     # Llama 3.2: frequencies of all three kinds at an original context of 16.
     "llama3": ("Llama", dict(tie_word_embeddings=True, rope_parameters=dict(
@@ -107,6 +110,31 @@ FAMILIES = {
                                         moe_intermediate_size=20, moe_num_shared_experts=2, moe_layer_start_index=1,
                                         moe_norm_min=0.45, rope_parameters=dict(
                                             rope_type="default", rope_theta=1e4))),
+    # Latent attention, in layers without experts: queries from the input and from a latent, YaRN with both
+    # amplitudes, biases, and pairs that are halves. DeepSeek-V2's complex numbers need even sizes in float64.
+    "deepseek_v2": ("DeepseekV2", LATENT | EVEN | dict(q_lora_rank=None, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16, mscale=0.707,
+        mscale_all_dim=0.707))),
+    "deepseek_v2_bias": ("DeepseekV2", LATENT | EVEN | dict(
+        q_lora_rank=26, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "deepseek_v3": ("DeepseekV3", LATENT | dict(
+        q_lora_rank=14, attention_bias=True, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16, mscale=1.0,
+            mscale_all_dim=0.8))),
+    "deepseek_v3_halves": ("DeepseekV3", LATENT | dict(
+        q_lora_rank=14, rope_interleave=False, rope_parameters=dict(
+            rope_type="linear", rope_theta=10000.0, factor=3.0))),
+    # The same with experts: chosen from groups by their largest score, and by sums of two with a choice bias.
+    "deepseek_v2_moe": ("DeepseekV2", LATENT | EVEN | dict(
+        q_lora_rank=26, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=20,
+        first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=4, topk_group=2,
+        routed_scaling_factor=1.6, rope_parameters=dict(rope_type="default", rope_theta=1e4))),
+    "deepseek_v3_moe": ("DeepseekV3", LATENT | dict(
+        q_lora_rank=14, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, moe_intermediate_size=20,
+        first_k_dense_replace=1, n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5,
+        rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16,
+                             mscale=1.0, mscale_all_dim=1.0))),
 }
 # The names of an expert's matrices in files: gate, up, down.
 EXPERTS = {"Mixtral": ("w1", "w3", "w2"), "MiniMaxM2": ("w1", "w3", "w2")}
@@ -308,7 +336,8 @@ def make(name, out):
     values["loss"] = torch.tensor([backward(model, data)])
     family = FAMILIES[name][0]
     values |= {f"grad.{n}": digest(g) for n, g in of_files(model, family, lambda p: p.grad)}
-    if hasattr(config, "num_experts_per_tok") and not any(CHOICE in n for n in model.state_dict()):
+    routes = any(".experts." in n for n in model.state_dict())
+    if routes and family != "DeepseekV2" and not any(CHOICE in n for n in model.state_dict()):
         values |= balanced(model, family, data)
     values["adamw.loss"], values["adamw.grad_norm"] = train(model, data)
     values |= {f"final.{n}": digest(p) for n, p in of_files(model, family)}

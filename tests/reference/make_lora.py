@@ -36,6 +36,10 @@ ADAPTERS = {
     "phi3": dict(r=5, lora_alpha=4, target_modules="all-linear"),
     "gemma2": dict(r=2, lora_alpha=3, target_modules=["k_proj", "o_proj", "down_proj"]),
     "olmo2": dict(r=7, lora_alpha=7, target_modules=["o_proj", "gate_proj"]),
+    # Of these PEFT adapts no MLP that is dense.
+    "deepseek_v2": dict(r=2, lora_alpha=5, target_modules=["q_proj", "kv_a_proj_with_mqa", "o_proj"]),
+    "deepseek_v3": dict(r=3, lora_alpha=4, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
+                                                           "o_proj"]),
     "gpt2": dict(r=3, lora_alpha=7, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),
     # Scores that are not divided by the root of a head's size, but by the layer's number.
     "gpt2_scores": dict(r=3, lora_alpha=7, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True),

@@ -32,6 +32,70 @@ TYPED_TEST(DeviceAttention, Attention) {
   }
 }
 
+// Values of another size than queries and keys; whole, with sinks, and in blocks.
+TYPED_TEST(DeviceAttention, ValuesOfAnotherSize) {
+  AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = 2, .head_size = 8, .value_size = 6};
+  shape.rule.sinks = true;
+  AttentionBlock block{.batch = 2, .queries = 7, .keys = 7, .query_step = 7, .key_step = 7};
+  block.heads = 4, block.kv_heads = 2, block.head_size = 8, block.value_size = 6, block.causal = true;
+  Operands<TypeParam> o;
+  const auto qkv = o.t(14, 60), out = o.t(14, 24), d_o = o.t(14, 24), dqkv = o.t(14, 60), sinks = o.t(1, 4);
+  const auto lse = o.a_dense(8, 7), d_sinks = o.a_dense(1, 4);
+  const auto q = o.t(14, 32), kv = o.t(14, 28);
+  const auto sum = o.a(14, 24), block_lse = o.a(8, 7), dq = o.a(14, 32), dkv = o.a(14, 28);
+  const auto scratch = o.byte_scratch(o.device().ops().attention_scratch_bytes(dtype_of<TypeParam>, shape));
+  const auto block_scratch =
+      o.byte_scratch(o.device().ops().attention_block_scratch_bytes(dtype_of<TypeParam>, block));
+  o.run([&](Ops& ops, Stream& s, auto pick) {
+    ops.attention(s, {.qkv = pick(qkv),
+                      .shape = shape,
+                      .o = pick(out),
+                      .lse = pick(lse),
+                      .scratch = pick(scratch),
+                      .sinks = pick(sinks)});
+    ops.attention_backward(s, {.qkv = pick(qkv),
+                               .o = pick(out),
+                               .lse = pick(lse),
+                               .d_o = pick(d_o),
+                               .shape = shape,
+                               .dqkv = pick(dqkv),
+                               .scratch = pick(scratch)});
+    ops.attention_sinks_backward(s, {.o = pick(out),
+                                     .lse = pick(lse),
+                                     .d_o = pick(d_o),
+                                     .shape = shape,
+                                     .sinks = pick(sinks),
+                                     .d_sinks = pick(d_sinks)});
+    ops.attention_block(
+        s, {.q = pick(q), .kv = pick(kv), .block = block, .o = pick(sum), .lse = pick(block_lse)});
+    ops.attention_block_backward(s, {.q = pick(q),
+                                     .kv = pick(kv),
+                                     .o = pick(out),
+                                     .lse = pick(block_lse),
+                                     .d_o = pick(d_o),
+                                     .block = block,
+                                     .dq = pick(dq),
+                                     .dkv = pick(dkv),
+                                     .scratch = pick(block_scratch)});
+  });
+}
+
+// In packs and not.
+TYPED_TEST(DeviceAttention, KeysAndValuesOfLatents) {
+  for (const LatentHeads& heads : {LatentHeads{3, 5, 2, 7}, LatentHeads{4, 16, 8, 24}}) {
+    Operands<TypeParam> o;
+    const auto joint = o.t(6, heads.joint_columns()), shared = o.t(6, heads.shared),
+               kv = o.t(6, heads.kv_columns());
+    const auto dkv = o.t(6, heads.kv_columns()), d_joint = o.t(6, heads.joint_columns()),
+               d_shared = o.t(6, heads.shared);
+    o.run([&](Ops& ops, Stream& s, auto pick) {
+      ops.expand_kv(s, {.heads = heads, .joint = pick(joint), .shared = pick(shared), .kv = pick(kv)});
+      ops.expand_kv_backward(
+          s, {.heads = heads, .dkv = pick(dkv), .d_joint = pick(d_joint), .d_shared = pick(d_shared)});
+    });
+  }
+}
+
 TYPED_TEST(DeviceAttention, AttentionByARule) {
   for (const bool with_documents : {false, true}) {
     AttentionShape shape{.batch = 2, .time = 7, .heads = 4, .kv_heads = 2, .head_size = 8};

@@ -12,10 +12,32 @@
 
 namespace zg::test {
 
-inline constexpr const char* kFamilyNames[] = {
-    "llama3", "llama_bias",  "llama_mlp_bias", "mistral",       "qwen2",      "qwen3",     "phi3",
-    "olmo2",  "gemma2",      "gemma3",         "mistral_sinks", "mixtral",    "qwen2_moe", "qwen3_moe",
-    "olmoe",  "granite_moe", "gpt_oss",        "glm4_moe",      "minimax_m2", "ernie4_moe"};
+inline constexpr const char* kFamilyNames[] = {"llama3",
+                                               "llama_bias",
+                                               "llama_mlp_bias",
+                                               "mistral",
+                                               "qwen2",
+                                               "qwen3",
+                                               "phi3",
+                                               "olmo2",
+                                               "gemma2",
+                                               "gemma3",
+                                               "mistral_sinks",
+                                               "mixtral",
+                                               "qwen2_moe",
+                                               "qwen3_moe",
+                                               "olmoe",
+                                               "granite_moe",
+                                               "gpt_oss",
+                                               "glm4_moe",
+                                               "minimax_m2",
+                                               "ernie4_moe",
+                                               "deepseek_v2",
+                                               "deepseek_v2_bias",
+                                               "deepseek_v3",
+                                               "deepseek_v3_halves",
+                                               "deepseek_v2_moe",
+                                               "deepseek_v3_moe"};
 
 class FamilyFile {
  public:

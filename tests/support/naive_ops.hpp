@@ -178,6 +178,35 @@ class NaiveOps : public NaiveRouterOps {
     }
   }
 
+  void expand_kv(Stream&, const ExpandKvArgs& args) override {
+    const auto& [n, joint, shared, kv] = args;
+    for_latent_heads(n, kv.rows,
+                     [&, &n = n, &joint = joint, &shared = shared, &kv = kv](
+                         std::int64_t r, std::int64_t h, std::int64_t key, std::int64_t value) {
+                       const std::int64_t own = h * (n.plain + n.value);
+                       for (std::int64_t c = 0; c < n.plain; ++c) at(kv, r, key + c) = at(joint, r, own + c);
+                       for (std::int64_t c = 0; c < n.shared; ++c)
+                         at(kv, r, key + n.plain + c) = at(shared, r, c);
+                       for (std::int64_t c = 0; c < n.value; ++c)
+                         at(kv, r, value + c) = at(joint, r, own + n.plain + c);
+                     });
+  }
+  void expand_kv_backward(Stream&, const ExpandKvBackwardArgs& args) override {
+    const auto& [n, dkv, d_joint, d_shared] = args;
+    each(d_shared, [](std::int64_t, std::int64_t) { return 0.0; });
+    for_latent_heads(n, dkv.rows,
+                     [&, &n = n, &dkv = dkv, &d_joint = d_joint, &d_shared = d_shared](
+                         std::int64_t r, std::int64_t h, std::int64_t key, std::int64_t value) {
+                       const std::int64_t own = h * (n.plain + n.value);
+                       for (std::int64_t c = 0; c < n.plain; ++c)
+                         at(d_joint, r, own + c) = at(dkv, r, key + c);
+                       for (std::int64_t c = 0; c < n.shared; ++c)
+                         at(d_shared, r, c) += at(dkv, r, key + n.plain + c);
+                       for (std::int64_t c = 0; c < n.value; ++c)
+                         at(d_joint, r, own + n.plain + c) = at(dkv, r, value + c);
+                     });
+  }
+
   void attention(Stream&, const AttentionArgs& args) override {
     const auto& [qkv, a, o, lse, scratch, first_keys, sinks] = args;
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
@@ -191,10 +220,10 @@ class NaiveOps : public NaiveRouterOps {
         if (sinks) sum += std::exp(at(sinks, 0, h) - most);
         const double log_sum = at(lse, b * a.heads + h, i) = most + std::log(sum);
         for (double& score : p) score = std::exp(score - log_sum);
-        for (std::int64_t d = 0; d < a.head_size; ++d) {
+        for (std::int64_t d = 0; d < a.values(); ++d) {
           double mixed = 0;
           for (std::int64_t j = 0; j <= i; ++j) mixed += p[static_cast<std::size_t>(j)] * v.v(j, d);
-          at(o, b * a.time + i, h * a.head_size + d) = mixed;
+          at(o, b * a.time + i, h * a.values() + d) = mixed;
         }
       }
     });
@@ -211,8 +240,8 @@ class NaiveOps : public NaiveRouterOps {
           const auto n = static_cast<std::size_t>(j);
           p[n] = v.sees(i, j) ? std::exp(v.score(i, j) - at(lse, b * a.heads + h, i)) : 0;
           dp[n] = 0;
-          for (std::int64_t k = 0; k < a.head_size; ++k) {
-            const double g = at(d_o, b * a.time + i, h * a.head_size + k);
+          for (std::int64_t k = 0; k < a.values(); ++k) {
+            const double g = at(d_o, b * a.time + i, h * a.values() + k);
             dp[n] += g * v.v(j, k);
             d.v(j, k) += p[n] * g;
           }
@@ -235,7 +264,7 @@ class NaiveOps : public NaiveRouterOps {
     for_heads(a, [&](std::int64_t b, std::int64_t h) {
       for (std::int64_t t = 0; t < a.time; ++t) {
         const double p = std::exp(at(sinks, 0, h) - at(lse, b * a.heads + h, t));
-        for (std::int64_t c = h * a.head_size; c < (h + 1) * a.head_size; ++c)
+        for (std::int64_t c = h * a.values(); c < (h + 1) * a.values(); ++c)
           at(d_sinks, 0, h) -= p * at(o, b * a.time + t, c) * at(d_o, b * a.time + t, c);
       }
     });
@@ -251,8 +280,8 @@ class NaiveOps : public NaiveRouterOps {
       for (std::int64_t j = 0; j < x.end; ++j) most = std::max(most, x.score(j));
       for (std::int64_t j = 0; j < x.end; ++j) sum += std::exp(x.score(j) - most);
       const double all = at(lse, x.lse_row, x.i) = most + std::log(std::exp(before - most) + sum);
-      for (std::int64_t d = 0; d < a.head_size; ++d) {
-        double& out = at(o, x.row, x.q0 + d);
+      for (std::int64_t d = 0; d < a.values(); ++d) {
+        double& out = at(o, x.row, x.o0 + d);
         out = a.merge ? out * std::exp(before - all) : 0;
         for (std::int64_t j = 0; j < x.end; ++j) out += std::exp(x.score(j) - all) * x.v(j, d);
       }
@@ -262,16 +291,17 @@ class NaiveOps : public NaiveRouterOps {
     const auto& [q, kv, o, lse, d_o, a, dq, dkv, scratch, first_keys] = args;
     for_queries(a, q, kv, first_keys, [&](const Query& x) {
       double delta = 0;
-      for (std::int64_t d = 0; d < a.head_size; ++d)
-        delta += at(o, x.row, x.q0 + d) * at(d_o, x.row, x.q0 + d);
+      for (std::int64_t d = 0; d < a.values(); ++d)
+        delta += at(o, x.row, x.o0 + d) * at(d_o, x.row, x.o0 + d);
       for (std::int64_t j = 0; j < x.end; ++j) {
         const double p = std::exp(x.score(j) - at(lse, x.lse_row, x.i));
         if (p == 0) continue;  // it may be hidden
         double dp = 0;
-        for (std::int64_t d = 0; d < a.head_size; ++d) dp += at(d_o, x.row, x.q0 + d) * x.v(j, d);
+        for (std::int64_t d = 0; d < a.values(); ++d) dp += at(d_o, x.row, x.o0 + d) * x.v(j, d);
         const double ds = p * (dp - delta) * slope_of(a.rule, a.head_size, x.score(j));
+        for (std::int64_t d = 0; d < a.values(); ++d)
+          at(dkv, x.key_row + j, x.v0 + d) += p * at(d_o, x.row, x.o0 + d);
         for (std::int64_t d = 0; d < a.head_size; ++d) {
-          at(dkv, x.key_row + j, x.v0 + d) += p * at(d_o, x.row, x.q0 + d);
           at(dkv, x.key_row + j, x.k0 + d) += ds * at(q, x.row, x.q0 + d);
           at(dq, x.row, x.q0 + d) += ds * at(kv, x.key_row + j, x.k0 + d);
         }
@@ -481,13 +511,22 @@ class NaiveOps : public NaiveRouterOps {
     }
   }
 
+  // Calls body(row, head, the first columns of its key and of its value in kv).
+  template <class Body>
+  static void for_latent_heads(const LatentHeads& n, std::int64_t rows, const Body& body) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t h = 0; h < n.heads; ++h)
+        body(r, h, h * (n.plain + n.shared), n.heads * (n.plain + n.shared) + h * n.value);
+    }
+  }
+
   // A query of an AttentionBlock, of one head, and the keys [0, end), of which it attends to those that it
   // sees.
   struct Query {
     View q, kv;
     const AttentionBlock& block;
     std::int64_t first;  // position where the query's document begins
-    std::int64_t i, row, key_row, lse_row, end, q0, k0, v0, size;
+    std::int64_t i, row, key_row, lse_row, end, q0, k0, v0, o0, size;
     AttentionRule rule;
     double v(std::int64_t j, std::int64_t d) const { return at(kv, key_row + j, v0 + d); }
     double score(std::int64_t j) const {
@@ -504,12 +543,13 @@ class NaiveOps : public NaiveRouterOps {
                           const Body& body) {
     for (std::int64_t b = 0; b < a.batch; ++b) {
       for (std::int64_t h = 0; h < a.heads; ++h) {
-        const std::int64_t k0 = h / (a.heads / a.kv_heads) * a.head_size;
+        const std::int64_t kv_head = h / (a.heads / a.kv_heads), k0 = kv_head * a.head_size,
+                           v0 = a.kv_heads * a.head_size + kv_head * a.values();
         for (std::int64_t i = 0; i < a.queries; ++i) {
           const std::int64_t first = first_keys ? id(first_keys, b * a.query_step + i) : 0;
           body(Query{q, kv, a, first, i, b * a.query_step + i, b * a.key_step, b * a.heads + h,
-                     a.causal ? i + 1 : a.keys, h * a.head_size, k0, k0 + a.kv_heads * a.head_size,
-                     a.head_size, a.rule});
+                     a.causal ? i + 1 : a.keys, h * a.head_size, k0, v0, h * a.values(), a.head_size,
+                     a.rule});
         }
       }
     }
@@ -520,8 +560,9 @@ class NaiveOps : public NaiveRouterOps {
     Head(const View& x, const AttentionShape& a, std::int64_t batch, std::int64_t head, const View& first)
         : view(x), first_keys(first), row(batch * a.time), size(a.head_size), rule(a.rule) {
       q0 = head * size;
-      k0 = (a.heads + head / (a.heads / a.kv_heads)) * size;
-      v0 = k0 + a.kv_heads * size;
+      const std::int64_t kv_head = head / (a.heads / a.kv_heads);
+      k0 = (a.heads + kv_head) * size;
+      v0 = (a.heads + a.kv_heads) * size + kv_head * a.values();
     }
     double& q(std::int64_t t, std::int64_t d) const { return at(view, row + t, q0 + d); }
     double& k(std::int64_t t, std::int64_t d) const { return at(view, row + t, k0 + d); }

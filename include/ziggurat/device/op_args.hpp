@@ -78,10 +78,25 @@ struct RopeArgs {
   View first_keys = {};
 };
 
+struct ExpandKvArgs {
+  LatentHeads heads = {};
+  // T [N, joint_columns()]: for each head the columns of its key that are its own, and then its value.
+  View joint = {};
+  View shared = {};  // T [N, shared]: the key columns that all heads share
+  View kv = {};      // T [N, kv_columns()] = k | v of all heads, written
+};
+
+struct ExpandKvBackwardArgs {
+  LatentHeads heads = {};
+  View dkv = {};       // T like kv
+  View d_joint = {};   // T like joint, overwritten
+  View d_shared = {};  // T like shared, overwritten: the sum over heads, in ascending order, rounded once
+};
+
 struct AttentionArgs {
-  View qkv = {};  // T [B*T, (heads + 2*kv_heads)*head_size] = q | k | v
+  View qkv = {};  // T [B*T, shape.qkv_columns()] = q | k | v
   AttentionShape shape = {};
-  View o = {};        // T [B*T, heads*head_size], written
+  View o = {};        // T [B*T, shape.result_columns()], written
   View lse = {};      // A [B*heads, T], without gaps, written: the log-sum-exp of each row of scores
   View scratch = {};  // u8 [1, at least attention_scratch_bytes()]; null if that is 0
   // i32 [1, B*T], or null. For each row: the first row of its sequence that it attends to (0 to T-1), where
@@ -101,7 +116,7 @@ struct AttentionBackwardArgs {
 };
 
 struct AttentionSinksBackwardArgs {
-  View o = {};                // T [batch*time, heads*head_size]
+  View o = {};                // T [batch*time, shape.result_columns()]
   View lse = {};              // A [batch*heads, time]
   View d_o = {};              // like o
   AttentionShape shape = {};  // only its sizes are used
@@ -111,10 +126,10 @@ struct AttentionSinksBackwardArgs {
 
 struct AttentionBlockArgs {
   View q = {};   // T [query_rows(), heads*head_size]
-  View kv = {};  // T [key_rows(), 2*kv_heads*head_size] = k | v
+  View kv = {};  // T [key_rows(), block.kv_columns()] = k | v
   AttentionBlock block = {};
   // The result over all keys seen so far. The block overwrites it, or is merged into it by the log-sum-exp:
-  View o = {};           // A like q
+  View o = {};           // A [query_rows(), block.result_columns()]
   View lse = {};         // A [batch*heads, queries]
   View first_keys = {};  // i32 [1, query_rows()], or null: the position where the query's document begins
   View sinks = {};       // as in attention(), if the block does not merge
@@ -122,8 +137,8 @@ struct AttentionBlockArgs {
 
 struct AttentionBlockBackwardArgs {
   View q = {}, kv = {};   // as in attention_block()
-  View o = {}, lse = {};  // the result over all keys; o is T, like q
-  View d_o = {};          // T like q
+  View o = {}, lse = {};  // the result over all keys; o is T [query_rows(), block.result_columns()]
+  View d_o = {};          // T like o
   AttentionBlock block = {};
   View dq = {};          // A like q, added to
   View dkv = {};         // A like kv, added to

@@ -104,11 +104,16 @@ class Ops : public OpSizes {
   virtual void expert_gate(Stream& s, const ExpertGateArgs& args) = 0;
   virtual void expert_gate_backward(Stream& s, const ExpertGateBackwardArgs& args) = 0;
 
-  // Rotary embedding in place on the first `heads` heads of each row of x. Pairs are (i, i + pairs), the
-  // half-split convention of Hugging Face. The forward op is y = a R x with amplitude a and rotation R; the
+  // Rotary embedding in place on the first `heads` heads of each row of x; RopeTable says which columns are a
+  // pair. The forward op is y = a R x with amplitude a and rotation R; the
   // inverse, for the backward pass, is dx = a R^T dy. Both multiply by a, so one undoes the other only if a
   // is 1.
   virtual void rope(Stream& s, const RopeArgs& args) = 0;
+
+  // Keys and values of latent attention, from the product that makes both and the key columns that all heads
+  // share.
+  virtual void expand_kv(Stream& s, const ExpandKvArgs& args) = 0;
+  virtual void expand_kv_backward(Stream& s, const ExpandKvBackwardArgs& args) = 0;
 
   // Causal attention by shape.rule. Query head h uses key/value head h / (heads / kv_heads). The T x T scores
   // of a head are never stored.

@@ -163,6 +163,23 @@ struct Rotation {
   const std::int32_t* first_keys = nullptr;  // one for each row of x, or null
 };
 
+// The keys and values of latent attention. A row of `joint` has for each head its key's own columns and then
+// its value; a row of `shared` the columns that all keys share; a row of kv the keys of all heads, then the
+// values.
+template <class T>
+struct ExpandKv {
+  LatentHeads heads = {};
+  Strided<const T> joint, shared;
+  Strided<T> kv;
+};
+
+template <class T>
+struct ExpandKvBackward {
+  LatentHeads heads = {};
+  Strided<const T> dkv;
+  Strided<T> d_joint, d_shared;  // overwritten; d_shared is summed over heads, in ascending order
+};
+
 // A row of qkv has the queries of all heads, then the keys, then the values; a row of o has the heads side by
 // side.
 template <class T>
@@ -204,10 +221,11 @@ struct BlockAttentionBackward {
   const std::int32_t* first_keys = nullptr;  // the same as in BlockAttention
 };
 
-// Operands for the gradient of the heads' sinks. o and d_o have `time` rows for each sequence.
+// Operands for the gradient of the heads' sinks. o and d_o have `time` rows for each sequence, with heads of
+// value_size columns.
 template <class T>
 struct AttentionSinksBackward {
-  std::int64_t batch = 0, time = 0, heads = 0, head_size = 0;
+  std::int64_t batch = 0, time = 0, heads = 0, value_size = 0;
   Strided<const T> o, d_o;
   Strided<const Acc<T>> lse;  // as in BlockAttention
   const T* sinks = nullptr;   // [heads]

@@ -48,6 +48,11 @@ struct AttentionShape {
   std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_size = 0;
   AttentionRule rule = {};
   bool documents = false;  // the scratch memory must suffice for calls with documents (first_keys)
+  // Columns of a head of values, and of a head of the result; 0: head_size, as of queries and keys.
+  std::int64_t value_size = 0;
+  constexpr std::int64_t values() const { return value_size == 0 ? head_size : value_size; }
+  constexpr std::int64_t qkv_columns() const { return (heads + kv_heads) * head_size + kv_heads * values(); }
+  constexpr std::int64_t result_columns() const { return heads * values(); }
   bool operator==(const AttentionShape&) const = default;
 };
 
@@ -63,9 +68,22 @@ struct AttentionBlock {
   // The positions of the block's queries and keys in their sequences; used only with a window or documents.
   // The results of queries that see none of the keys are left unchanged.
   RowPositions query_positions = {}, key_positions = {};
+  std::int64_t value_size = 0;  // as in AttentionShape
+  constexpr std::int64_t values() const { return value_size == 0 ? head_size : value_size; }
+  constexpr std::int64_t kv_columns() const { return kv_heads * (head_size + values()); }
+  constexpr std::int64_t result_columns() const { return heads * values(); }
   // The number of rows from the first row of the first sequence to the last row of the last one.
   std::int64_t query_rows() const { return batch == 0 ? 0 : (batch - 1) * query_step + queries; }
   std::int64_t key_rows() const { return batch == 0 ? 0 : (batch - 1) * key_step + keys; }
+};
+
+// The sizes of latent attention's heads (DeepSeek): a key has `plain` columns of its own and then `shared`
+// columns that are the same for all heads; a value has `value` columns.
+struct LatentHeads {
+  std::int64_t heads = 0, plain = 0, shared = 0, value = 0;
+  constexpr std::int64_t joint_columns() const { return heads * (plain + value); }
+  constexpr std::int64_t key_columns() const { return heads * (plain + shared); }
+  constexpr std::int64_t kv_columns() const { return key_columns() + heads * value; }
 };
 
 inline constexpr std::int64_t kMaxRopePairs = 256;

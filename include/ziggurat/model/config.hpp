@@ -34,12 +34,15 @@ enum class Arch {
   kGptOss,
   kGlm4Moe,
   kErnie4Moe,
-  kMinimaxM2
+  kMinimaxM2,
+  kDeepseekV2,
+  kDeepseekV3
 };
 inline constexpr Arch kFamilies[] = {
-    Arch::kGpt2,  Arch::kLlama,      Arch::kMistral, Arch::kQwen2,   Arch::kQwen3,     Arch::kPhi3,
-    Arch::kOlmo2, Arch::kGemma2,     Arch::kGemma3,  Arch::kMixtral, Arch::kQwen2Moe,  Arch::kQwen3Moe,
-    Arch::kOlmoe, Arch::kGraniteMoe, Arch::kGptOss,  Arch::kGlm4Moe, Arch::kErnie4Moe, Arch::kMinimaxM2};
+    Arch::kGpt2,     Arch::kLlama,     Arch::kMistral,   Arch::kQwen2,      Arch::kQwen3,
+    Arch::kPhi3,     Arch::kOlmo2,     Arch::kGemma2,    Arch::kGemma3,     Arch::kMixtral,
+    Arch::kQwen2Moe, Arch::kQwen3Moe,  Arch::kOlmoe,     Arch::kGraniteMoe, Arch::kGptOss,
+    Arch::kGlm4Moe,  Arch::kErnie4Moe, Arch::kMinimaxM2, Arch::kDeepseekV2, Arch::kDeepseekV3};
 
 // Dropout rates of training, each at least 0 and below 1.
 struct DropoutRates {
@@ -82,6 +85,20 @@ enum class NormPlacement : std::uint8_t { kBefore, kAfter, kBoth };
 // that all heads share, or all heads as one vector.
 enum class HeadNorms : std::uint8_t { kNone, kEach, kAll };
 
+// Multi-head latent attention (DeepSeek-V2). A product of the block's input gives a latent vector of kv_rank
+// elements, which is RMS-normalised, and `rope` elements more. Another product makes of the latent each
+// head's value, and the columns of its key that do not rotate; the `rope` elements are the rotating columns
+// of all keys. Queries are made from a latent vector of q_rank elements in the same way, or from the input
+// itself. The last `rope` columns of a head of queries or keys rotate.
+struct LatentAttention {
+  std::int64_t q_rank = 0;  // 0: queries are made from the input
+  std::int64_t kv_rank = 0, rope = 0;
+  std::int64_t value_size = 0;  // columns of a head of values
+  bool operator==(const LatentAttention&) const = default;
+};
+// The eps of the norms of latent vectors; it is in no file.
+inline constexpr double kLatentNormEps = 1e-6;
+
 // How all models of a family compute, whatever their files say. The defaults are Llama.
 struct FamilyForm {
   bool layer_norms = false;  // norms are LayerNorms, with biases, and not RMSNorms
@@ -97,8 +114,9 @@ struct BlockDescription {
   NormPlacement norms = NormPlacement::kBefore;
   NormWeight norm_weight = NormWeight::kPlain;  // for all norms, the final norm and head norms included
   HeadNorms head_norms = HeadNorms::kNone;
-  bool qkv_bias = false, o_bias = false;
-  bool mlp_bias = false;  // on all three matrices of the MLP
+  std::optional<LatentAttention> latent = {};  // none: queries, keys and values are made from the input
+  bool qkv_bias = false, o_bias = false;       // latent: qkv_bias is of the products that read the input
+  bool mlp_bias = false;                       // on all three matrices of the MLP
   // Each head has a learned score that enters the softmax's denominator alone (AttentionRule::sinks).
   bool sinks = false;
   Gate gate = Gate::kSilu;
@@ -152,7 +170,7 @@ struct ModelConfig {
   std::int64_t layers = 12;
   std::int64_t heads = 12;
   std::int64_t kv_heads = 12;   // heads of keys and values; GPT-2: as many as heads
-  std::int64_t head_size = 64;  // width / heads, unless a file says otherwise
+  std::int64_t head_size = 64;  // of queries and keys: width / heads, unless a file says otherwise
   std::int64_t inner = 3072;    // width inside the MLP
   double norm_eps = 1e-5;
   double init_std = 0.02;  // standard deviation of the initial weights
@@ -166,6 +184,16 @@ struct ModelConfig {
   Lora lora = {};  // adapters added to the model's own matrices
 
   const FamilyForm& form() const { return form_of(arch); }
+  // Columns of the queries, keys, values and results of all heads.
+  std::int64_t query_columns() const { return heads * head_size; }
+  std::int64_t key_columns() const { return kv_heads * head_size; }
+  std::int64_t value_columns() const { return kv_heads * value_size(); }
+  std::int64_t result_columns() const { return heads * value_size(); }
+  std::int64_t value_size() const { return block.latent ? block.latent->value_size : head_size; }
+  // Columns of a head for which there are rotary angles: its last ones.
+  std::int64_t rotary_size() const { return block.latent ? block.latent->rope : head_size; }
+  // The sizes of heads in latent attention.
+  LatentHeads latent_heads() const;
   bool qkv_bias() const { return form().biases || block.qkv_bias; }
   bool o_bias() const { return form().biases || block.o_bias; }
   bool mlp_bias() const { return form().biases || block.mlp_bias; }

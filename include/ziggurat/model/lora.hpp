@@ -36,9 +36,13 @@ enum class LoraModule : std::uint8_t {
   kExpertW2,
   kExpertW3,
   kAllExpertsGateUp,  // parameters that hold all experts of a layer; gate and up share one A
-  kAllExpertsDown
+  kAllExpertsDown,
+  kQA,  // latent attention's modules
+  kQB,
+  kKvA,
+  kKvB
 };
-inline constexpr int kLoraModules = 24;
+inline constexpr int kLoraModules = 28;
 constexpr std::uint32_t bit_of(LoraModule module) {
   return 1u << static_cast<int>(module);
 }

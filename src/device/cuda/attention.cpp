@@ -40,8 +40,7 @@ Attention::Attention(AttentionKernel wanted, bool deterministic, std::unique_ptr
     : wanted_(wanted), deterministic_(deterministic), cudnn_(std::move(cudnn)), why_(std::move(why)) {}
 
 CudnnProblem Attention::problem(DType dtype, const AttentionShape& shape) const {
-  const std::int64_t ld_o = shape.heads * shape.head_size;
-  const std::int64_t ld_qkv = ld_o + 2 * shape.kv_heads * shape.head_size;
+  const std::int64_t ld_o = shape.result_columns(), ld_qkv = shape.qkv_columns();
   return {.shape = shape,
           .dtype = dtype,
           .ld_qkv = ld_qkv,

@@ -40,9 +40,9 @@ enum Operand : std::int64_t { kQ = 1, kK, kV, kO, kStats, kDo, kDq, kDk, kDv };
   throw Error(Errc::kDevice, fmt::format("cuDNN attention, {}", what), why);
 }
 
-// A matrix whose rows hold heads side by side; cuDNN sees it as [batch, heads, time, head_size].
+// A matrix whose rows hold heads side by side; cuDNN sees it as [batch, heads, time, size].
 struct Rows {
-  std::int64_t heads, ld;
+  std::int64_t heads, size, ld;
 };
 
 fe::graph::Tensor_attributes attributes(const CudnnProblem& p, const char* name, Operand operand, Rows rows) {
@@ -50,8 +50,8 @@ fe::graph::Tensor_attributes attributes(const CudnnProblem& p, const char* name,
   return fe::graph::Tensor_attributes()
       .set_name(name)
       .set_uid(operand)
-      .set_dim({s.batch, rows.heads, s.time, s.head_size})
-      .set_stride({s.time * rows.ld, s.head_size, rows.ld, 1});
+      .set_dim({s.batch, rows.heads, s.time, rows.size})
+      .set_stride({s.time * rows.ld, rows.size, rows.ld, 1});
 }
 
 fe::graph::Tensor_attributes stats_attributes(const CudnnProblem& p) {
@@ -93,9 +93,9 @@ struct Plan {
 
 void describe_forward(fe::graph::Graph& graph, const CudnnProblem& p) {
   const AttentionShape& s = p.shape;
-  const Tensor q = graph.tensor(attributes(p, "q", kQ, {s.heads, p.ld_qkv}));
-  const Tensor k = graph.tensor(attributes(p, "k", kK, {s.kv_heads, p.ld_qkv}));
-  const Tensor v = graph.tensor(attributes(p, "v", kV, {s.kv_heads, p.ld_qkv}));
+  const Tensor q = graph.tensor(attributes(p, "q", kQ, {s.heads, s.head_size, p.ld_qkv}));
+  const Tensor k = graph.tensor(attributes(p, "k", kK, {s.kv_heads, s.head_size, p.ld_qkv}));
+  const Tensor v = graph.tensor(attributes(p, "v", kV, {s.kv_heads, s.values(), p.ld_qkv}));
   auto [o, stats] = graph.sdpa(q, k, v,
                                fe::graph::SDPA_attributes()
                                    .set_name("attention")
@@ -103,18 +103,18 @@ void describe_forward(fe::graph::Graph& graph, const CudnnProblem& p) {
                                    .set_attn_scale(scale_of(p))
                                    .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                                    .set_diagonal_band_right_bound(0));
-  set_output(o, attributes(p, "o", kO, {s.heads, p.ld_o}));
+  set_output(o, attributes(p, "o", kO, {s.heads, s.values(), p.ld_o}));
   set_output(stats, stats_attributes(p));
   stats->set_data_type(fe::DataType_t::FLOAT);
 }
 
 void describe_backward(fe::graph::Graph& graph, const CudnnProblem& p) {
   const AttentionShape& s = p.shape;
-  const Tensor q = graph.tensor(attributes(p, "q", kQ, {s.heads, p.ld_qkv}));
-  const Tensor k = graph.tensor(attributes(p, "k", kK, {s.kv_heads, p.ld_qkv}));
-  const Tensor v = graph.tensor(attributes(p, "v", kV, {s.kv_heads, p.ld_qkv}));
-  const Tensor o = graph.tensor(attributes(p, "o", kO, {s.heads, p.ld_o}));
-  const Tensor d_o = graph.tensor(attributes(p, "do", kDo, {s.heads, p.ld_do}));
+  const Tensor q = graph.tensor(attributes(p, "q", kQ, {s.heads, s.head_size, p.ld_qkv}));
+  const Tensor k = graph.tensor(attributes(p, "k", kK, {s.kv_heads, s.head_size, p.ld_qkv}));
+  const Tensor v = graph.tensor(attributes(p, "v", kV, {s.kv_heads, s.values(), p.ld_qkv}));
+  const Tensor o = graph.tensor(attributes(p, "o", kO, {s.heads, s.values(), p.ld_o}));
+  const Tensor d_o = graph.tensor(attributes(p, "do", kDo, {s.heads, s.values(), p.ld_do}));
   const Tensor stats = graph.tensor(stats_attributes(p));
   auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, d_o, stats,
                                           fe::graph::SDPA_backward_attributes()
@@ -123,9 +123,9 @@ void describe_backward(fe::graph::Graph& graph, const CudnnProblem& p) {
                                               .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
                                               .set_diagonal_band_right_bound(0)
                                               .set_deterministic_algorithm(p.deterministic));
-  set_output(dq, attributes(p, "dq", kDq, {s.heads, p.ld_dqkv}));
-  set_output(dk, attributes(p, "dk", kDk, {s.kv_heads, p.ld_dqkv}));
-  set_output(dv, attributes(p, "dv", kDv, {s.kv_heads, p.ld_dqkv}));
+  set_output(dq, attributes(p, "dq", kDq, {s.heads, s.head_size, p.ld_dqkv}));
+  set_output(dk, attributes(p, "dk", kDk, {s.kv_heads, s.head_size, p.ld_dqkv}));
+  set_output(dv, attributes(p, "dv", kDv, {s.kv_heads, s.values(), p.ld_dqkv}));
 }
 
 // The reason why no version of cuDNN supports the problem; empty if there is none.
@@ -133,7 +133,9 @@ std::string unfit(const CudnnProblem& p) {
   const AttentionShape& s = p.shape;
   if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return "it takes bf16 and f16 alone";
   if (s.batch < 1 || s.time < 1 || s.heads < 1 || s.kv_heads < 1) return "there is nothing to compute";
-  if (s.head_size % 8 != 0) return fmt::format("heads of {} are not a multiple of 8", s.head_size);
+  for (const std::int64_t size : {s.head_size, s.values()}) {
+    if (size % 8 != 0) return fmt::format("heads of {} are not a multiple of 8", size);
+  }
   for (const std::int64_t ld : {p.ld_qkv, p.ld_o, p.ld_do, p.ld_dqkv}) {
     if (ld % 8 != 0) return fmt::format("rows {} elements apart are not multiples of 16 bytes", ld);
   }

@@ -176,7 +176,7 @@ class CudaBackend {
     return first_use(
         s,
         {static_cast<int>(dtype_of<T>), shape.batch, shape.time, shape.heads, shape.kv_heads, shape.head_size,
-         lds[0], lds[1], lds[2], lds[3], std::bit_cast<std::int64_t>(shape.rule.scale)},
+         shape.values(), lds[0], lds[1], lds[2], lds[3], std::bit_cast<std::int64_t>(shape.rule.scale)},
         {});
   }
 

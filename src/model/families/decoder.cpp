@@ -12,6 +12,33 @@ using nlohmann::json;
 
 constexpr const char *kLocal = "sliding_attention", *kGlobal = "full_attention";
 
+// size: default for files without the key; 0: width / heads.
+void read_head_size(const Keys& keys, std::int64_t size, ModelConfig& c) {
+  c.head_size = keys.has("head_dim") || size > 0
+                    ? keys.size("head_dim", size)
+                    : hf::divided(keys, "hidden_size", c.width, "num_attention_heads", c.heads);
+  if (c.head_size % 2 == 0) return;
+  throw Error(Errc::kUsage, keys.where(),
+              fmt::format("the heads have a size of {}; RoPE turns pairs and needs an even one", c.head_size),
+              "change \"head_dim\", or \"hidden_size\" and \"num_attention_heads\"");
+}
+
+// The sizes of heads in latent attention. transformers writes the number of rotating columns as "head_dim".
+void read_latent(const Keys& keys, ModelConfig& c) {
+  LatentAttention latent;
+  latent.q_rank = keys.is_null("q_lora_rank") ? 0 : keys.size("q_lora_rank", 1536);
+  latent.kv_rank = keys.size("kv_lora_rank", 512);
+  latent.rope = keys.size("qk_rope_head_dim", 64);
+  latent.value_size = keys.size("v_head_dim", 128);
+  if (keys.size("head_dim", latent.rope) != latent.rope)
+    keys.wrong("head_dim", fmt::format("{}, as \"qk_rope_head_dim\",", latent.rope));
+  c.head_size = keys.size("qk_nope_head_dim", 128) + latent.rope;
+  c.block.latent = latent;
+  if (c.kv_heads != c.heads)
+    keys.wrong("num_key_value_heads", fmt::format("{}, as \"num_attention_heads\",", c.heads));
+  if (latent.rope % 2 != 0) keys.wrong("qk_rope_head_dim", "an even number");
+}
+
 void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, ModelConfig& c) {
   c.vocab_size = hf::vocabulary(keys, origin);
   c.context = keys.size("max_position_embeddings");
@@ -22,16 +49,7 @@ void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, Mode
   const bool as_queries = origin == Origin::kModelSection || !rules.kv_heads_needed;
   c.kv_heads = as_queries ? keys.size("num_key_value_heads", c.heads) : keys.size("num_key_value_heads");
   (void)hf::divided(keys, "num_attention_heads", c.heads, "num_key_value_heads", c.kv_heads);
-  const std::int64_t size = rules.head_size;
-  c.head_size = keys.has("head_dim") || size > 0
-                    ? keys.size("head_dim", size)
-                    : hf::divided(keys, "hidden_size", c.width, "num_attention_heads", c.heads);
-  if (c.head_size % 2 != 0) {
-    throw Error(
-        Errc::kUsage, keys.where(),
-        fmt::format("the heads have a size of {}; RoPE turns pairs and needs an even one", c.head_size),
-        "change \"head_dim\", or \"hidden_size\" and \"num_attention_heads\"");
-  }
+  rules.latent ? read_latent(keys, c) : read_head_size(keys, rules.head_size, c);
   c.inner = keys.size("intermediate_size");
   c.norm_eps = keys.positive("rms_norm_eps", rules.norm_eps);
   c.init_std = keys.deviation("initializer_range", 0.02);
@@ -177,7 +195,8 @@ void read_experts(const Keys& keys, const ExpertKeys& rules, ModelConfig& c) {
         fmt::format("\"{}\" is {}, but \"{}\" is {}", kPerToken, e.router.per_token, rules.count, e.count),
         fmt::format("choose \"{}\" from 1 to {}", kPerToken, e.count));
   }
-  e.router.renormalize = rules.renormalizes || keys.flag("norm_topk_prob", rules.renormalizes_by_default);
+  e.router.renormalize = rules.renormalizes || (!rules.never_renormalizes &&
+                                                keys.flag("norm_topk_prob", rules.renormalizes_by_default));
   e.inner = rules.inner_default > 0 ? keys.size(rules.inner, rules.inner_default) : keys.size(rules.inner);
   if (rules.dense_layers) e.dense = read_dense_layers(keys, c.layers);
   if (rules.shared > 0) {
@@ -199,10 +218,11 @@ json cap_or_null(double cap) {
 
 void write_experts(const ModelConfig& c, const ExpertKeys& rules, nlohmann::ordered_json& out) {
   const Experts& e = c.experts;
+  if (!e.on()) return rules.write(c, out);  // which says that no layer has experts
   out[rules.count] = e.count;
   out[rules.per_token_key] = e.router.per_token;
   out[rules.inner] = e.inner;
-  if (!rules.renormalizes) out["norm_topk_prob"] = e.router.renormalize;
+  if (!rules.renormalizes && !rules.never_renormalizes) out["norm_topk_prob"] = e.router.renormalize;
   if (rules.dense_layers) {
     out["decoder_sparse_step"] = 1;
     json dense = json::array();
@@ -213,6 +233,16 @@ void write_experts(const ModelConfig& c, const ExpertKeys& rules, nlohmann::orde
   }
   if (rules.shared > 0) out["shared_expert_intermediate_size"] = e.shared_inner;
   if (rules.write != nullptr) rules.write(c, out);
+}
+
+void write_latent(const ModelConfig& c, const LatentKeys& rules, nlohmann::ordered_json& out) {
+  const LatentAttention& latent = *c.block.latent;
+  out["q_lora_rank"] = latent.q_rank > 0 ? json(latent.q_rank) : json();
+  out["kv_lora_rank"] = latent.kv_rank;
+  out["qk_nope_head_dim"] = c.head_size - latent.rope;
+  out["qk_rope_head_dim"] = latent.rope;
+  out["v_head_dim"] = latent.value_size;
+  if (rules.tells_pairs) out["rope_interleave"] = c.block.rope.interleaved;
 }
 
 void write_windows(const ModelConfig& c, const WindowKeys& rules, nlohmann::ordered_json& out) {
@@ -280,6 +310,8 @@ ModelConfig read_decoder(const Family& family, const Keys& keys, Origin origin) 
   c.block = rules.block;
   read_sizes(keys, origin, rules, c);
   hf::read_rope(keys, rules.rope, c, rules.partial_rotary);
+  if (rules.latent)
+    c.block.rope.interleaved = !rules.latent->tells_pairs || keys.flag("rope_interleave", true);
   demand_known(keys, rules);
   if (rules.attention_bias) {
     c.block.qkv_bias = keys.flag("attention_bias", false);
@@ -301,7 +333,11 @@ void write_decoder(const Family& family, const ModelConfig& c, nlohmann::ordered
   out["num_hidden_layers"] = c.layers;
   out["num_attention_heads"] = c.heads;
   out["num_key_value_heads"] = c.kv_heads;
-  out["head_dim"] = c.head_size;
+  if (rules.latent) {
+    write_latent(c, *rules.latent, out);
+  } else {
+    out["head_dim"] = c.head_size;
+  }
   out["intermediate_size"] = c.inner;
   out["rms_norm_eps"] = c.norm_eps;
   hf::write_rope(c, rules.rope, out);

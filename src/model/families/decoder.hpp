@@ -40,16 +40,22 @@ struct ExpertKeys {
   std::int64_t inner_default = 0;
   RouterRule router = {};     // of all models, besides what files say
   bool renormalizes = false;  // always; else "norm_topk_prob" says it
-  bool renormalizes_by_default = false;
+  bool renormalizes_by_default = false, never_renormalizes = false;
   bool biases = false, choice_bias = false;  // as Experts has them, of all models
   bool dense_layers = false;  // "decoder_sparse_step" and "mlp_only_layers" say which layers are dense
   // The default width inside the MLP that all tokens pass, with its gate; 0: the family has no such MLP.
   std::int64_t shared = 0;
   bool jitter = false;  // there is a key for noise in the router, which must be 0
-  // Further keys: read into a configuration that has all the others, written, and listed.
+  // Further keys: read into a configuration that has all the others, written, and listed. Where reading
+  // leaves no layer with experts, it clears ModelConfig::experts.
   void (*read)(const hf::Keys& keys, ModelConfig& config) = nullptr;
   void (*write)(const ModelConfig& config, nlohmann::ordered_json& out) = nullptr;
   std::vector<ModelKey> keys = {};
+};
+
+// The keys of latent attention, and a family's rules for files without them.
+struct LatentKeys {
+  bool tells_pairs = false;  // "rope_interleave" may say that rotating pairs are not side by side
 };
 
 struct DecoderRules {
@@ -68,6 +74,7 @@ struct DecoderRules {
   WindowKeys windows = {};
   std::optional<GemmaKeys> gemma = {};
   std::optional<ExpertKeys> experts = {};
+  std::optional<LatentKeys> latent = {};
 };
 
 // A family with Llama's keys and Llama's names in files.

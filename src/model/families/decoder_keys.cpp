@@ -48,6 +48,21 @@ void add_rope(const DecoderRules& rules, Rows& rows) {
   }
 }
 
+void add_latent(const LatentKeys& latent, Rows& rows) {
+  rows.push_back({"q_lora_rank", "`null`, or a whole number", "1536",
+                  "Width of the queries' latent; `null`: queries are made from the input."});
+  rows.push_back({"kv_lora_rank", kSizeText, "512", "Width of the latent of keys and values."});
+  rows.push_back(
+      {"qk_nope_head_dim", kSizeText, "128", "Columns of a head of queries or keys that do not rotate."});
+  rows.push_back({"qk_rope_head_dim", kSizeText, "64",
+                  "Columns of a head that rotate, the same for the keys of all heads; even."});
+  rows.push_back({"v_head_dim", kSizeText, "128", "Columns of a head of values."});
+  if (latent.tells_pairs)
+    rows.push_back({"rope_interleave", kBoolText, "true",
+                    "Rotating pairs are neighbouring columns; else column i of the first half and of the "
+                    "second."});
+}
+
 void add_windows(const WindowKeys& windows, Rows& rows) {
   if (!windows.allowed) return;
   rows.push_back({"sliding_window", "`null`, or a whole number", windows.absent_is_none ? "null" : "4096",
@@ -82,7 +97,7 @@ void add_experts(const ExpertKeys& experts, Rows& rows) {
       {experts.per_token_key, kSizeText, text(experts.per_token), "Experts that each token passes."});
   if (experts.inner_default > 0)
     rows.push_back({experts.inner, kSizeText, text(experts.inner_default), "Width inside an expert."});
-  if (!experts.renormalizes)
+  if (!experts.renormalizes && !experts.never_renormalizes)
     rows.push_back({"norm_topk_prob", kBoolText, experts.renormalizes_by_default ? "true" : "false",
                     "The weights of a token's experts add up to 1."});
   if (experts.dense_layers) {
@@ -105,23 +120,29 @@ void add_experts(const ExpertKeys& experts, Rows& rows) {
 Rows decoder_keys(const Family& family) {
   const DecoderRules& rules = *family.rules;
 
-  Rows rows = {
-      {"arch", fmt::format("`\"{}\"`", family.name), "required", "The family."},
-      {"vocab_size", kSizeText, "the tokenizer's", "Size of the vocabulary."},
-      {"max_position_embeddings", kSizeText, "required", "Most tokens of a sequence: the context."},
-      {"hidden_size", kSizeText, "required", "Width."},
-      {"num_hidden_layers", kSizeText, "required", "Layers."},
-      {"num_attention_heads", kSizeText, "required", "Heads of attention."},
-      {"num_key_value_heads", kSizeText, "as `num_attention_heads`",
-       "Heads of keys and values; `num_attention_heads` is a multiple of it."},
-      {"head_dim", kSizeText,
-       rules.head_size > 0 ? fmt::format("{}", rules.head_size) : "`hidden_size` / `num_attention_heads`",
-       "Size of a head; even."},
-      {"intermediate_size", kSizeText, "required",
-       rules.experts && rules.experts->inner == std::string("intermediate_size") ? "Width inside an expert."
-                                                                                 : "Width inside the MLP."},
-      {"rms_norm_eps", kNumberText, rules.norm_eps == 1e-5 ? "1e-5" : "1e-6",
-       "What is added to the mean square in RMS norms."}};
+  Rows rows = {{"arch", fmt::format("`\"{}\"`", family.name), "required", "The family."},
+               {"vocab_size", kSizeText, "the tokenizer's", "Size of the vocabulary."},
+               {"max_position_embeddings", kSizeText, "required", "Most tokens of a sequence: the context."},
+               {"hidden_size", kSizeText, "required", "Width."},
+               {"num_hidden_layers", kSizeText, "required", "Layers."},
+               {"num_attention_heads", kSizeText, "required", "Heads of attention."},
+               {"num_key_value_heads", kSizeText, "as `num_attention_heads`",
+                rules.latent ? "Heads of keys and values: as `num_attention_heads`."
+                             : "Heads of keys and values; `num_attention_heads` is a multiple of it."}};
+  if (rules.latent) {
+    add_latent(*rules.latent, rows);
+  } else {
+    rows.push_back(
+        {"head_dim", kSizeText,
+         rules.head_size > 0 ? fmt::format("{}", rules.head_size) : "`hidden_size` / `num_attention_heads`",
+         "Size of a head; even."});
+  }
+  rows.push_back({"intermediate_size", kSizeText, "required",
+                  rules.experts && rules.experts->inner == std::string("intermediate_size")
+                      ? "Width inside an expert."
+                      : "Width inside the MLP."});
+  rows.push_back({"rms_norm_eps", kNumberText, rules.norm_eps == 1e-5 ? "1e-5" : "1e-6",
+                  "What is added to the mean square in RMS norms."});
   add_rope(rules, rows);
   add_windows(rules.windows, rows);
   if (rules.gemma) {

@@ -10,10 +10,10 @@ namespace zg {
 namespace model {
 
 std::span<const Family* const> families() {
-  static const Family* const kAll[] = {&gpt2(),      &llama(),      &mistral(),   &qwen2(),       &qwen3(),
-                                       &phi3(),      &olmo2(),      &gemma2(),    &gemma3(),      &mixtral(),
-                                       &qwen2_moe(), &qwen3_moe(),  &olmoe(),     &granite_moe(), &gpt_oss(),
-                                       &glm4_moe(),  &ernie4_moe(), &minimax_m2()};
+  static const Family* const kAll[] = {
+      &gpt2(),    &llama(),    &mistral(),    &qwen2(),      &qwen3(),       &phi3(),       &olmo2(),
+      &gemma2(),  &gemma3(),   &mixtral(),    &qwen2_moe(),  &qwen3_moe(),   &olmoe(),      &granite_moe(),
+      &gpt_oss(), &glm4_moe(), &ernie4_moe(), &minimax_m2(), &deepseek_v2(), &deepseek_v3()};
   static_assert(std::size(kAll) == std::size(kFamilies));
   return kAll;
 }
@@ -63,6 +63,11 @@ const char* title_of(Arch arch) {
 
 bool ModelConfig::any_window() const {
   return std::find(block.windowed.begin(), block.windowed.end(), true) != block.windowed.end();
+}
+
+LatentHeads ModelConfig::latent_heads() const {
+  ZG_ASSERT(block.latent.has_value(), "{} has no latent attention", name_of(arch));
+  return {heads, head_size - block.latent->rope, block.latent->rope, block.latent->value_size};
 }
 
 std::int64_t ModelConfig::experts_in_unit() const {

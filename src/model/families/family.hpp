@@ -29,6 +29,10 @@ struct BlockNames {
   MatrixName q{"self_attn.q_proj", LoraModule::kQ}, k{"self_attn.k_proj", LoraModule::kK},
       v{"self_attn.v_proj", LoraModule::kV};
   MatrixName qkv{"self_attn.qkv_proj", LoraModule::kQkv};  // where q, k and v are one matrix
+  // Latent attention's products: to the latents, and from them.
+  MatrixName q_a{"self_attn.q_a_proj", LoraModule::kQA}, q_b{"self_attn.q_b_proj", LoraModule::kQB},
+      kv_a{"self_attn.kv_a_proj_with_mqa", LoraModule::kKvA}, kv_b{"self_attn.kv_b_proj", LoraModule::kKvB};
+  const char *q_a_norm = "self_attn.q_a_layernorm", *kv_a_norm = "self_attn.kv_a_layernorm";
   MatrixName o{"self_attn.o_proj", LoraModule::kO};
   // gate: the MLP's first matrix, even if the MLP has no gate. gate_up: where gate and up are one matrix.
   MatrixName gate{"mlp.gate_proj", LoraModule::kGate}, up{"mlp.up_proj", LoraModule::kUp},
@@ -68,6 +72,8 @@ struct FileNames {
   // Parts of names that transformers writes by other names than the family's released files have: read as
   // the second of each pair.
   std::vector<std::pair<std::string_view, std::string_view>> renamed = {};
+  // Files may have layers after the model's last one, which predict further tokens and are left out.
+  bool extra_layers = false;
 };
 
 // The keys of config.json for the model's sizes, for use in errors.
@@ -91,6 +97,7 @@ struct Family {
   void (*write)(const Family& family, const ModelConfig& config, nlohmann::ordered_json& out);
   std::vector<ModelKey> (*keys)(const Family& family);
   const DecoderRules* rules = nullptr;  // rules for the functions of decoder.hpp; null in other families
+  const char* other_type = "";          // another model_type of models that are computed in the same way
 };
 
 // Texts of documented keys.
@@ -125,5 +132,7 @@ const Family& gpt_oss();
 const Family& glm4_moe();
 const Family& ernie4_moe();
 const Family& minimax_m2();
+const Family& deepseek_v2();
+const Family& deepseek_v3();
 
 }  // namespace zg::model

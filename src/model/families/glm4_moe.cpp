@@ -6,7 +6,7 @@ namespace zg::model {
 namespace {
 
 void read(const hf::Keys& keys, ModelConfig& c) {
-  read_deepseek_experts(keys, c);
+  read_deepseek_experts(keys, {}, c);
   if (keys.flag("use_qk_norm", false)) c.block.head_norms = HeadNorms::kEach;
 }
 
@@ -16,7 +16,7 @@ void write(const ModelConfig& c, nlohmann::ordered_json& out) {
 }
 
 ExpertKeys experts() {
-  ExpertKeys keys = deepseek_experts();
+  ExpertKeys keys = deepseek_experts({});
   keys.experts = 128, keys.per_token = 8, keys.inner_default = 1408;
   keys.read = read, keys.write = write;
   keys.keys.push_back({"use_qk_norm", kBoolText, "false", "Queries and keys have RMS norms of each head."});

@@ -45,6 +45,8 @@ TEST_F(LatentFiles, SizesThatDoNotFitAreRefused) {
   EXPECT_HAS(with("kv_lora_rank", 0), "\"kv_lora_rank\" is 0");
   EXPECT_HAS(with("q_lora_rank", 0), "\"q_lora_rank\" is 0");
   EXPECT_HAS(with("sliding_window", 7), "\"sliding_window\" is 7; only null is supported");
+  EXPECT_HAS(with("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"mscale_all_dim", 1.0}}),
+             "only \"mscale_all_dim\" of \"rope_type\" \"yarn\" is supported");
   ModelConfig biased = FamilyFile("deepseek_v2").config();
   biased.block.qkv_bias = true;
   EXPECT_HAS(error_of([&] { validate(biased); }).message(), "biases without q_lora_rank are not supported");

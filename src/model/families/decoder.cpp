@@ -39,6 +39,20 @@ void read_latent(const Keys& keys, ModelConfig& c) {
   if (latent.rope % 2 != 0) keys.wrong("qk_rope_head_dim", "an even number");
 }
 
+// How the pairs of latent attention rotate. transformers scales scores by "mscale_all_dim" of any kind of
+// scaling; here only YaRN has it.
+void read_latent_rope(const Keys& keys, const LatentKeys& rules, Rope& rope) {
+  rope.interleaved = !rules.tells_pairs || keys.flag("rope_interleave", true);
+  const RopeScaling::Kind kind = rope.scaling.kind;
+  if (kind == RopeScaling::Kind::kNone || kind == RopeScaling::Kind::kYarn) return;
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!keys.has(key) || !keys.at(key).contains("mscale_all_dim")) continue;
+    const json& amplitude = keys.at(key)["mscale_all_dim"];
+    if (!amplitude.is_null() && amplitude != 0)
+      keys.unsupported(key, "\"mscale_all_dim\" of \"rope_type\" \"yarn\"");
+  }
+}
+
 void read_sizes(const Keys& keys, Origin origin, const DecoderRules& rules, ModelConfig& c) {
   c.vocab_size = hf::vocabulary(keys, origin);
   c.context = keys.size("max_position_embeddings");
@@ -310,8 +324,7 @@ ModelConfig read_decoder(const Family& family, const Keys& keys, Origin origin) 
   c.block = rules.block;
   read_sizes(keys, origin, rules, c);
   hf::read_rope(keys, rules.rope, c, rules.partial_rotary);
-  if (rules.latent)
-    c.block.rope.interleaved = !rules.latent->tells_pairs || keys.flag("rope_interleave", true);
+  if (rules.latent) read_latent_rope(keys, *rules.latent, c.block.rope);
   demand_known(keys, rules);
   if (rules.attention_bias) {
     c.block.qkv_bias = keys.flag("attention_bias", false);

@@ -26,7 +26,6 @@ inline constexpr const char* kTiles = "tiers.tiles";
 inline constexpr const char* kStoredWeights = "tiers.weights";
 inline constexpr const char* kGroups = "parameter groups";
 inline constexpr const char* kLora = "LoRA";
-inline constexpr const char* kExpertAdapters = "lora.target_parameters";
 inline constexpr const char* kBalance = "router.balance";
 
 }  // namespace zg::config

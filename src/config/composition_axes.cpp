@@ -312,22 +312,19 @@ Choices adapters() {
           {"on",
            {"lora.rank=16"},
            "low-rank adapters are trained beside the model of model.from, which stays as it is",
-           [](Run r) { return r.lora.on() && r.lora.base == LoraConfig::Base::kElements; }},
+           [](Run r) {
+             return r.lora.on() && r.lora.parameters.empty() && r.lora.base == LoraConfig::Base::kElements;
+           }},
+          {"of parameters",
+           {"lora.rank=16", "lora.target_parameters=experts.*", "lora.target=all-linear"},
+           "the same, and the adapters of experts are of the parameters that hold all experts of a layer",
+           [](Run r) {
+             return r.lora.on() && !r.lora.parameters.empty() && r.lora.base == LoraConfig::Base::kElements;
+           }},
           {"over codes",
            {"lora.rank=16", "lora.base=codes"},
-           "the same, and matrices of 4 or 8 bits in the model's files are kept so",
+           "adapters of either form, and matrices of 4 or 8 bits in the model's files are kept so",
            [](Run r) { return r.lora.on() && r.lora.base == LoraConfig::Base::kCodes; }}};
-}
-
-Choices expert_adapters() {
-  return {{"none",
-           {},
-           "where adapters have experts, each matrix of each expert is a module",
-           [](Run r) { return r.lora.parameters.empty(); }},
-          {"given",
-           {"lora.target_parameters=experts.*", "lora.target=all-linear"},
-           "adapters of parameters that hold all experts of a layer, in PEFT's form",
-           [](Run r) { return !r.lora.parameters.empty(); }}};
 }
 
 Choices balances() {
@@ -450,7 +447,6 @@ std::vector<Axis> make_axes() {
       {kCommunication, communication_types()},
       {kGroups, parameter_groups()},
       {kLora, adapters()},
-      {kExpertAdapters, expert_adapters()},
       {kBalance, balances()},
       {"gradient_clipping", clippings()},
       {"optimizer.overlap", overlaps()},

@@ -153,16 +153,11 @@ std::vector<Exclusion> of_stages_and_tiles() {
        "the first backward comes before the forwards of later micro-batches",
        "choose accumulation \"layer_major\", the default, or another router.balance",
        {"router.balance", "accumulation"}},
-      {{kLora, {"on", "over codes"}},
+      {{kLora, {"on", "of parameters", "over codes"}},
        {kGroups, {"frozen"}},
        "all but the adapters is frozen already",
        "remove the groups that freeze",
        {"optimizer.param_groups", "lora"}},
-      {{kExpertAdapters, {"given"}},
-       {kLora, {"off"}},
-       "there are no adapters",
-       "give lora.rank, too",
-       {"lora.target_parameters"}},
   };
 }
 
@@ -211,7 +206,7 @@ std::vector<Exclusion> of_stored_weights() {
        "remove the groups that freeze, or choose \"computed\"",
        keys},
       {{kStoredWeights, {"fp8"}},
-       {kLora, {"on", "over codes"}},
+       {kLora, {"on", "of parameters", "over codes"}},
        "only trained layers are kept so, and beside adapters none is",
        "choose \"computed\"; lora.base \"codes\" keeps a model of 4 or 8 bits as its files do",
        keys},

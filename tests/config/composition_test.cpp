@@ -66,10 +66,8 @@ TEST_F(Composition, EveryExclusionRefusesOrWarns) {
     const std::size_t a = axis(e.first.axis), b = axis(e.second.axis);
     for (const char* first : e.first.choices) {
       for (const char* second : e.second.choices) {
-        // A file that says so is refused before: the tier or the device of a section, or its rank, is
-        // missing.
+        // A file that says so is refused before: the tier or the device of a section is missing.
         const bool in_files = std::string(e.second.axis) != "NVMe tier" &&
-                              std::string(e.first.axis) != "lora.target_parameters" &&
                               !(std::string(first) == "below 1" && std::string(second) == "anywhere");
         if (!in_files) continue;
         Fixed fixed(axes().size());
@@ -120,11 +118,6 @@ TEST_F(Composition, RunsOfProgramsAreChecked) {
   EXPECT_EQ(usage_error([&] { return check_composition(run), 0; }).where(),
             "zero_optimization.offload_optimizer.device");
   run.offload_optimizer = OffloadTarget::kAuto;
-  run.lora.parameters = {"experts.*"};
-  const Error adapters = usage_error([&] { return check_composition(run), 0; });
-  EXPECT_EQ(adapters.where(), "lora.target_parameters");
-  EXPECT_HAS(adapters.message(), "there are no adapters");
-  run.lora.parameters.clear();
   run.host_update_share = 0.5;
   EXPECT_NO_THROW(check_composition(run));  // without effect
   EXPECT_TRUE(std::any_of(exclusions().begin(), exclusions().end(), [&](const Exclusion& e) {

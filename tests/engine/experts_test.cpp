@@ -123,7 +123,7 @@ TEST_P(Experts, AreTrainedAloneOrNotAtAll) {
   }
 }
 
-TEST_P(Experts, StayAsTheyAreUnderAdapters) {
+TEST_P(Experts, HaveAdaptersWithTheSameBits) {
   TinySetup setup = with_adapters(setup_of(GetParam()));
   const RanksOutcome one = train_on_ranks(setup, {}, 2);
   expect_same(train_on_ranks(on_drives(setup), {}, 2), one);

@@ -72,6 +72,15 @@ void mlp_backward(const DenseCall& b, const View& dy, const View& x, const View&
   if (trains_adapters) b.adapters.backward_weight(AdapterInput::kGateUp, b.f.gate_up, x);
 }
 
+// Logits are of the accumulator's type, in which products add no bias.
+void router_logits(const DenseCall& b, const View& x, const View& logits) {
+  const View router = b.call.weight(b.p.router);
+  if (b.p.router_bias == kNone) return b.call.linear(x, router, {}, logits);
+  const View bias = b.call.weight(b.p.router_bias);
+  b.ops.cast(b.s, View(bias.data, bias.dtype, logits.rows, logits.cols, 0), logits);
+  b.call.linear_more(x, router, logits);
+}
+
 }  // namespace
 
 void router_forward(const DenseCall& b) {
@@ -80,7 +89,7 @@ void router_forward(const DenseCall& b) {
   const View x = call.all_rows(b.norm2(), routing.x);
   const bool again = call.model_call == ModelCall::kBlockAgain;
   if (!again) {
-    call.linear(x, call.weight(b.p.router), b.bias(b.p.router_bias), routing.logits);
+    router_logits(b, x, routing.logits);
     b.ops.route(b.s, {.logits = routing.logits,
                       .choice_bias = call.experts.choice_bias,
                       .rule = b.c.experts.router,

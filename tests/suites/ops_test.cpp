@@ -502,11 +502,13 @@ TYPED_TEST(DeviceOps, CrossEntropyInParts) {
 TYPED_TEST(DeviceOps, ZeroAndCast) {
   Operands<TypeParam> o;
   const auto zeroed = o.t(kRows, kWidth), a = o.a(kRows, kWidth), t = o.t(kRows, kWidth),
-             back = o.a(kRows, kWidth);
+             back = o.a(kRows, kWidth), row = o.t(1, kWidth), rows = o.a(kRows, kWidth);
   o.run([&](Ops& ops, Stream& s, auto pick) {
     ops.zero(s, pick(zeroed));
     ops.cast(s, pick(a), pick(t));
     ops.cast(s, pick(t), pick(back));
+    const View one = pick(row);
+    ops.cast(s, View(one.data, one.dtype, kRows, kWidth, 0), pick(rows));  // the same row again and again
   });
 }
 

@@ -162,7 +162,8 @@ class Ops : public OpSizes {
   virtual void cross_entropy_part(Stream& s, const CrossEntropyPartArgs& args) = 0;
 
   virtual void zero(Stream& s, View x) = 0;
-  // out = in, rounded to nearest even; any two storage types, of the same shape.
+  // out = in, rounded to nearest even; any two storage types, of the same shape. With a leading dimension of 0
+  // all rows of `in` are one and the same.
   virtual void cast(Stream& s, View in, View out) = 0;
   // Convert values to integers of 8 or 4 bits with a scale per block, and back
   // (ziggurat/kernels/quantize.hpp). values: T [1, n], without gaps; codes: u8 [1, quantized_bytes(n, bits)],

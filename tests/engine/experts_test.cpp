@@ -146,7 +146,7 @@ TEST_P(Experts, AreGroupedWithoutChangingResults) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Experts,
                          testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granite_moe",
-                                         "gpt_oss", "glm4_moe"),
+                                         "gpt_oss", "glm4_moe", "deepseek_v3_moe"),
                          [](const auto& one) { return std::string(one.param); });
 
 struct ExpertsInTensorParts : testing::TestWithParam<const char*> {};
@@ -168,7 +168,7 @@ TEST_P(ExpertsInTensorParts, AreOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ExpertsInTensorParts,
                          testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "granite_moe", "gpt_oss",
-                                         "glm4_moe", "ernie4_moe"),
+                                         "glm4_moe", "ernie4_moe", "deepseek_v2_moe", "deepseek_v3_moe"),
                          [](const auto& one) { return std::string(one.param); });
 
 // Blocks in tiles, experts whole.

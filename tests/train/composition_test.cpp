@@ -80,7 +80,10 @@ class ComposedRuns : public RunTest {
     }
     return machine;
   }
-  static bool has_experts(const RunConfig& run) { return run.balance.on() || !run.lora.parameters.empty(); }
+  static bool moves_biases(const RunConfig& run) { return run.balance.kind == BalanceKind::kBias; }
+  static bool has_experts(const RunConfig& run) {
+    return run.balance.on() || moves_biases(run) || !run.lora.parameters.empty();
+  }
   static ModelConfig model_of_bytes(const RunConfig& run) {
     ModelConfig model = *run.model;
     model.vocab_size = 256;
@@ -91,6 +94,13 @@ class ComposedRuns : public RunTest {
                        .router = {.per_token = 2},
                        .shared_inner = 64,
                        .shared_gate = true};
+    }
+    if (moves_biases(run)) {
+      model.arch = Arch::kGlm4Moe, model.block.rope.partial = 0.5;
+      model.experts.router = {
+          .score = RouterScore::kSigmoid, .per_token = 2, .renormalize = true, .epsilon = 1e-20};
+      model.experts.shared_inner = model.inner, model.experts.shared_gate = false;
+      model.experts.choice_bias = true;
     }
     if (run.lora.on()) {
       const bool parameters = !run.lora.parameters.empty();
@@ -105,7 +115,9 @@ class ComposedRuns : public RunTest {
   // A run beside a base in codes has one of its model's sizes.
   RunConfig with_base(RunConfig run) const {
     if (run.lora.base != LoraConfig::Base::kCodes) return run;
-    const std::string folder = has_experts(run) ? "coded-experts" : "coded";
+    const std::string folder = moves_biases(run)  ? "coded-biases"
+                               : has_experts(run) ? "coded-experts"
+                                                  : "coded";
     run.model_from = directory_ + "/" + folder;
     if (std::filesystem::exists(run.model_from)) return run;
     ModelConfig model = model_of_bytes(run);

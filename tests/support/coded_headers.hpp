@@ -19,8 +19,8 @@
 namespace zg::test {
 
 // Writes model.safetensors beside the config.json of `directory`: a sparse file, in which the matrices of all
-// layers are NF4 as bitsandbytes has it, or where files have all experts of a layer in one tensor, these are
-// MXFP4; the rest is bf16.
+// layers are FP8 in blocks if config.json says so, or else NF4 as bitsandbytes has it, or where files have
+// all experts of a layer in one tensor, these are MXFP4; the rest is bf16.
 inline void write_coded_headers(const std::string& directory) {
   const Model model(read_hf_config(directory), DType::kBF16, host_ops());
   nlohmann::ordered_json header;
@@ -32,6 +32,8 @@ inline void write_coded_headers(const std::string& directory) {
     if (!content.empty()) contents.emplace_back(at, std::move(content));
     at += bytes;
   };
+  const std::string config = read_file(directory + "/config.json");
+  const bool fp8 = config.find("\"quant_method\": \"fp8\"") != config.npos;
   bool fused = false;
   for (const Unit& unit : model.units()) {
     for (const Param& p : unit.params) fused = fused || p.file_slices > 0;
@@ -52,6 +54,14 @@ inline void write_coded_headers(const std::string& directory) {
       }
       if (p.vector || !block || p.routes || fused) {
         add(p.name_in_files(), "BF16", shape, 2 * count);
+        continue;
+      }
+      if (fp8) {
+        const auto blocks = [](std::int64_t n) { return (n + 127) / 128; };
+        const std::vector scales{blocks(shape[0]), blocks(shape[1])};
+        add(p.name_in_files(), "F8_E4M3", shape, count);
+        add(p.name.substr(0, p.name.rfind(".weight")) + ".weight_scale_inv", "F32", scales,
+            4 * scales[0] * scales[1]);
         continue;
       }
       const std::string state = nlohmann::json{

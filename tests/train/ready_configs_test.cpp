@@ -93,6 +93,66 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// QLoRA of the largest mixtures of experts, whose codes the eight GPUs of a node share.
+struct Largest {
+  const char* name;
+  double billions;  // of parameters
+  double codes;     // 10^9 bytes of the codes and scales of all ranks
+  bool reads_drive;
+};
+void PrintTo(const Largest& one, std::ostream* out) {
+  *out << one.name;
+}
+
+class ReadyMixtures : public ConfigTest, public testing::WithParamInterface<Largest> {};
+
+TEST_P(ReadyMixtures, FitsItsNode) {
+  const std::string name = GetParam().name, model = directory_ + "/model";
+  write("model/config.json", test::read_file(test::in_source("tests/reference/configs/") + name + ".json"));
+  test::write_coded_headers(model);
+  Machine asked;
+  asked.has_gpu = [] { return true; };
+  asked.gpu_count = [] { return 8; };
+  const RunConfig run = load_config(
+      {{test::in_source("configs/finetune/") + name + "-qlora.json"}, {"model.from=" + model}}, asked);
+  const GpuSizes sizes;
+  Hardware node;
+  node.memory.available = 1024 * kGiB;
+  node.cores.nodes = {{0, {}}, {1, {}}};
+  for (int cpu = 0; cpu < 128; ++cpu)
+    node.cores.nodes[static_cast<std::size_t>(cpu / 64)].cores.push_back({cpu, cpu});
+  for (std::size_t i = 0; i < run.tiers.nvme.size(); ++i)
+    node.drives.push_back({static_cast<int>(i), {4096 * kGiB, i + 1}});
+  node.gpu = Hardware::Gpu{.sizes = &sizes,
+                           .memory = 76 * kGiB,
+                           .granule = 2 * kMiB,
+                           .numa_nodes = {0, 0, 0, 0, 1, 1, 1, 1},
+                           .staging = kGiB};
+  const RunPlan plan = make_run_plan(run, model_of(run), 1'000'000, node, 3);
+  EXPECT_TRUE(plan.dry_run.fits);
+  std::int64_t codes = 0, adapters = 0;
+  for (const Layout::TileTensors& tile : plan.layout->tiles) {
+    if (tile.is_coded()) codes += plan.layout->table.tensor(tile.stored).spec.count;
+  }
+  for (const Unit& unit : plan.model->units()) {
+    for (const Param& p : unit.params) adapters += p.adapter ? p.whole_count() : 0;
+  }
+  EXPECT_NEAR(static_cast<double>(plan.model->parameter_count() - adapters) / 1e9, GetParam().billions, 0.05);
+  EXPECT_NEAR(8 * static_cast<double>(codes) / 1e9, GetParam().codes, 0.01 * GetParam().codes);
+  EXPECT_EQ(plan.dry_run.per_step.nvme_read() > 0, GetParam().reads_drive)
+      << plan.dry_run.per_step.nvme_read();
+  EXPECT_EQ(plan.dry_run.per_step.nvme_write(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shipped, ReadyMixtures,
+                         testing::Values(Largest{"deepseek-v3", 671.03, 669.2, false},
+                                         Largest{"kimi-k2", 1026.41, 1024.1, true}),
+                         [](const auto& one) {
+                           std::string name = one.param.name;
+                           for (char& c : name) c = c == '-' ? '_' : c;
+                           return name;
+                         });
+
 // QLoRA on one GPU: a machine with 24 GB on it, 64 GB of memory and a drive, and one with 80 GB.
 struct OneGpu {
   const char* name;

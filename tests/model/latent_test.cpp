@@ -25,15 +25,44 @@ struct LatentFiles : testing::Test {
   }
 };
 
-TEST_F(LatentFiles, LayersWithExpertsAreRefused) {
-  EXPECT_HAS(with("first_k_dense_replace", 2), "layers from 2 on have experts (\"first_k_dense_replace\")");
-  EXPECT_HAS(with("first_k_dense_replace", 0), "layers from 0 on have experts");
-  json text = config();
+// With the defaults of the released models, or by the file's own keys.
+TEST_F(LatentFiles, SayWhichLayersHaveExperts) {
+  const auto dense = [](json text) { return parse_hf_config(text.dump(), "config.json").experts.dense; };
+  json text = config("deepseek_v3_moe");
+  EXPECT_EQ(dense(text), (std::vector{true, false, false}));
+  text["first_k_dense_replace"] = 0;
+  EXPECT_EQ(dense(text), std::vector<bool>());
   text["num_hidden_layers"] = 4, text.erase("first_k_dense_replace");
-  EXPECT_HAS(refusal(text), "layers from 3 on have experts");
-  text = config("deepseek_v2");
+  EXPECT_EQ(dense(text), (std::vector{true, true, true, false}));
+  text = config("deepseek_v2_moe");
   text.erase("first_k_dense_replace");
-  EXPECT_HAS(refusal(text), "layers from 0 on have experts");
+  EXPECT_EQ(dense(text), std::vector<bool>());
+  text["first_k_dense_replace"] = 3;
+  EXPECT_FALSE(parse_hf_config(text.dump(), "config.json").experts.on());
+}
+
+TEST_F(LatentFiles, RoutersThatAreNotKnownAreRefused) {
+  const auto refused = [](const char* family, const char* key, const json& value) {
+    json text = config(family);
+    text[key] = value;
+    return refusal(text);
+  };
+  constexpr const char *kV2 = "deepseek_v2_moe", *kV3 = "deepseek_v3_moe";
+  EXPECT_HAS(refused(kV3, "n_group", 3),
+             "\"n_group\" is 3; groups of 2 or more of the 8 experts are expected");
+  EXPECT_HAS(refused(kV3, "n_group", 8), "\"n_group\" is 8; groups of 2 or more");
+  EXPECT_HAS(refused(kV3, "topk_group", 5), "\"topk_group\" is 5; at most \"n_group\", 4, is expected");
+  EXPECT_HAS(refused(kV3, "topk_group", 1),
+             "\"topk_group\" is 1; groups with 3 experts or more are expected");
+  EXPECT_HAS(refused(kV3, "scoring_func", "softmax"), "only \"sigmoid\" is supported");
+  EXPECT_HAS(refused(kV3, "topk_method", "greedy"), "only \"noaux_tc\" is supported");
+  EXPECT_HAS(refused(kV2, "scoring_func", "sigmoid"), "only \"softmax\" is supported");
+  EXPECT_HAS(refused(kV2, "topk_method", "noaux_tc"),
+             "only \"greedy\" or \"group_limited_greedy\" is supported");
+  EXPECT_HAS(refused(kV2, "mlp_bias", true), "only false, in layers with experts, is supported");
+  json text = config(kV2);  // groups count for one of the two methods alone
+  text["topk_method"] = "greedy";
+  EXPECT_EQ(parse_hf_config(text.dump(), "config.json").experts.router.groups, 1);
 }
 
 TEST_F(LatentFiles, SizesThatDoNotFitAreRefused) {

@@ -232,7 +232,8 @@ class TinyRun {
     });
     std::vector<float> biases = engine_->choice_biases();
     if (biases.empty()) return;
-    for (const Unit& unit : model().units()) {
+    const std::vector<Unit>& units = model().units();
+    for (const Unit& unit : units) {
       if (!unit.choice_bias) continue;
       const std::int64_t experts = unit.choice_bias->cols;
       for (std::int64_t e = 0; e < experts; ++e)

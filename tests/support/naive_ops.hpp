@@ -317,7 +317,7 @@ class NaiveOps : public NaiveRouterOps {
   }
   void dropout(Stream&, View x, const Dropout& d, View y) override {
     each(y, [&](std::int64_t r, std::int64_t c) {
-      const std::int64_t row = d.first_row + r;
+      const std::int64_t row = d.slots == nullptr ? d.first_row + r : d.slots[r] / d.per_token;
       const std::int64_t column = d.first_column + c;
       const Philox4 words = philox4x32_10(
           {static_cast<std::uint32_t>(column / 4), static_cast<std::uint32_t>(d.positions.of(row)),

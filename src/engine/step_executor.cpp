@@ -534,6 +534,7 @@ std::int64_t StepExecutor::write_state() {
 
 void StepExecutor::read_master(std::int32_t unit, const Param& param, std::int64_t begin, std::int64_t end,
                                float* out) {
+  ZG_ASSERT_GE(param.offset, 0);
   std::vector<float> values;
   const bool split = context_->layout.state().format().master == MasterFormat::kSplit;
   using Weights = StateStream::Weights;

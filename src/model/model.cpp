@@ -137,15 +137,11 @@ std::int64_t Model::checkpoint_bytes(BatchShape shape) const {
 }
 
 std::int64_t Model::saved_bytes(BatchShape shape, Backward how) const {
-  std::int64_t most = 0;
-  for (const auto& block : structure_->blocks) most = std::max(most, block->saved_bytes(shape, how));
-  return most;
+  return structure_->most([&](const Block& block) { return block.saved_bytes(shape, how); });
 }
 
 std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const {
-  std::int64_t most = 0;
-  for (const auto& block : structure_->blocks) most = std::max(most, block->workspace_bytes(shape, how));
-  return most;
+  return structure_->most([&](const Block& block) { return block.workspace_bytes(shape, how); });
 }
 
 std::int64_t Model::routing_bytes(BatchShape shape) const {

@@ -1,6 +1,8 @@
 // The immutable data of a model, which copies of a Model share.
 #pragma once
+#include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "ziggurat/model/model.hpp"
@@ -30,6 +32,18 @@ struct Structure {
   Structure(const Structure&) = delete;
   Structure& operator=(const Structure&) = delete;
 
+  // The most bytes that f says of a block. The sizes of experts' buffers depend on the configuration alone,
+  // so one unit with experts stands for all, of which there may be tens of thousands.
+  template <class F>
+  std::int64_t most(const F& f) const {
+    std::int64_t bytes = 0;
+    bool experts = false;
+    for (const auto& block : blocks) {
+      if (block->unit().is_experts() && std::exchange(experts, true)) continue;
+      bytes = std::max(bytes, f(*block));
+    }
+    return bytes;
+  }
   const Unit& output_unit() const { return shape.whole.tied ? units.front() : units.back(); }
 };
 

@@ -24,10 +24,11 @@ void Trainer::save_model(const std::string& directory) {
     }
     rank().engine().flush();
     const auto& units = plan().model->units();
-    Saver::save(
-        to, plan(), [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-          rank().engine().read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end, out);
-        });
+    StepExecutor& engine = rank().engine();
+    Saver::save(to, plan(), engine.choice_biases(),
+                [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+                  engine.read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end, out);
+                });
   };
   if (processes_.number() > 0) return save(directory);
   replace_directory(directory, [&](const std::string& fresh) {

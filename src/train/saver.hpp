@@ -31,12 +31,8 @@ class Trainer::Saver {
 
   void write(const std::string& directory) {
     const auto& units = plan_.model->units();
-    save(directory, plan_,
+    save(directory, plan_, rank_.engine().choice_biases(),
          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
-           if (p.offset < 0) {  // choice biases, of which every rank has all
-             const std::vector<float> biases = rank_.engine().choice_biases();
-             return void(std::copy_n(biases.begin() + unit.layer * p.cols + begin, end - begin, out));
-           }
            ask({&unit - units.data(), &p - unit.params.data(), begin, end});
            read().write_to(out);
            for (int stage = 0; stage < place_.parts.stages; ++stage) {
@@ -48,9 +44,17 @@ class Trainer::Saver {
          });
     ask({kDone, 0, 0, 0});
   }
-  // Writes the model or, if the run trains adapters, only these.
-  static void save(const std::string& directory, const RunPlan& plan, const ReadParam& read) {
-    if (!plan.model_config.lora.on()) return save_hf(directory, *plan.model, DType::kF32, read);
+  // Writes the model or, if the run trains adapters, only these. choice_biases: those of all layers, of which
+  // every rank has all; `read` is asked for parameters alone.
+  static void save(const std::string& directory, const RunPlan& plan, const std::vector<float>& choice_biases,
+                   const ReadParam& read) {
+    if (!plan.model_config.lora.on()) {
+      return save_hf(directory, *plan.model, DType::kF32,
+                     [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
+                       if (p.offset >= 0) return read(unit, p, begin, end, out);
+                       std::copy_n(choice_biases.begin() + unit.layer * p.cols + begin, end - begin, out);
+                     });
+    }
     save_adapters(directory, *plan.model, plan.config.base_name(), read);
   }
   void follow() {

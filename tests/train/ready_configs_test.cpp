@@ -196,7 +196,8 @@ TEST_P(ReadyQlora, FitsOneGpu) {
     EXPECT_NEAR(static_cast<double>(codes) / 1e9, GetParam().codes, 0.05);
     const LinkBytes& moved = plan.dry_run.per_step;
     const bool small = gib < 76;
-    EXPECT_EQ(moved.nvme_read() > 0, small && GetParam().reads_drive) << moved.nvme_read();
+    // With 80 GB a hundredth of the largest model's codes has no room beside the rest.
+    EXPECT_EQ(moved.nvme_read() > codes / 50, small && GetParam().reads_drive) << moved.nvme_read();
     EXPECT_EQ(moved.nvme_write(), 0) << "neither codes nor activations are written in a step";
     if (!small) {
       EXPECT_LT(moved[kToDevice], codes) << "codes stay on a GPU of 80 GB";

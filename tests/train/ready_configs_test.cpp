@@ -141,7 +141,8 @@ TEST_P(ReadyMixtures, FitsItsNode) {
   EXPECT_NEAR(8 * static_cast<double>(codes) / 1e9, GetParam().codes, 0.01 * GetParam().codes);
   EXPECT_EQ(plan.dry_run.per_step.nvme_read() > 0, GetParam().reads_drive)
       << plan.dry_run.per_step.nvme_read();
-  EXPECT_EQ(plan.dry_run.per_step.nvme_write(), 0);
+  // Codes are never written; a little of what changes may be.
+  EXPECT_LT(plan.dry_run.per_step.nvme_write(), codes / 1000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shipped, ReadyMixtures,

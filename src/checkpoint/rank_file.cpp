@@ -109,6 +109,12 @@ std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Pa
   return held;
 }
 
+bool writes_file(const Layout& layout) {
+  std::int32_t unit = 0;
+  while (unit <= layout.head_unit() && !layout.gives(unit)) ++unit;
+  return unit <= layout.head_unit();
+}
+
 RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:05}.safetensors", rank)) {
   for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
     const auto unit = static_cast<std::int32_t>(u);
@@ -116,7 +122,8 @@ RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:0
     first_param_.push_back(params.data());
     params_.emplace_back();
     for (const Param& param : params) {
-      const std::vector<HeldRange> held = held_by(layout, unit, param);
+      const std::vector<HeldRange> held =
+          layout.gives(unit) ? held_by(layout, unit, param) : std::vector<HeldRange>();
       const bool in_pieces = has_shards_of_tiles(layout, unit);
       const std::size_t first = pieces_.size();
       for (const CheckpointPart& part : parts_of(layout, unit, param)) {

@@ -82,7 +82,7 @@ class ComposedRuns : public RunTest {
   }
   static bool moves_biases(const RunConfig& run) { return run.balance.kind == BalanceKind::kBias; }
   static bool has_experts(const RunConfig& run) {
-    return run.balance.on() || moves_biases(run) || !run.lora.parameters.empty();
+    return run.balance.on() || moves_biases(run) || !run.lora.parameters.empty() || run.parallel.experts > 1;
   }
   static ModelConfig model_of_bytes(const RunConfig& run) {
     ModelConfig model = *run.model;

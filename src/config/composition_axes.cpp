@@ -222,11 +222,12 @@ Choices tensor_parts() {
 }
 
 Choices expert_parts() {
-  return {{"off", {}, "each rank has all experts of its layers", [](Run r) { return r.parallel.experts == 1; }},
-          {"on",
-           {"parallel.experts=2"},
-           "this many neighbouring ranks have some of each layer's experts each",
-           [](Run r) { return r.parallel.experts > 1; }}};
+  return {
+      {"off", {}, "each rank has all experts of its layers", [](Run r) { return r.parallel.experts == 1; }},
+      {"on",
+       {"parallel.experts=2"},
+       "this many neighbouring ranks have some of each layer's experts each",
+       [](Run r) { return r.parallel.experts > 1; }}};
 }
 
 Choices context_parts() {

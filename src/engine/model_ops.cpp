@@ -62,9 +62,9 @@ void ModelOps::begin(const StepOp& op) {
 
 bool ModelOps::repeats(const StepOp& op) const {
   // The numbers of rows of experts differ in every step, and so do the factors of balance terms.
-  const bool experts = model_.units()[static_cast<std::size_t>(op.unit)].is_experts() ||
-                       (op.has(Operand::kRouting) &&
-                        (context_.layout.options.balance.on() || experts_ != nullptr));
+  const bool experts =
+      model_.units()[static_cast<std::size_t>(op.unit)].is_experts() ||
+      (op.has(Operand::kRouting) && (context_.layout.options.balance.on() || experts_ != nullptr));
   return !dropout_of(op) && parts_ == nullptr && !op.in_tiles() && !experts &&
          (sequences_ == nullptr || !attends(op));
 }

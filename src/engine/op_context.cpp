@@ -56,7 +56,8 @@ OpContext::OpContext(const StepExecutor::Options& o)
   stages = group(CommAxis::kStages);
 }
 
-std::unique_ptr<Communicator> OpContext::make_group(CommRank* of, CommAxis axis, SharedWeights weights) const {
+std::unique_ptr<Communicator> OpContext::make_group(CommRank* of, CommAxis axis,
+                                                    SharedWeights weights) const {
   const std::vector<int> members = members_of(place(), axis, weights);
   const std::string name = weights == SharedWeights::kExperts ? "experts' " : "";
   return members.size() > 1 ? of->group(members, name + name_of(axis)) : nullptr;

@@ -1,6 +1,6 @@
-// Exchanges of a model's calls with the other ranks of a tensor-parallel or expert group. They run on a stream
-// of their own, so that an exchange overlaps with matrix products that do not need its result. Calls are never recorded
-// (Device::repeat), since each must meet the calls of the other ranks.
+// Exchanges of a model's calls with the other ranks of a tensor-parallel or expert group. They run on a
+// stream of their own, so that an exchange overlaps with matrix products that do not need its result. Calls
+// are never recorded (Device::repeat), since each must meet the calls of the other ranks.
 #pragma once
 #include <memory>
 #include <utility>

@@ -173,7 +173,7 @@ void WeightOps::finish_gradient(const StepOp& op) {
   } else if (groups.pieces != nullptr) {
     const OpTimer::Comm timed(context_.timer, stream, CommAxis::kDataParallel, op);
     groups.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - tile.first, mine.count).data,
-                                    mine.count, sum.dtype, Reduction::kSum);
+                                  mine.count, sum.dtype, Reduction::kSum);
   }
   if (!op.has(Operand::kGradient)) return;
   const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), tile.gradient);
@@ -185,7 +185,7 @@ void WeightOps::finish_gradient(const StepOp& op) {
   if (groups.replicas == nullptr) return;
   const OpTimer::Comm timed(context_.timer, stream, CommAxis::kReplicas, op);
   groups.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
-                                gradient.data, mine.count, gradient.dtype);
+                              gradient.data, mine.count, gradient.dtype);
 }
 
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after

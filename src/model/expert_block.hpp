@@ -19,8 +19,8 @@ class ExpertBlock final : public Block {
   void run(const Call& call) const override;
 
  private:
-  // Whether the unit has the last experts that this rank has of the layer: the last of a forward, and the first
-  // of a backward.
+  // Whether the unit has the last experts that this rank has of the layer: the last of a forward, and the
+  // first of a backward.
   bool is_last() const {
     const ExpertShard& own = shape_.shard.experts;
     const std::int64_t all = config().experts.count;

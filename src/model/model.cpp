@@ -75,6 +75,11 @@ Model Model::with(TensorParallelGroup* exchange, TensorParallelGroup* experts) c
   return model;
 }
 
+Model Model::with_all_experts() const {
+  const TensorShard& own = shard();
+  return {config(), dtype(), *structure_->shape.sizes, logits_bytes_, {own.degree, own.index, own.sequence}};
+}
+
 const ModelConfig& Model::config() const {
   return structure_->shape.whole;
 }

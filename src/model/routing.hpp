@@ -1,6 +1,6 @@
 // The buffers that the blocks of a layer with a mixture of experts pass on to each other. N = rows of the
-// batch, G = rows of all ranks of the expert group (N with one rank), C = width, E = experts, K = experts of a
-// token; router_args.hpp explains slots and routed rows.
+// batch, G = rows of all ranks of the expert group (N with one rank), C = width, E = experts, K = experts of
+// a token; router_args.hpp explains slots and routed rows.
 #pragma once
 #include "model/call.hpp"
 
@@ -37,8 +37,8 @@ struct ExpertSums {
   View rows;       // A [G,C]: a forward's outputs, or the gradient of the experts' inputs
   View d_weights;  // A [G,K]: the gradient of Routing::weights
   View balance;    // A [sequences, E]: RouteBackwardArgs::balance
-  // T [G,C], if this rank's rows are not all: the gradient of the output. And with several ranks in the expert
-  // group, the experts' inputs.
+  // T [G,C], if this rank's rows are not all: the gradient of the output. And with several ranks in the
+  // expert group, the experts' inputs.
   View d_output, x;
   std::int64_t bytes = 0;
 

@@ -298,10 +298,19 @@ model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) con
 model::Call Model::table_call(const model::Call& head) const {
   UnitCall operands = head;
   operands.weights = head.table, operands.grads = head.table_grads;
-  model::Call call{
-      operands,      head.model_call,   head.ops,   head.stream, head.config,           head.dtype,
-      output_unit(), head.logits_bytes, head.shard, head.tokens, head.whole_vocabulary, head.exchange,
-      head.expert_exchange};
+  model::Call call{operands,
+                   head.model_call,
+                   head.ops,
+                   head.stream,
+                   head.config,
+                   head.dtype,
+                   output_unit(),
+                   head.logits_bytes,
+                   head.shard,
+                   head.tokens,
+                   head.whole_vocabulary,
+                   head.exchange,
+                   head.expert_exchange};
   call.matrix = model::table_index(config(), units());
   call.matrix_rows = model::head_columns(structure_->shape.here, *structure_->shape.sizes);
   return call;

@@ -60,9 +60,10 @@ void validate_parts(const ModelConfig& c, int parts) {
 void validate_expert_ranks(const ModelConfig& c, int ranks) {
   constexpr const char* kKey = "parallel.experts";
   if (ranks > 1 && !c.experts.on()) {
-    throw Error(Errc::kUsage, kKey,
-                fmt::format("is {}, and a {} has no experts that ranks could divide", ranks, title_of(c.arch)),
-                "remove the key; zero_optimization.stage 3 or parallel.tensor spread a dense model");
+    throw Error(
+        Errc::kUsage, kKey,
+        fmt::format("is {}, and a {} has no experts that ranks could divide", ranks, title_of(c.arch)),
+        "remove the key; zero_optimization.stage 3 or parallel.tensor spread a dense model");
   }
   if (ranks == 1 || c.experts.count % ranks == 0) return;
   throw Error(Errc::kUsage, kKey,

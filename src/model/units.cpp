@@ -558,7 +558,8 @@ std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std
     units.back().layer = static_cast<std::int32_t>(l);
     if (!c.has_experts(l)) continue;
     // Ranks of an expert group have units of equal sizes.
-    const std::int64_t own = shard.experts.count(c.experts.count), first = shard.experts.first(c.experts.count),
+    const std::int64_t own = shard.experts.count(c.experts.count),
+                       first = shard.experts.first(c.experts.count),
                        each = std::min(c.experts_in_unit(), own), groups = (own + each - 1) / each;
     for (std::int64_t g = 0; g < groups; ++g) {
       units.push_back(expert_unit(c, shard, l, shard.experts.index * groups + g, first + g * each,

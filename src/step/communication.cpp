@@ -89,8 +89,8 @@ CommTraffics numbers_of_step(const Layout& layout) {
 }  // namespace
 
 const char* name_of(CommAxis axis) {
-  static constexpr const char* kNames[] = {"shards", "pieces",  "replicas", "numbers",
-                                           "tensor", "context", "stages",   "copies",  "experts"};
+  static constexpr const char* kNames[] = {"shards",  "pieces", "replicas", "numbers", "tensor",
+                                           "context", "stages", "copies",   "experts"};
   return kNames[static_cast<std::size_t>(axis)];
 }
 
@@ -208,7 +208,8 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     for (const ModelCall call : model_calls(layout, op.kind, op.unit)) {
       const auto unit = static_cast<std::size_t>(op.unit);
       for (const TensorParallelCall& c : layout.model->exchanges_of(unit, call, layout.options.micro_batch)) {
-        add({c.experts ? CommAxis::kExperts : CommAxis::kTensor, c.kind != TensorParallelCall::Kind::kAllGather, c.count, c.dtype,
+        add({c.experts ? CommAxis::kExperts : CommAxis::kTensor,
+             c.kind != TensorParallelCall::Kind::kAllGather, c.count, c.dtype,
              c.kind == TensorParallelCall::Kind::kAllReduce});
       }
     }
@@ -318,13 +319,14 @@ std::string tiles_by_layer(const Model& model) {
 
 std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs) {
   const LayoutOptions& o = layout.options;
-  std::vector<std::string> lines{fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks,
-                                             o.sharding.shards, o.sharding.keep_weights),
-                                 fmt::format("{} parts of each layer, sequence parallel: {}", o.parts.tensor,
-                                             layout.model->shard().sequence),
-                                 fmt::format("{} ranks in a group that has the experts of a layer", o.parts.experts),
-                                 fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
-                                             o.micro_batch.sequences, o.micro_batch.time)};
+  std::vector<std::string> lines{
+      fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks, o.sharding.shards,
+                  o.sharding.keep_weights),
+      fmt::format("{} parts of each layer, sequence parallel: {}", o.parts.tensor,
+                  layout.model->shard().sequence),
+      fmt::format("{} ranks in a group that has the experts of a layer", o.parts.experts),
+      fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches, o.micro_batch.sequences,
+                  o.micro_batch.time)};
   if (o.stored_weights == StoredWeights::kFp8) lines.emplace_back("matrices of layers are kept in FP8");
   if (o.parts.context > 1) {
     lines.push_back(fmt::format("sequences in {} parts, by {}", o.parts.context,

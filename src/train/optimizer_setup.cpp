@@ -75,8 +75,8 @@ void check_met(const std::vector<ParamGroup>& groups, const Met& met, const Mode
   }
 }
 
-// A rank of an expert group does not see all names. So patterns are held against those of all experts, and the
-// experts of all ranks must have the same groups, since ranks run the same program.
+// A rank of an expert group does not see all names. So patterns are held against those of all experts, and
+// the experts of all ranks must have the same groups, since ranks run the same program.
 void meet_all_experts(const std::vector<ParamGroup>& groups, const Model& model, Met& met) {
   ModelConfig config = model.config();
   config.experts.in_unit = 1;

@@ -147,9 +147,10 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
 void check_routers(const RunConfig& config, const ModelConfig& model) {
   const bool moves = config.balance.kind == BalanceKind::kBias;
   if (moves && model.experts.on() && !model.experts.choice_bias) {
-    throw Error(Errc::kUsage, "router.balance",
-                fmt::format("is \"bias\", and the routers of a {} have no choice biases", title_of(model.arch)),
-                "choose a balance term, \"global\" for example");
+    throw Error(
+        Errc::kUsage, "router.balance",
+        fmt::format("is \"bias\", and the routers of a {} have no choice biases", title_of(model.arch)),
+        "choose a balance term, \"global\" for example");
   }
   if ((!config.balance.on() && !moves) || model.experts.on()) return;
   throw Error(

@@ -109,10 +109,8 @@ class Trainer::Saver {
   // A rank of an expert group has some of the experts. So requests are numbered in a model with all of them.
   const Model& saved() const { return all_experts_ ? *all_experts_ : *plan_.model; }
   void find_saved() {
-    const TensorShard& own = plan_.model->shard();
-    if (own.experts.degree == 1) return;
-    all_experts_.emplace(plan_.model_config, plan_.model->dtype(), host_ops(), 0,
-                         TensorShard{own.degree, own.index, own.sequence}, plan_.choices.blocks);
+    if (plan_.model->shard().experts.degree == 1) return;
+    all_experts_ = plan_.model->with_all_experts();
     for (std::size_t u = 0; u < plan_.model->units().size(); ++u) {
       const std::vector<Param>& params = plan_.model->units()[u].params;
       for (std::size_t i = 0; i < params.size(); ++i)

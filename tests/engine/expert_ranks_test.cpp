@@ -153,9 +153,9 @@ TEST(ExpertRanksInFewBits, ExchangeWhatIsForetold) {
   (void)train_on_ranks(setup, of_experts(4, 2, 4), 2);
 }
 
-// The closed form of what one rank sends in a step to the others of its expert group: in each layer with experts
-// and each micro-batch, N rows of C elements four times (inputs and outputs forward; inputs, gradients of outputs
-// and of inputs backward: five), and what the router has chosen.
+// The closed form of what one rank sends in a step to the others of its expert group: in each layer with
+// experts and each micro-batch, N rows of C elements four times (inputs and outputs forward; inputs,
+// gradients of outputs and of inputs backward: five), and what the router has chosen.
 TEST(ExpertRanksExchange, ClosedForm) {
   const TinySetup setup = setup_of("mixtral", DType::kBF16);
   const std::int64_t rows = 2 * 24, width = setup.model.width, k = setup.model.experts.router.per_token;

@@ -167,6 +167,9 @@ ROWS = (
         files=BOOK),
     Row("train_experts", ("ziggurat train configs/experts.json",), files={"README.md": TEXT}, set={"--steps": "1"},
         expect=("Qwen3-MoE from scratch", "largest load")),
+    Row("train_expert_ranks", ("ziggurat train configs/experts.json --devices host:2 --set parallel.experts=2",),
+        files={"README.md": TEXT}, set={"--steps": "1"},
+        expect=("4 of each layer on each of 2 ranks", "experts                 199.6 KiB")),
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "

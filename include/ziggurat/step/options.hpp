@@ -51,8 +51,8 @@ enum class ContextMethod { kRing, kUlysses };
 // How the model itself is spread over ranks that compute with different weights or different tokens. Each of
 // `tensor` ranks has a tensor shard of every layer, each of `stages` stages has ranges of layers, and each of
 // `context` ranks has a shard of every sequence. The ranks of a context group compute with the same weights,
-// so they are among Sharding's ranks, as neighbours. So are the `experts` ranks of an expert group, which have
-// the experts of a layer between them (ExpertShard), and all else alike.
+// so they are among Sharding's ranks, as neighbours. So are the `experts` ranks of an expert group, which
+// have the experts of a layer between them (ExpertShard), and all else alike.
 struct ParallelDegrees {
   int tensor = 1, context = 1, stages = 1;
   int tensor_part = 0, stage = 0;  // indices of this rank
@@ -74,8 +74,8 @@ struct PipelineOptions {
   int group = 0;   // micro-batches that pass a chunk before the next chunk; 0: the schedule's default
 };
 
-// How routers learn to use all experts: by terms that are added to the loss of training (step/balance.hpp), or
-// with kBias by choice biases that follow the numbers of experts' tokens.
+// How routers learn to use all experts: by terms that are added to the loss of training (step/balance.hpp),
+// or with kBias by choice biases that follow the numbers of experts' tokens.
 enum class BalanceKind : std::uint8_t { kNone, kHf, kSwitch, kSequence, kGlobal, kBias };
 
 struct BalanceOptions {

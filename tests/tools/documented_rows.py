@@ -355,6 +355,7 @@ ROWS = (
         expect=("PyTorch is not compared: .*/without-torch cannot import torch .Module",)),
     Row("qlora", ("bench/qlora.py *",), instead=(
         "bench/qlora.py --dir base --size tiny --tokens 8 --steps 1 --device 8MiB --host 8MiB --out steps.md",
+        "bench/qlora.py --dir base --size tiny-experts --tokens 8 --steps 1 --device 8MiB --host 8MiB",
         "bench/qlora.py --dir both --compare --size tiny --rounds 1 --steps 2 --device 8MiB --host 8MiB"),
         expect=("exact", "codes are .* times as fast")),
     Row("bench_experts", ("bench/experts.py *",), instead=(

@@ -80,12 +80,14 @@ Plan make_plan(const Layout& layout, const StepPrograms& programs, const Budgets
   if ((plan.obstacle = explore(run, plan.peak))) return plan;
   plan.fits = true;
   plan.comm_per_step = zg::comm_per_step(layout, programs);
-  // The steady state is reached after a few steps.
+  // The steady state is reached after a few steps. Where copies are as before the step, it has been reached.
   for (int i = 0; i < 4; ++i) {
+    const auto state = std::pair(run.residency.copies().fingerprint(), run.sequence);
     const LinkBytes before = run.residency.copies().traffic();
     plan.obstacle = run.run(Activity::kStep);
     ZG_ASSERT(!plan.obstacle, "the plan of this run said that it fits");
     plan.per_step = run.residency.copies().traffic() - before;
+    if (std::pair(run.residency.copies().fingerprint(), run.sequence) == state) break;
   }
   return plan;
 }

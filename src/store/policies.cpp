@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "store/indexed_heap.hpp"
 #include "ziggurat/base/error.hpp"
@@ -41,23 +42,29 @@ class NextUse final : public Policy {
  public:
   explicit NextUse(const NextUseOptions& options) : options_(options) {}
 
-  void insert(SegmentId id, const PolicyView& view) override { update(id, view); }
-  void remove(SegmentId id) override { heap_of(id).remove(id); }
-  void update(SegmentId id, const PolicyView& view) override {
-    if (rests(id, view)) {
-      move(id, resting_, {kNever - view.retention_order(id), 0, id_order(id)});
-    } else {
-      move(id, options_.write_cost > 0 && view.is_dirty(id) ? costly_ : free_, key_of(id, view));
-    }
+  void insert(SegmentId id, const PolicyView&) override {
+    const auto i = static_cast<std::size_t>(id);
+    if (i >= entries_.size()) entries_.resize(i + 1);
+    entries_[i].present = true;
+    change(id);
   }
-  void future_changed(const PolicyView& view) override {
-    all_.clear();  // each segment may belong in another heap now
-    for (const IndexedHeap* heap : {&free_, &costly_, &resting_}) {
-      for (std::size_t i = 0; i < heap->size(); ++i) all_.push_back(heap->at(i));
+  void remove(SegmentId id) override {
+    entries_[static_cast<std::size_t>(id)].present = false;
+    if (IndexedHeap& heap = heap_of(id); heap.contains(id)) heap.remove(id);
+  }
+  void update(SegmentId id, const PolicyView&) override { change(id); }
+  void future_changed(const PolicyView&) override {
+    for (std::size_t i = 0; i < entries_.size(); ++i) {  // each may belong in another heap now
+      if (entries_[i].present) change(static_cast<SegmentId>(i));
     }
-    for (const SegmentId id : all_) update(id, view);
   }
   SegmentId victim(const PolicyView& view) override {
+    for (const SegmentId id : changed_) {
+      Entry& entry = entries_[static_cast<std::size_t>(id)];
+      entry.changed = false;
+      if (entry.present) place(id, view);
+    }
+    changed_.clear();
     const auto key = [&](SegmentId id) { return key_of(id, view); };
     const SegmentId resting = take_resting(view);  // first, since it moves segments to the other heaps
     const SegmentId free = take(free_, view, aside_, key, view.needed_until());
@@ -74,6 +81,23 @@ class NextUse final : public Policy {
   std::unique_ptr<Policy> clone() const override { return std::make_unique<NextUse>(*this); }
 
  private:
+  struct Entry {
+    bool present = false;  // at the tier
+    bool changed = false;  // is in changed_
+  };
+
+  // Segments change several times between two searches for a victim, and where all of them fit, none is ever
+  // sought: they are placed in the heaps when one is.
+  void change(SegmentId id) {
+    if (!std::exchange(entries_[static_cast<std::size_t>(id)].changed, true)) changed_.push_back(id);
+  }
+  void place(SegmentId id, const PolicyView& view) {
+    if (rests(id, view)) {
+      move(id, resting_, {kNever - view.retention_order(id), 0, id_order(id)});
+    } else {
+      move(id, options_.write_cost > 0 && view.is_dirty(id) ? costly_ : free_, key_of(id, view));
+    }
+  }
   static IndexedHeap::Key key_of(SegmentId id, const PolicyView& view) {
     const std::uint64_t recent = view.recent_matters() ? kNever - view.last_use(id) : 0;
     if (!view.knows_future()) return {kNever, recent, id_order(id)};
@@ -96,7 +120,7 @@ class NextUse final : public Policy {
     while (found < 0 && !resting_.empty()) {
       const SegmentId id = resting_.top();
       if (!rests(id, view)) {
-        update(id, view);
+        place(id, view);
       } else if (view.may_evict(id)) {
         found = id;
       } else {
@@ -104,7 +128,7 @@ class NextUse final : public Policy {
         resting_.remove(id);
       }
     }
-    for (const SegmentId id : aside_) update(id, view);
+    for (const SegmentId id : aside_) place(id, view);
     return found;
   }
   IndexedHeap& heap_of(SegmentId id) {
@@ -119,7 +143,8 @@ class NextUse final : public Policy {
 
   NextUseOptions options_;
   IndexedHeap free_, costly_, resting_;  // with write_cost 0 costly_ is empty, otherwise resting_ is
-  std::vector<SegmentId> aside_, all_;
+  std::vector<Entry> entries_;           // by segment
+  std::vector<SegmentId> aside_, changed_;
 };
 
 class Lru final : public Policy {

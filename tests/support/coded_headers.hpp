@@ -23,7 +23,7 @@ namespace zg::test {
 // all experts of a layer in one tensor, these are MXFP4; the rest is bf16.
 inline void write_coded_headers(const std::string& directory) {
   const Model model(read_hf_config(directory), DType::kBF16, host_ops());
-  nlohmann::ordered_json header;
+  nlohmann::json header;
   std::vector<std::pair<std::int64_t, std::string>> contents;
   std::int64_t at = 0;
   const auto add = [&](const std::string& name, const char* dtype, std::vector<std::int64_t> shape,

@@ -54,7 +54,8 @@ class Workspace {
   // The choice bias of a layer's router; null if the model has none.
   View choice_bias(std::int64_t layer) const {
     if (choice_bias_bytes(layout_) == 0) return View();
-    char* const at = static_cast<char*>(inputs()) + choice_biases_at(layout_) + layer * choice_bias_bytes(layout_);
+    char* const at =
+        static_cast<char*>(inputs()) + choice_biases_at(layout_) + layer * choice_bias_bytes(layout_);
     return {at, layout_.model->accumulator_dtype(), 1, layout_.model->config().experts.count};
   }
   // Where they begin among the inputs, and the bytes of a layer's.
@@ -106,9 +107,10 @@ class Workspace {
     std::int64_t bytes = std::max(
         {l.model->block_workspace_bytes(shape, l.options.backward()), l.model->head_workspace_bytes(shape),
          l.model->embedding_workspace_bytes(shape), Ops::kSumPartials * std::int64_t{sizeof(double)}});
-    for (std::int32_t u = std::max(1, l.first_trained()); u < l.head_unit(); ++u) {
-      if (l.is_frozen(u)) bytes = std::max(bytes, l.model->block_workspace_bytes(shape, Backward::kFrozen));
-    }
+    bool any_frozen = false;
+    for (std::int32_t u = std::max(1, l.first_trained()); u < l.head_unit(); ++u)
+      any_frozen |= l.is_frozen(u);
+    if (any_frozen) bytes = std::max(bytes, l.model->block_workspace_bytes(shape, Backward::kFrozen));
     if (l.is_frozen(l.head_unit()))
       bytes = std::max(bytes, l.model->head_workspace_bytes(shape, HeadGradients::kFrozen));
     return round_up(bytes, 4096);

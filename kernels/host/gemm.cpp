@@ -3,12 +3,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
-#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -74,9 +75,20 @@ struct Problem {
   GemmShape shape;
   bool bias = false;
 
-  auto key() const {
-    return std::tuple(in, out, bias, shape.m, shape.n, shape.k, shape.ta, shape.tb, shape.lda, shape.ldb,
-                      shape.ldc, shape.accumulate);
+  using Key = std::array<std::int64_t, 12>;
+  Key key() const {
+    return {shape.m,
+            shape.n,
+            shape.k,
+            shape.lda,
+            shape.ldb,
+            shape.ldc,
+            static_cast<std::int64_t>(shape.ta),
+            static_cast<std::int64_t>(shape.tb),
+            shape.accumulate,
+            bias,
+            static_cast<std::int64_t>(in),
+            static_cast<std::int64_t>(out)};
   }
 };
 
@@ -90,7 +102,6 @@ const dnnl::engine& cpu_engine() {
 // A primitive with its memory objects, whose addresses are set for each execution. Used only by the thread
 // that created it.
 struct Entry {
-  Problem problem;
   std::uint64_t last_use = 0;
   dnnl::matmul primitive;
   dnnl::memory a, b, c, bias, scratchpad;
@@ -150,7 +161,6 @@ void expect_memory_for_code() {
 std::unique_ptr<Entry> make_entry(const Problem& problem) {
   expect_memory_for_code();
   auto entry = std::make_unique<Entry>();
-  entry->problem = problem;
   const dnnl::matmul::primitive_desc pd = describe(problem);
   // Versions of oneDNN differ in how they test for an empty descriptor; get(true) works with all.
   if (pd.get(true) == nullptr) return entry;
@@ -204,29 +214,25 @@ class ThreadState {
   GrowingBuffer<float> converted_a, converted_b, converted_c;
 
  private:
-  static constexpr std::size_t kEntries = 128;  // a training step of one model needs about 40
+  // A training step of a dense model needs about 40; in a mixture of experts each count of rows needs some.
+  static constexpr std::size_t kEntries = 1024;
 
   Entry& find(const Problem& problem) {
-    const auto key = problem.key();
-    auto oldest = entries_.begin();
-    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-      if ((*it)->problem.key() == key) {
-        (*it)->last_use = ++uses_;
-        return **it;
+    auto found = entries_.find(problem.key());
+    if (found == entries_.end()) {
+      if (entries_.size() >= kEntries) {
+        entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
+          return a.second->last_use < b.second->last_use;
+        }));
       }
-      if ((*it)->last_use < (*oldest)->last_use) oldest = it;
+      found = entries_.emplace(problem.key(), make_entry(problem)).first;
     }
-    if (entries_.size() < kEntries) {
-      oldest = entries_.insert(entries_.end(), make_entry(problem));
-    } else {
-      *oldest = make_entry(problem);
-    }
-    (*oldest)->last_use = ++uses_;
-    return **oldest;
+    found->second->last_use = ++uses_;
+    return *found->second;
   }
 
   dnnl::stream stream_;
-  std::vector<std::unique_ptr<Entry>> entries_;
+  std::map<Problem::Key, std::unique_ptr<Entry>> entries_;
   std::uint64_t uses_ = 0;
   GrowingBuffer<std::byte> scratchpad_;
 };
@@ -255,12 +261,6 @@ static_assert(kWidenedBytes == static_cast<std::int64_t>(sizeof(float)) *
 // Widens blocks of the operands to fp32 and multiplies these.
 template <class In, class Out>
 void widened_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
-  // The block [rows, cols] of op(x), stored as x is (transposed or not).
-  const auto block_of = [](const In* x, std::int64_t ld, Trans trans, std::int64_t rows, std::int64_t cols,
-                           float* to) {
-    if (trans == Trans::kYes) std::swap(rows, cols);
-    widen(x, ld, rows, cols, to);
-  };
   ThreadState& state = this_thread();
   const std::int64_t depth = std::min(s.k, kWidenedDepth);
   float* fa = state.converted_a.at_least(s.m * depth);
@@ -268,11 +268,16 @@ void widened_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In
   float* fc = state.converted_c.at_least(s.m * s.n);
   for (std::int64_t p = 0; p < s.k; p += depth) {
     const std::int64_t block = std::min(depth, s.k - p);
-    block_of(element(a, s.lda, s.ta, 0, p), s.lda, s.ta, s.m, block, fa);
-    block_of(element(b, s.ldb, s.tb, p, 0), s.ldb, s.tb, block, s.n, fb);
+    // A as rows of op(A), B as it is stored: oneDNN multiplies a transposed A at half the speed.
+    const In* const from_a = element(a, s.lda, s.ta, 0, p);
+    s.ta == Trans::kNo ? widen(from_a, s.lda, s.m, block, fa)
+                       : widen_transposed(from_a, s.lda, block, s.m, fa);
+    const In* const from_b = element(b, s.ldb, s.tb, p, 0);
+    s.tb == Trans::kNo ? widen(from_b, s.ldb, block, s.n, fb) : widen(from_b, s.ldb, s.n, block, fb);
     Problem product{.in = DnnlType::f32, .out = DnnlType::f32, .shape = s};
     product.shape.k = block;
-    product.shape.lda = s.ta == Trans::kNo ? block : s.m;
+    product.shape.ta = Trans::kNo;
+    product.shape.lda = block;
     product.shape.ldb = s.tb == Trans::kNo ? s.n : block;
     product.shape.ldc = s.n;
     product.shape.accumulate = p > 0;
@@ -301,11 +306,46 @@ void widened_product(const GemmShape& s, const In* a, const In* b, Out* c, const
   }
 }
 
+// Whether a tile with a transposed A is multiplied faster as transposed_product(). oneDNN's fp32 kernels copy
+// the operands of large tiles, and read small ones where they lie, which takes up to 2.3 times as long for a
+// transposed A (2.6 with AVX2). The limit is where its kernels for AVX-512 change (1/m + 1/n = 0.00196); that
+// of the kernels for AVX2 is half as large.
+bool transposes(const GemmShape& s) {
+  return s.ta == Trans::kYes && s.n >= 64 && s.m * s.n < 512 * (s.m + s.n);
+}
+
+// Blocks of op(A) of this size are copied at a time.
+constexpr std::int64_t kTransposedRows = 512, kTransposedDepth = 1024;
+static_assert(kTransposedRows * kTransposedDepth * sizeof(float) <= kWidenedBytes);
+
+void transposed_product(const GemmShape& s, const float* a, const float* b, float* c, const float* bias) {
+  ThreadState& state = this_thread();
+  for (std::int64_t i = 0; i < s.m; i += kTransposedRows) {
+    GemmShape block = s;
+    block.m = std::min(kTransposedRows, s.m - i);
+    block.ta = Trans::kNo;
+    for (std::int64_t p = 0; p < s.k; p += kTransposedDepth) {
+      block.k = block.lda = std::min(kTransposedDepth, s.k - p);
+      block.accumulate = s.accumulate || p > 0;
+      float* const rows = state.converted_a.at_least(block.m * block.k);
+      widen_transposed(element(a, s.lda, s.ta, i, p), s.lda, block.k, block.m, rows);
+      const float* const add = p == 0 ? bias : nullptr;
+      const Problem problem{
+          .in = DnnlType::f32, .out = DnnlType::f32, .shape = block, .bias = add != nullptr};
+      ZG_ASSERT(state.run(problem, rows, element(b, s.ldb, s.tb, p, 0), c + i * s.ldc, add),
+                "oneDNN has no fp32 product");
+    }
+  }
+}
+
 template <class In, class Out>
 void product_tile(const GemmShape& s, const In* a, const In* b, Out* c, const In* bias) {
   if constexpr (std::is_same_v<In, fp16>) {
     widened_product(s, a, b, c, bias);
   } else {
+    if constexpr (std::is_same_v<In, float>) {
+      if (transposes(s)) return transposed_product(s, a, b, c, bias);
+    }
     const Problem problem{
         .in = dnnl_type<In>(), .out = dnnl_type<Out>(), .shape = s, .bias = bias != nullptr};
     if constexpr (std::is_same_v<In, bf16>) {

@@ -53,6 +53,7 @@ ExpertOperands RouterOps::operands(const StepOp& op) {
   experts.group = op.unit - static_cast<std::int32_t>(layout.model->unit_of(layer)) - 1;
   const Position::Waiting waiting(context_.position, Position::Waits::kForStream);
   experts.starts = rows_.starts(layer, op.micro_batch);
+  experts.saved = context_.data_if_any(op, Operand::kSaved);
   return experts;
 }
 

@@ -41,9 +41,16 @@ struct ExpertWorkspace {
 
 // The routed rows of one expert.
 struct ExpertRows {
-  View order;  // i32 [1,M]: their slots
+  View order;              // i32 [1,M]: their slots
+  std::int64_t first = 0;  // of all routed rows
   std::int64_t count() const { return order.cols; }
   View of(const View& buffer) const { return buffer.row_range(0, count()); }
+  // T [M,2I]: where the forward leaves the products of gate and up.
+  View gate_up(const Call& call, const ExpertWorkspace& w) const {
+    if (call.experts.saved == nullptr) return of(w.gate_up);
+    const ExpertSaved saved(call.config, call.shard, call.dtype, call.shape, call.experts.saved);
+    return saved.gate_up.row_range(first, count());
+  }
 };
 
 ExpertRows rows_of(const Call& call, const Routing& routing, std::int64_t expert) {
@@ -51,7 +58,7 @@ ExpertRows rows_of(const Call& call, const Routing& routing, std::int64_t expert
   ZG_ASSERT(starts != nullptr && 0 <= starts[expert] && starts[expert] <= starts[expert + 1] &&
                 starts[expert + 1] <= routing.order.cols,
             "expert {} has no range of the {} routed rows", expert, routing.order.cols);
-  return {routing.order.col_range(starts[expert], starts[expert + 1] - starts[expert])};
+  return {routing.order.col_range(starts[expert], starts[expert + 1] - starts[expert]), starts[expert]};
 }
 
 // Whether this rank adds the bias of an expert's last product: of the ranks that share the expert, the first
@@ -137,7 +144,7 @@ void ExpertBlock::forward(const Call& call) const {
     if (rows.count() == 0) continue;
     ZG_ASSERT(static_cast<bool>(call.weights), "{} has rows, and no weights", unit().name);
     const ExpertParams p(call.config, i);
-    const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act);
+    const View x = rows.of(w.x), gate_up = rows.gate_up(call, w), act = rows.of(w.act);
     ops.gather_rows(s, {.x = inputs, .order = rows.order, .per_token = per_token, .y = x});
     const Adapters adapters(call, w.low, w.adapters, unit().first_expert + i, rows.order);
     Stack(call, p.gate, p.up, p.gate_bias).forward(x, gate_up);
@@ -197,14 +204,15 @@ void ExpertBlock::backward(const Call& call) const {
       for (std::size_t param = p.begin; param < p.end; ++param) ops.zero(s, call.grad(param));
       continue;
     }
-    const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act), d_act = rows.of(w.d_act),
-               d_rows = rows.of(w.d_output);
+    const View x = rows.of(w.x), gate_up = rows.gate_up(call, w), d_gate_up = rows.of(w.gate_up),
+               act = rows.of(w.act), d_act = rows.of(w.d_act), d_rows = rows.of(w.d_output);
+    const bool again = call.experts.saved == nullptr;
     const Stack stack(call, p.gate, p.up, p.gate_bias, w.bias_partials);
     const Adapters adapters(call, w.low, w.adapters, unit().first_expert + i, rows.order);
     ops.gather_rows(s, {.x = inputs, .order = rows.order, .per_token = per_token, .y = x});
     ops.gather_rows(s, {.x = d_output, .order = rows.order, .per_token = per_token, .y = d_rows});
-    stack.forward(x, gate_up);
-    adapters.forward(AdapterInput::kGateUp, x, gate_up);
+    if (again) stack.forward(x, gate_up);
+    adapters.forward(AdapterInput::kGateUp, x, again ? gate_up : View());
     call.linear_dx(d_rows, p.down, d_act);
     adapters.backward_input(AdapterInput::kDown, d_rows, d_act);
     ops.expert_gate_backward(s, {.gate_up = gate_up,
@@ -213,19 +221,19 @@ void ExpertBlock::backward(const Call& call) const {
                                  .gate = call.config.block.gate,
                                  .dy = d_act,
                                  .y = act,
-                                 .d_gate_up = gate_up,
+                                 .d_gate_up = d_gate_up,
                                  .d_weights = sums.d_weights});
     if (trains) call.linear_dw(d_rows, act, p.down);
-    if (trains) stack.backward_weight(gate_up, x);
+    if (trains) stack.backward_weight(d_gate_up, x);
     if (p.down_bias != BlockParams::kNone)
       bias_backward(call, p.down_bias, {d_rows, rows.order, x}, w.bias_partials);
     if (trains_adapters) {
       adapters.forward(AdapterInput::kDown, act, {});
       adapters.backward_weight(AdapterInput::kDown, d_rows, act);
     }
-    stack.backward_input(gate_up, d_rows);
-    adapters.backward_input(AdapterInput::kGateUp, gate_up, d_rows);
-    if (trains_adapters) adapters.backward_weight(AdapterInput::kGateUp, gate_up, x);
+    stack.backward_input(d_gate_up, d_rows);
+    adapters.backward_input(AdapterInput::kGateUp, d_gate_up, d_rows);
+    if (trains_adapters) adapters.backward_weight(AdapterInput::kGateUp, d_gate_up, x);
     ops.add_rows(s, {.x = d_rows, .order = rows.order, .per_token = per_token, .sum = sums.rows});
   }
 }

@@ -160,6 +160,11 @@ std::int64_t Model::expert_sums_bytes(BatchShape shape) const {
   return config().experts.on() ? model::ExpertSums(m.routed, m.shard, m.dtype, shape, nullptr).bytes : 0;
 }
 
+std::int64_t Model::expert_saved_bytes(BatchShape shape) const {
+  const model::ModelShape& m = structure_->shape;
+  return config().experts.on() ? model::ExpertSaved(m.routed, m.shard, m.dtype, shape, nullptr).bytes : 0;
+}
+
 View Model::starts_in(BatchShape shape, void* routing) const {
   const model::ModelShape& m = structure_->shape;
   return model::Routing(m.routed, m.shard, m.dtype, shape, routing).starts;

@@ -55,6 +55,19 @@ struct ExpertSums {
   }
 };
 
+// What the experts' forward keeps for their backward, where it is not computed again. I = width inside an
+// expert.
+struct ExpertSaved {
+  View gate_up;  // T [G*K,2I]: of each routed row
+  std::int64_t bytes = 0;
+
+  ExpertSaved(const ModelConfig& c, const TensorShard& shard, DType t, BatchShape shape, void* base) {
+    BufferPlan plan(base);
+    gate_up = plan.take(t, routed_rows(shard, shape) * c.experts.router.per_token, 2 * c.experts.inner);
+    bytes = plan.bytes();
+  }
+};
+
 inline Routing routing_of(const Call& call) {
   return {call.config, call.shard, call.dtype, call.shape, call.experts.routing};
 }

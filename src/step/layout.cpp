@@ -312,6 +312,7 @@ class Layout::Builder {
     layout_.activation.resize(static_cast<std::size_t>(layout_.layers()) + 1);
     layout_.saved.resize(layout_.activation.size());
     layout_.routing.resize(layout_.activation.size());
+    layout_.expert_saved.resize(layout_.activation.size());
     // A stage takes one micro-batch through all units of a chunk before it takes the next one.
     const std::int64_t sums = options_.is_pipeline() ? 1 : options_.live_micro_batches();
     for (std::int64_t m = 0; model_.config().experts.on() && m < sums; ++m)
@@ -329,6 +330,10 @@ class Layout::Builder {
             layout_.routing[at].push_back(
                 table.add({fmt::format("routing.{}.{}", l, m), DType::kU8,
                            model_.routing_bytes(options_.micro_batch), Role::kActivation, lowest, 0}));
+          if (layout_.routes(l) && !options_.recompute && layout_.last_unit_of(l) >= layout_.first_trained_)
+            layout_.expert_saved[at].push_back(
+                table.add({fmt::format("experts.{}.{}", l, m), DType::kU8,
+                           model_.expert_saved_bytes(options_.micro_batch), Role::kActivation, lowest, 0}));
           // No backward passes blocks below the first trained unit, so they save nothing. With recomputation
           // only halves of a backward pass something on, which layers with experts do not have.
           const auto unit = static_cast<std::int32_t>(model_.unit_of(l));
@@ -391,6 +396,11 @@ TensorId Layout::saved_of(std::int32_t layer, std::int32_t m) const {
 
 TensorId Layout::routing_of(std::int32_t layer, std::int32_t m) const {
   const auto& of_layer = routing[static_cast<std::size_t>(layer)];
+  return of_layer[static_cast<std::size_t>(m) % of_layer.size()];
+}
+
+TensorId Layout::expert_saved_of(std::int32_t layer, std::int32_t m) const {
+  const auto& of_layer = expert_saved[static_cast<std::size_t>(layer)];
   return of_layer[static_cast<std::size_t>(m) % of_layer.size()];
 }
 

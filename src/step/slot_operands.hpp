@@ -204,6 +204,10 @@ class SlotOperands {
   bool is_experts(const Slot& slot) const {
     return layout_.model->units()[static_cast<std::size_t>(slot.unit)].is_experts();
   }
+  // Of the layer's units with experts, the first one that a backward passes.
+  std::int32_t first_passed(std::int32_t layer) const {
+    return std::max(static_cast<std::int32_t>(layout_.model->unit_of(layer)) + 1, layout_.first_trained());
+  }
   // The layer's last unit with experts adds the sum of all to the output, which has the residual stream since
   // the layer's block. A last forward, after which no backward comes, is the last to read the routing.
   void experts_forward(Uses& u) const {
@@ -215,6 +219,8 @@ class SlotOperands {
     sums.last = ends_layer;
     u.add(Operand::kExpertSums, sums);
     if (ends_layer) u.add(Operand::kOutput, write(activation(layer + 1, m)));
+    if (!layout_.options.recompute && !u.slot.last)
+      u.add(Operand::kSaved, add_to(expert_saved(layer, m), u.slot.unit == first_passed(layer)));
     u.adapters();
   }
   // The layer's last unit comes first, and begins the sums. The operands are dead after the first trained
@@ -229,6 +235,8 @@ class SlotOperands {
     sums.last = ends;
     u.add(Operand::kExpertSums, sums);
     u.add(Operand::kActivationGradient, read(activation_gradient(u.slot.unit, m), ends));
+    if (!layout_.options.recompute)
+      u.add(Operand::kSaved, read(expert_saved(layer, m), u.slot.unit == first_passed(layer)));
     if (!layout_.is_frozen(u.slot.unit)) u.sum(Operand::kAccumulator, layout_.first_tile(u.slot.unit));
     u.adapters();
     u.adapter_sum();
@@ -312,6 +320,9 @@ class SlotOperands {
   }
   SegmentId routing(std::int32_t layer, std::int32_t m) const {
     return layout_.whole(layout_.routing_of(layer, m));
+  }
+  SegmentId expert_saved(std::int32_t layer, std::int32_t m) const {
+    return layout_.whole(layout_.expert_saved_of(layer, m));
   }
   SegmentId expert_sums(std::int32_t m) const { return layout_.whole(layout_.expert_sums_of(m)); }
   SegmentId activation_gradient(std::int32_t unit, std::int32_t m) const {

@@ -106,6 +106,9 @@ TEST_P(Experts, AreTrainedAloneOrNotAtAll) {
     const TinySetup some = training(setup, trained);
     const RanksOutcome one = train_on_ranks(some, {}, 2);
     expect_same(train_on_ranks(on_drives(some), {}, 2), one);
+    TinySetup kept = on_drives(some);
+    kept.layout.recompute = false;
+    expect_same(train_on_ranks(kept, {}, 2), one);
     // The first step's gradients are those of a run that trains everything, since the first weights are
     // equal.
     const RanksOutcome all = train_on_ranks(with_sgd(setup), {}, 1, Look::kAtTheEnd);

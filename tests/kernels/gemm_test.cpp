@@ -177,6 +177,21 @@ TEST(Gemm, Bf16ManyTiles) {
   }
 }
 
+// A transposed A, which is copied in blocks of rows and of the inner dimension where the tiles are small, on
+// every instruction set.
+TEST(Gemm, FloatOfTransposedRows) {
+  test::for_each_target([] {
+    for (const Extra extra : {Extra::kNothing, Extra::kBoth}) {
+      Case<float, float> deep(37, 70, 2051, Trans::kYes, Trans::kNo, extra);
+      compare(deep);
+      Case<float, float> tall(1301, 66, 5, Trans::kYes, Trans::kYes, extra);
+      compare(tall);
+      Case<float, float> both(2 * 515, 66, 1030, Trans::kYes, Trans::kNo, extra);
+      compare(both);
+    }
+  });
+}
+
 // Several tiles and blocks of the inner dimension, on every instruction set that widens and rounds.
 TEST(Gemm, Fp16ManyTiles) {
   test::for_each_target([] {
@@ -308,7 +323,7 @@ TEST(Gemm, OneRowHasTheBitsOfEachElement) {
 // More shapes than a thread keeps primitives for: the oldest make room, and come back right.
 TEST(Gemm, ManyShapes) {
   for (int round = 0; round < 2; ++round) {
-    for (std::int64_t m = 1; m <= 150; ++m) {
+    for (std::int64_t m = 1; m <= 1100; ++m) {
       Case<float, float> x(m, 5, 4, Trans::kNo, Trans::kNo, Extra::kNothing);
       compare(x);
     }

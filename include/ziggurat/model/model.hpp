@@ -141,6 +141,7 @@ class Model {
   // `routing` in which a forward writes the numbers of ExpertOperands::starts: i32 [1, experts + 1].
   std::int64_t routing_bytes(BatchShape shape) const;
   std::int64_t expert_sums_bytes(BatchShape shape) const;
+  std::int64_t expert_saved_bytes(BatchShape shape) const;
   View starts_in(BatchShape shape, void* routing) const;
   // The view of ExpertOperands::routing with RouterSumsArgs::sums, which have a row for each sequence; and
   // the view of ::sums with the factors of balance terms, A [sequences, experts].

@@ -64,6 +64,10 @@ struct ExpertOperands {
   // Model::expert_sums_bytes(): in a forward the sum of the experts' outputs, in a backward the gradients
   // that the experts leave for the block.
   void* sums = nullptr;
+  // Model::expert_saved_bytes(): products of the experts that their backward needs. Calls on experts alone
+  // take it: a forward writes its experts' rows, the backward reads them. Null: the backward computes them
+  // again.
+  void* saved = nullptr;
   // Calls on experts alone need these: the number of the unit among the layer's units with experts, and
   // Model::starts_in() in the memory of the calling thread, since the numbers of rows are sizes of products.
   std::int64_t group = -1;

@@ -149,6 +149,9 @@ struct Layout {
   // [layer][micro-batch], of layers with experts: Model::routing_bytes() from the forward to the backward;
   // and [micro-batch]: Model::expert_sums_bytes() within a layer's forward or backward.
   std::vector<std::vector<TensorId>> routing;
+  // [layer][micro-batch]: Model::expert_saved_bytes() from the forward to the backward of the layer's experts.
+  // Empty with recomputation, and in layers that no backward passes.
+  std::vector<std::vector<TensorId>> expert_saved;
   std::vector<TensorId> expert_sums;
   std::vector<TensorId> activation_gradient;  // [micro-batch], for one chunk of the stage after another
   std::vector<std::int32_t> first_layer;      // of each chunk of the pipeline; then the number of layers
@@ -182,6 +185,7 @@ struct Layout {
   TensorId activation_of(std::int32_t layer, std::int32_t m) const;
   TensorId saved_of(std::int32_t layer, std::int32_t m) const;
   TensorId routing_of(std::int32_t layer, std::int32_t m) const;
+  TensorId expert_saved_of(std::int32_t layer, std::int32_t m) const;
   TensorId expert_sums_of(std::int32_t m) const;
   TensorId activation_gradient_of(std::int32_t unit, std::int32_t m) const;
   SegmentId whole(TensorId id) const;  // the only segment of a tensor that is not cut into several

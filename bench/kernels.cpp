@@ -234,6 +234,17 @@ void add_compute_bound() {
     const View a = o.make(t, m, k), b = o.make(t, k, n), c = o.make(t, m, n);
     return {[=, &s] { host_ops().gemm(s, a, b, c, {}); }, 2.0 * m * n * k};
   });
+  // Gradients of a weight [m, n], of k rows: in a dense layer, and in an expert with few rows.
+  const auto add_gradient = [](const char* name, std::int64_t m, std::int64_t n, std::int64_t k) {
+    add(name, true, [=](Operands& o, HostStream& s, DType t) -> Kernel {
+      const View a = o.make(t, k, m), b = o.make(t, k, n), c = o.make(DType::kF32, m, n);
+      const GemmOptions options{.a = Trans::kYes, .accumulate = true};
+      return {[=, &s] { host_ops().gemm(s, a, b, c, options); },
+              2.0 * static_cast<double>(m) * static_cast<double>(n * k)};
+    });
+  };
+  add_gradient("gemm_gradient", 3072, 768, 1024);
+  add_gradient("gemm_gradient_expert", 1024, 512, 128);
   // Causal: half of the products.
   constexpr AttentionShape shape{.batch = 1, .time = 1024, .heads = 12, .kv_heads = 12, .head_size = 64};
   constexpr std::int64_t c = 12 * 64;

@@ -2,8 +2,7 @@
 // foretold. train_on_ranks() compares bytes with the forecasts.
 #include <fmt/core.h>
 
-#include "engine/ranks_distance.hpp"
-#include "support/families.hpp"
+#include "engine/family_setup.hpp"
 
 namespace zg::test {
 namespace {
@@ -15,21 +14,11 @@ struct Case {
 };
 
 TinySetup setup_of(const Case& of, DType dtype = DType::kF64) {
-  TinySetup s;
-  s.model = FamilyFile(of.family).config();
+  TinySetup s = setup_of_family(of.family, dtype);
   s.model.experts.in_unit = 2;
-  s.dtype = dtype;
-  s.layout.micro_batch = {2, 24};
-  s.layout.micro_batches = 2;
-  s.layout.state_segment_bytes = 20000;
-  s.eval_micro_batches = 3;
   Lora lora{.rank = 3, .alpha = 5, .modules = match_modules(s.model, "all-linear", of.experts)};
   if (of.experts == ExpertsAs::kParameters) lora.modules |= match_parameters(s.model, "*");
   return with_lora(s, lora);
-}
-TinySetup on_drives(TinySetup s) {
-  s.layout.drives = 2, s.room = Room::kSmallest;
-  return s;
 }
 TinySetup dropping(TinySetup s) {
   s.model.lora.dropout = 0.3;

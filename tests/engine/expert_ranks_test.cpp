@@ -2,8 +2,7 @@
 // rounding, and among placements the same bits. train_on_ranks() compares bytes with the forecasts.
 #include <fmt/core.h>
 
-#include "engine/ranks_distance.hpp"
-#include "support/families.hpp"
+#include "engine/family_setup.hpp"
 #include "ziggurat/step/communication.hpp"
 
 namespace zg::test {
@@ -11,18 +10,9 @@ namespace {
 
 // Eight experts, which 2 and 4 ranks divide.
 TinySetup setup_of(const std::string& family, DType dtype = DType::kF64) {
-  TinySetup s;
-  s.model = FamilyFile(family).config();
+  TinySetup s = setup_of_family(family, dtype);
   s.model.experts.count = 8, s.model.experts.in_unit = 2;
-  s.dtype = dtype;
-  s.layout.micro_batch = {2, 24};
   s.layout.micro_batches = 4;
-  s.layout.state_segment_bytes = 20000;
-  s.eval_micro_batches = 3;
-  return s;
-}
-TinySetup on_drives(TinySetup s) {
-  s.layout.drives = 2, s.room = Room::kSmallest;
   return s;
 }
 RanksWay of_experts(int ranks, int experts, int shards = 1, bool keep_weights = false) {

@@ -2,26 +2,15 @@
 // foretold, whatever the router decides. train_on_ranks() compares bytes with the forecasts.
 #include <fmt/core.h>
 
-#include "engine/ranks_distance.hpp"
-#include "support/families.hpp"
+#include "engine/family_setup.hpp"
 
 namespace zg::test {
 namespace {
 
 // Two experts in a unit, so that a layer has several; the last one may have a single expert.
 TinySetup setup_of(const std::string& family, DType dtype = DType::kF64) {
-  TinySetup s;
-  s.model = FamilyFile(family).config();
+  TinySetup s = setup_of_family(family, dtype);
   s.model.experts.in_unit = 2;
-  s.dtype = dtype;
-  s.layout.micro_batch = {2, 24};
-  s.layout.micro_batches = 2;
-  s.layout.state_segment_bytes = 20000;
-  s.eval_micro_batches = 3;
-  return s;
-}
-TinySetup on_drives(TinySetup s) {
-  s.layout.drives = 2, s.room = Room::kSmallest;
   return s;
 }
 bool is_router(const std::string& name) {

@@ -3,33 +3,17 @@
 // forecasts.
 #include <fmt/core.h>
 
-#include "engine/ranks_distance.hpp"
-#include "support/families.hpp"
+#include "engine/family_setup.hpp"
 
 namespace zg::test {
 namespace {
-
-TinySetup setup_of(const std::string& family, DType dtype = DType::kF64) {
-  TinySetup s;
-  s.model = FamilyFile(family).config();
-  s.dtype = dtype;
-  s.layout.micro_batch = {2, 24};
-  s.layout.micro_batches = 2;
-  s.layout.state_segment_bytes = 20000;
-  s.eval_micro_batches = 3;
-  return s;
-}
-TinySetup on_drives(TinySetup s) {
-  s.layout.drives = 2, s.room = Room::kSmallest;
-  return s;
-}
 
 struct LatentModels : testing::TestWithParam<const char*> {};
 
 TEST_P(LatentModels, HaveTheSameBitsUnderEveryPlacement) {
   for (const DType dtype : {DType::kF64, DType::kBF16}) {
     SCOPED_TRACE(name_of(dtype));
-    const TinySetup setup = setup_of(GetParam(), dtype);
+    const TinySetup setup = setup_of_family(GetParam(), dtype);
     const RanksOutcome one = train_on_ranks(setup, {}, 3);
     expect_same(train_on_ranks(on_drives(setup), {}, 3), one);
     TinySetup other = on_drives(setup);
@@ -44,7 +28,7 @@ TEST_P(LatentModels, HaveTheSameBitsUnderEveryPlacement) {
 TEST_P(LatentModels, HaveTheSameBitsInShardsAndInTiles) {
   for (const BlockTiling tiling : {BlockTiling::kWhole, BlockTiling::kInTiles}) {
     SCOPED_TRACE(tiling == BlockTiling::kWhole ? "whole" : "in tiles");
-    TinySetup setup = setup_of(GetParam(), DType::kBF16);
+    TinySetup setup = setup_of_family(GetParam(), DType::kBF16);
     setup.blocks = tiling;
     const RanksOutcome one = train_on_ranks(setup, {}, 2), copies = train_on_ranks(setup, {2, 1}, 2);
     expect_same(train_on_ranks(on_drives(setup), {}, 2), one);
@@ -54,7 +38,7 @@ TEST_P(LatentModels, HaveTheSameBitsInShardsAndInTiles) {
 
 TEST_P(LatentModels, InTensorShardsAreOneRank) {
   for (const BlockTiling tiling : {BlockTiling::kWhole, BlockTiling::kInTiles}) {
-    TinySetup setup = with_sgd(setup_of(GetParam()));
+    TinySetup setup = with_sgd(setup_of_family(GetParam()));
     setup.blocks = tiling;
     const RanksOutcome one = train_on_ranks(setup, {}, 2);
     for (const bool sequence : {false, true}) {
@@ -72,7 +56,7 @@ TEST_P(LatentModels, InTensorShardsAreOneRank) {
 
 TEST_P(LatentModels, InStagesHaveTheSameBits) {
   using enum PipelineSchedule;
-  const TinySetup setup = setup_of(GetParam());
+  const TinySetup setup = setup_of_family(GetParam());
   const RanksOutcome one = train_on_ranks(setup, {}, 2);
   for (const PipelineOptions& pipeline : {PipelineOptions{kOneForwardOneBackward}, {kZeroBubble}})
     expect_same(train_on_ranks(setup, in_stages(1, 1, false, 2, pipeline), 2), one);
@@ -80,7 +64,7 @@ TEST_P(LatentModels, InStagesHaveTheSameBits) {
 
 // Adapters of all modules, those of latents too.
 TEST_P(LatentModels, WithAdaptersAreOneRank) {
-  TinySetup setup = with_adapters(setup_of(GetParam()));
+  TinySetup setup = with_adapters(setup_of_family(GetParam()));
   setup.model.lora.modules = match_modules(setup.model, "all-linear");
   const RanksOutcome one = train_on_ranks(setup, {}, 2);
   expect_same(train_on_ranks(on_drives(setup), {}, 2), one);

@@ -13,6 +13,8 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/io/volume.hpp"
+#include "ziggurat/store/store.hpp"
 
 namespace zg {
 namespace {
@@ -101,8 +103,8 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
   TimedDriver(const TensorTable& table, const TimedMachine& machine)
       : table_(table),
         machine_(machine),
-        graph_(table, {.piece_bytes = machine.piece_bytes, .copies_in_flight = machine.copies_in_flight}, *this,
-               *this),
+        graph_(table, {.piece_bytes = machine.piece_bytes, .copies_in_flight = machine.copies_in_flight},
+               *this, *this),
         clock_(machine.capacities),
         links_(kLinks),
         streams_(static_cast<std::size_t>(machine.streams)) {
@@ -174,9 +176,9 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     for (std::int32_t op = 0; op < p.op_count(); ++op) {
       for (; decided_ < std::min(total, op + 1 + machine_.prefetch_depth); ++decided_) {
         const bool ahead = decided_ >= p.op_count();
-        const auto actions = (ahead ? next : &timed)
-                                 ->decided->actions(static_cast<std::int32_t>(
-                                     ahead ? decided_ - p.op_count() : decided_));
+        const auto actions =
+            (ahead ? next : &timed)
+                ->decided->actions(static_cast<std::int32_t>(ahead ? decided_ - p.op_count() : decided_));
         actions_.assign(actions.begin(), actions.end());
         graph_.decided(actions_, Urgency::kProgram);
       }
@@ -276,9 +278,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     }
   }
 
-  void feed(ActionNode& copy, std::int64_t first, std::int64_t bytes) {
-    push(copy, first, bytes, false);
-  }
+  void feed(ActionNode& copy, std::int64_t first, std::int64_t bytes) { push(copy, first, bytes, false); }
   void push(ActionNode& copy, std::int64_t first, std::int64_t bytes, bool last) {
     links_[link_of(copy.action)].waiting.insert({&copy, first, bytes, last, order_++});
   }
@@ -381,7 +381,10 @@ std::span<const Action> DecidedProgram::actions(std::int32_t op) const {
 
 TimedResult timed_run(const TensorTable& table, const TimedMachine& machine,
                       std::span<const TimedProgram> programs) {
-  return TimedDriver(table, machine).run(programs);
+  TimedMachine own = machine;
+  if (own.piece_bytes == 0) own.piece_bytes = io::kMaxPieceBytes;
+  if (own.copies_in_flight == 0) own.copies_in_flight = TensorStore::kCopiesInFlight;
+  return TimedDriver(table, own).run(programs);
 }
 
 }  // namespace zg

@@ -1,5 +1,5 @@
-// Timed runs against arithmetic: programs whose time is known, bounds that hold for every program, and the exact
-// effect of a machine that is faster by a factor.
+// Timed runs against arithmetic: programs whose time is known, bounds that hold for every program, and the
+// exact effect of a machine that is faster by a factor.
 #include "ziggurat/store/timed_run.hpp"
 
 #include <gtest/gtest.h>
@@ -62,8 +62,8 @@ TEST(TimedRun, APipelineOfReadsTakesTheSlowestOfItsParts) {
   const Budgets budgets{16 * kSegment, 16 * kSegment};
   const Decided decided(table, budgets, program, 1);
   const double second = static_cast<double>(kSegment);
-  // The drive needs 2 s a segment, the link 1 s, an operation 0.5 s: the drive never rests, and behind it come the
-  // last copy and the last operation.
+  // The drive needs 2 s a segment, the link 1 s, an operation 0.5 s: the drive never rests, and behind it
+  // come the last copy and the last operation.
   TimedMachine m = machine_of(second / 2, second, second, 100 * second);
   m.memory = budgets;
   std::vector<TimedOp> ops(16);
@@ -103,8 +103,8 @@ TEST(TimedRun, CopiesSlowAnUpdateThatSharesTheMemory) {
   const Budgets budgets{4 * kSegment, 4 * kSegment};
   const Decided decided(table, budgets, program, 1);
   const double second = static_cast<double>(kSegment);
-  // Memory gives a segment a second. The drive could, too, and so could the first operation: each has a half while
-  // both are under way.
+  // Memory gives a segment a second. The drive could, too, and so could the first operation: each has a half
+  // while both are under way.
   TimedMachine m = machine_of(second, second, second, second);
   m.memory = budgets;
   std::vector<TimedOp> ops(2);
@@ -135,7 +135,8 @@ TEST(TimedRun, IsBetweenTheBoundAndTheSumOfPhases) {
     std::vector<bool> given(static_cast<std::size_t>(table.segment_count()));
     for (SegmentId id = 0; id < table.segment_count(); ++id)
       given[static_cast<std::size_t>(id)] = table.segment(id).lowest == Tier::kNvme;
-    const Program program = test::random_program(random, "random", table, given, {.ops = 20 + below(random, 40)});
+    const Program program =
+        test::random_program(random, "random", table, given, {.ops = 20 + below(random, 40)});
     Budgets budgets{table.total_charge(Tier::kDevice), table.total_charge(Tier::kHost)};
     const int part = 2 + below(random, 8);
     budgets = {budgets.device * part / 9, budgets.host * part / 9};
@@ -166,8 +167,8 @@ TEST(TimedRun, IsBetweenTheBoundAndTheSumOfPhases) {
     double sum = 0, bound = 0;
     for (std::size_t i = 0; i < r.used.size(); ++i) bound = std::max(bound, r.used[i] / m.capacities[i]);
     std::array<double, 2> of_stream{};
-    for (const TimedOp& op : ops) of_stream[static_cast<std::size_t>(op.stream)] +=
-        3 * seconds_alone(op.flow, m.capacities);
+    for (const TimedOp& op : ops)
+      of_stream[static_cast<std::size_t>(op.stream)] += 3 * seconds_alone(op.flow, m.capacities);
     bound = std::max({bound, of_stream[0], of_stream[1]});
     sum = of_stream[0] + of_stream[1];
     for (int l = 0; l < kLinks; ++l) {
@@ -181,8 +182,7 @@ TEST(TimedRun, IsBetweenTheBoundAndTheSumOfPhases) {
     // The same machine, but everything in it is faster by a power of two: the time is exactly that much less.
     TimedMachine faster = m;
     for (std::size_t i = 1; i < m.capacities.size(); ++i) faster.capacities[i] *= 4;
-    for (const Link link : {kNvmeRead, kNvmeWrite})
-      faster.links[link].per_byte.front().amount /= 4;
+    for (const Link link : {kNvmeRead, kNvmeWrite}) faster.links[link].per_byte.front().amount /= 4;
     std::vector<TimedOp> quick = ops;
     for (TimedOp& op : quick) op.flow.own_seconds /= 4;
     for (TimedProgram& one : timed) one.ops = quick;
@@ -215,10 +215,12 @@ TEST(Flows, SharesAreFair) {
     std::vector<double> taken(capacities.size());
     for (std::size_t f = 0; f < flows.size(); ++f) {
       for (const FlowDemand& d : flows[f].demands)
-        taken[static_cast<std::size_t>(d.resource)] += shares[f] * d.amount / seconds_alone(flows[f], capacities);
+        taken[static_cast<std::size_t>(d.resource)] +=
+            shares[f] * d.amount / seconds_alone(flows[f], capacities);
     }
     for (std::size_t r = 0; r < capacities.size(); ++r) EXPECT_LE(taken[r], capacities[r] * (1 + 1e-9));
-    // Max-min fair: who is not at full speed uses a resource that is used up, on which nobody has a larger share.
+    // Max-min fair: who is not at full speed uses a resource that is used up, on which nobody has a larger
+    // share.
     for (std::size_t f = 0; f < flows.size(); ++f) {
       EXPECT_GT(shares[f], 0);
       EXPECT_LE(shares[f], 1);

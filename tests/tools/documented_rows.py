@@ -40,6 +40,7 @@ HELPS = {
     "ziggurat train": "ziggurat train --help",
     "ziggurat generate": "ziggurat generate --help",
     "ziggurat eval": "ziggurat eval --help",
+    "ziggurat plan": "ziggurat plan --help",
     "ziggurat probe": "ziggurat probe --help",
     "ziggurat io-bench": "ziggurat io-bench --help",
     "ziggurat io-tune": "ziggurat io-tune --help",
@@ -244,6 +245,13 @@ ROWS = (
         expect=('"perplexity"',)),
 
     # Measuring drives and the machine.
+    Row("plan", ("ziggurat plan configs/finetune/llama-3.1-8b.json *", "ziggurat plan tests/reference/configs/*"),
+        expect=("it fits|\"fits\": true",)),
+    Row("plan_synopsis", ("ziggurat plan CONFIG... *",),
+        instead=("ziggurat plan configs/tiny.json --machine h100-1 --devices 1 --tokens 10B --what-if nvme+1 --json",)),
+    Row("plan_models", ("ziggurat plan models/*", "ziggurat plan"), why="the models are fetched by whoever has room"),
+    Row("probe_machine", ("ziggurat probe /mnt/nvme0 --write-machine *",),
+        instead=("ziggurat probe /mnt/nvme0 --write-machine here.json --size 1MiB",), expect=("here.json",)),
     Row("probe", ("ziggurat probe", "ziggurat probe /mnt/nvme0 *", "ziggurat probe DIR",
                   "ziggurat probe [DIRECTORY...] *"),
         instead=("ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 1MiB",)),

@@ -1,0 +1,74 @@
+// ziggurat plan as a program: what it needs, what it says, and that it agrees with train --plan.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/fixture.hpp"
+
+namespace zg::cli_test {
+namespace {
+
+class PlanCommand : public CliTest {};
+
+TEST_F(PlanCommand, NeedsNeitherDataNorTheMachine) {
+  fs::remove(path("text.txt"));
+  const Outcome plan = run(Strings{"plan", "config.json", "--machine", "h100-1", "--tokens", "1M", "--json"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  const auto said = nlohmann::json::parse(plan.out);
+  for (const char* key : {"parameters", "fits", "step_seconds", "step_seconds_interval", "tokens_per_second",
+                          "bound_by", "hours", "usd"})
+    EXPECT_TRUE(said.contains(key)) << key;
+  EXPECT_TRUE(said.at("fits").get<bool>());
+  EXPECT_LE(said.at("step_seconds_interval").at(0), said.at("step_seconds"));
+  EXPECT_GE(said.at("step_seconds_interval").at(1), said.at("step_seconds"));
+  // A layer of GPT-2 has 12 w^2 + 13 w parameters; the vocabulary are the bytes.
+  EXPECT_EQ(said.at("parameters"), 256 * 32 + 32 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32);
+}
+
+TEST_F(PlanCommand, AgreesWithTrainOnThisMachine) {
+  const Strings tight = sets({"tiers.device=384KiB", "tiers.host=256KiB", "tiers.nvme=[{\"path\":\".\"}]"});
+  const Outcome train = run(Strings{"train", "config.json", "--plan"} + tight);
+  ASSERT_EQ(train.code, 0) << train.err;
+  const Outcome plan = run(Strings{"plan", "config.json"} + tight);
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  const auto after = [](const std::string& text, const std::string& word) {
+    const std::size_t at = text.find(word);
+    return at == text.npos ? std::string("missing") : text.substr(at, text.find('\n', at) - at);
+  };
+  const std::string bytes = after(train.out, "bytes per step: ");
+  EXPECT_EQ(after(plan.out, "bytes per step: "), bytes);
+  EXPECT_EQ(bytes.find("nvme read 0 B"), bytes.npos) << bytes;
+  EXPECT_EQ(after(plan.out, "model      "), after(train.out, "model      "));
+  const std::string peak = after(train.out, "peak device ");
+  EXPECT_HAS(after(plan.out, "peak device "), peak.substr(0, peak.find(',')));
+}
+
+TEST_F(PlanCommand, WritesAndReadsThisMachine) {
+  const Outcome probe = run(Strings{"probe", ".", "--size", "1MiB", "--write-machine", "here.json"});
+  ASSERT_EQ(probe.code, 0) << probe.err;
+  const auto machine = nlohmann::json::parse(read("here.json"));
+  EXPECT_TRUE(machine.at("host").at("products").at("measured").get<bool>());
+  EXPECT_EQ(machine.at("drives").at("count"), 1);
+  const Outcome plan = run(Strings{"plan", "config.json", "--machine", "here.json", "--json"});
+  EXPECT_EQ(plan.code, 0) << plan.err;
+}
+
+TEST_F(PlanCommand, RefusesWhatItCannotRead) {
+  const struct {
+    Strings words;
+    const char* say;
+  } kWrong[] = {
+      {{"plan", "config.json", "--machine", "h100-9"}, "did you mean h100-"},
+      {{"plan", "config.json", "--machine", "h100-1", "--tokens", "many"}, "is no number of tokens"},
+      {{"plan", "config.json", "--machine", "h100-1", "--what-if", "nvme+x"}, "--what-if nvme+x"},
+      {{"plan", "none.json", "--machine", "h100-1"}, "none.json"},
+      {{"plan", "config.json", "--machine", "text.txt"}, "text.txt"}};
+  for (const auto& wrong : kWrong) {
+    const Outcome outcome = run(wrong.words);
+    EXPECT_EQ(outcome.code, 2) << wrong.say;
+    EXPECT_HAS(outcome.err, wrong.say);
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace zg::cli_test

@@ -1,0 +1,130 @@
+// Machine files: those of the program are whole, each way to spoil one is named, and --what-if changes what
+// it says.
+#include "ziggurat/plan/machine_file.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "support/errors.hpp"
+#include "support/files.hpp"
+
+namespace zg {
+namespace {
+
+using nlohmann::json;
+
+// The figures of a file, at any depth.
+template <class Visit>
+void visit_figures(const json& object, Visit&& visit) {
+  if (!object.is_object()) return;
+  if (object.contains("value")) return visit(object);
+  for (const auto& one : object) visit_figures(one, visit);
+}
+
+TEST(MachineFiles, OfTheProgramAreWholeAndSayWhatTheyAreMadeFrom) {
+  const std::vector<std::string> names = machine_names();
+  for (const char* name :
+       {"a100-8", "h100-8", "h200-8", "b200-8", "gb200-4", "h100-1", "rtx4090-1", "rtx4090-8"})
+    EXPECT_EQ(std::count(names.begin(), names.end(), name), 1) << name;
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    const MachineFile m = find_machine(name);
+    EXPECT_EQ(m.name, name);
+    const std::string number = name.substr(name.rfind('-') + 1);
+    EXPECT_EQ(std::to_string(m.gpus->count), number);
+    int figures = 0;
+    visit_figures(json::parse(m.json()), [&](const json& figure) {
+      ++figures;
+      EXPECT_FALSE(figure.at("source").get<std::string>().empty());
+    });
+    EXPECT_GE(figures, 10);
+    // What is written is read again as the same.
+    EXPECT_EQ(parse_machine(m.json(), "again").json(), m.json());
+  }
+}
+
+TEST(MachineFiles, RangesOfFiguresAreOrdered) {
+  for (const std::string& name : machine_names()) {
+    const MachineFile m = find_machine(name);
+    for (const Figure* f : {&m.gpus->products, &m.gpus->to_device, &m.host.memory_rate, &m.drives->write}) {
+      EXPECT_LT(f->at(Outlook::kSlow), f->expected());
+      EXPECT_LT(f->expected(), f->at(Outlook::kFast));
+      if (!f->measured) {
+        EXPECT_EQ(f->at(Outlook::kFast), f->value) << "no better than the data sheet";
+      }
+    }
+  }
+}
+
+TEST(MachineFiles, UnitsAreThoseOfTheirFigures) {
+  json m = json::parse(find_machine("h100-8").json());
+  m["host"]["memory"] = {{"value", 2}, {"unit", "TiB"}, {"measured", false}, {"source", "x"}};
+  EXPECT_EQ(parse_machine(m.dump(), "m").host.memory.value, 2 * 0x1p40);
+  m["host"]["memory"]["unit"] = "GB/s";
+  const Error error = test::error_of([&] { return parse_machine(m.dump(), "m"); });
+  EXPECT_EQ(error.where(), "m: host.memory.unit");
+  EXPECT_EQ(error.message(), "is GB/s");
+  EXPECT_EQ(error.exit_code(), 2);
+}
+
+TEST(MachineFiles, EachMistakeIsNamed) {
+  const json good = json::parse(find_machine("h100-8").json());
+  const struct {
+    const char* path;
+    json value;  // null: the key is removed
+    const char *where, *what;
+  } kMistakes[] = {
+      {"/format", "ziggurat-machine 9", "m: format", "is ziggurat-machine 9"},
+      {"/gpus/counts", 8, "m: gpus.counts", "is no key of a machine file"},
+      {"/gpus/count", 0, "m: gpus.count", "is 0"},
+      {"/gpus/count", 1.5, "m: gpus.count", "is 1.5"},
+      {"/gpus/products", nullptr, "m: gpus.products", "is missing"},
+      {"/gpus/products/value", -1, "m: gpus.products.value", "is -1"},
+      {"/gpus/products/value", "640", "m: gpus.products.value", "is \"640\""},
+      {"/gpus/products/derate", 0.5, "m: gpus.products.derate", "is given for a measured figure"},
+      {"/gpus/products/source", nullptr, "m: gpus.products.source", "is missing"},
+      {"/gpus/products/measured", "yes", "m: gpus.products.measured", "is \"yes\""},
+      {"/gpus/memory/spread", 0.1, "m: gpus.memory.spread", "is given for a data sheet's figure"},
+      {"/host", nullptr, "m: host", "is missing"},
+      {"/host/cores", 1, "m: host.cores", "is 1, fewer than the 2 sockets"},
+      {"/drives", 8, "m: drives", "is not an object"},
+      {"/gpus", nullptr, "m: host.products", "is missing, and there are no GPUs"},
+  };
+  for (const auto& mistake : kMistakes) {
+    SCOPED_TRACE(mistake.path);
+    json bad = good;
+    const json::json_pointer at(mistake.path);
+    if (mistake.value.is_null()) {
+      bad[at.parent_pointer()].erase(at.back());
+    } else {
+      bad[at] = mistake.value;
+    }
+    const Error error = test::error_of([&] { return parse_machine(bad.dump(), "m"); });
+    EXPECT_EQ(error.where(), mistake.where);
+    EXPECT_EQ(error.message(), mistake.what);
+    EXPECT_FALSE(error.hint().empty());
+  }
+  EXPECT_EQ(test::error_of([] { return parse_machine("{", "m"); }).exit_code(), 2);
+  EXPECT_HAS(test::error_of([] { return find_machine("h100-9"); }).hint(), "h100-");
+}
+
+TEST(MachineFiles, WhatIfChangesThem) {
+  const MachineFile m = find_machine("h100-8");
+  const MachineFile more = what_if(m, "nvme+1,gpus-4,host=4TB,dram*2,pcie*2,compute*3");
+  EXPECT_EQ(more.drives->count, 9);
+  EXPECT_EQ(more.gpus->count, 4);
+  EXPECT_EQ(more.host.memory.value, 4e12);
+  EXPECT_EQ(more.host.memory_rate.value, 2 * m.host.memory_rate.value);
+  EXPECT_EQ(more.gpus->to_device.value, 2 * m.gpus->to_device.value);
+  EXPECT_EQ(more.gpus->products.value, 3 * m.gpus->products.value);
+  for (const char* wrong :
+       {"nvme", "nvme+x", "gpus-8", "host=", "host=-1GB", "tape+1", "dram*0", "nvme*x", "=4"}) {
+    const Error error = test::error_of([&] { return what_if(m, wrong); });
+    EXPECT_EQ(error.where(), std::string("--what-if ") + wrong);
+    EXPECT_EQ(error.exit_code(), 2);
+  }
+}
+
+}  // namespace
+}  // namespace zg

@@ -153,7 +153,7 @@ void add_plan(CLI::App& app, int& exit_code) {
       ->allow_extra_args(false);
   command->add_flag("--json", flags->json, "Say it as a JSON object");
   command->footer(
-      "Examples:\n  ziggurat plan configs/finetune/llama-3.1-8b.json --machine h100-8 --tokens 1B\n"
+      "Examples:\n  ziggurat plan configs/gpt2-124m.json --machine rtx4090-1 --tokens 10B\n"
       "  ziggurat plan models/Llama-3.1-8B --machine h200-8 --json");
   command->callback([flags, &exit_code] { exit_code = plan(*flags); });
 }

@@ -31,7 +31,7 @@ TEST_F(ForecastTest, SaysOfEveryRankWhatItsPlanSays) {
   const MachineFile machine = find_machine("h100-8");
   for (const char* stages : {"1", "4"}) {
     const RunConfig run =
-        load("llama-3.1-8b", machine,
+        load_usual("llama-3.1-8b", machine,
              {"parallel.pipeline=" + std::string(stages), "tiers.host=40GiB", "tiers.device=12GiB"});
     const ModelConfig model = model_on_paper(run);
     const Forecast f = make_forecast(run, model, machine, {.sensitivities = false});

@@ -25,7 +25,7 @@ TEST_F(PlanCommand, NeedsNeitherDataNorTheMachine) {
 }
 
 TEST_F(PlanCommand, AgreesWithTrainOnThisMachine) {
-  const Strings tight = sets({"tiers.device=384KiB", "tiers.host=256KiB", "tiers.nvme=[{\"path\":\".\"}]"});
+  const Strings tight = sets({"tiers.device=384KiB", "tiers.host=320KiB", "tiers.nvme=[{\"path\":\".\"}]"});
   const Outcome train = run(Strings{"train", "config.json", "--plan"} + tight);
   ASSERT_EQ(train.code, 0) << train.err;
   const Outcome plan = run(Strings{"plan", "config.json"} + tight);

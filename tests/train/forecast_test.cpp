@@ -92,30 +92,6 @@ TEST_F(ForecastTest, AMachineThatIsFasterInAllTakesThatMuchLess) {
   EXPECT_GT(timer.time(rates).seconds, 1.2 * seconds);
 }
 
-TEST_F(ForecastTest, WhatDoesNotFitIsNamedWithAChangeThatFits) {
-  const MachineFile machine = find_machine("rtx4090-1");
-  const std::vector<std::string> without = {"tiers.nvme=[]"};
-  const RunConfig run = load_usual("llama-3.1-8b", machine, without);
-  const ModelConfig model = model_on_paper(run);
-  const Forecast small = make_forecast(run, model, what_if(machine, "host=64GB"));
-  // tiers.host was taken from the larger machine.
-  EXPECT_FALSE(small.fits);
-  EXPECT_HAS(small.missing, "tiers.host");
-  const RunConfig tight = load_usual("llama-3.1-8b", machine, {"tiers.nvme=[]", "tiers.host=20GiB"});
-  const Forecast f = make_forecast(tight, model, machine);
-  EXPECT_FALSE(f.fits);
-  EXPECT_FALSE(f.hint.empty());
-  const Reload reload = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"tiers.nvme=[]", "tiers.host=20GiB"};
-    all.insert(all.end(), more.begin(), more.end());
-    return load_usual("llama-3.1-8b", machine, all);
-  };
-  const std::vector<std::string> changes = changes_that_fit(tight, model, machine, reload);
-  ASSERT_EQ(changes.size(), 1u);
-  const RunConfig changed = reload(changes);
-  EXPECT_TRUE(make_forecast(changed, model, machine).fits) << changes.front();
-}
-
 TEST_F(ForecastTest, ImpossibleWishesAreRefused) {
   const MachineFile machine = find_machine("h100-1");
   const RunConfig eight = load_usual("llama-3.1-8b", find_machine("h100-8"));

@@ -1,4 +1,4 @@
-// The files of machines/, which the build compiles into the program.
+// The files of configs/machines/, which the build compiles into the program.
 #pragma once
 #include <span>
 

@@ -1,5 +1,5 @@
 // The description of a machine that a plan is made for: what it has, and how fast each part is. Each figure
-// names its source and whether it was measured. Files of the machines in machines/ are part of the program
+// names its source and whether it was measured. Files in configs/machines/ are part of the program
 // and go by their names.
 #pragma once
 #include <cstdint>

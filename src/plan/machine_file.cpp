@@ -175,11 +175,11 @@ MachineFile parse_machine(std::string_view text, const std::string& where) {
   }
   const Reader h = all.within("host", {"sockets", "cores", "memory", "memory_rate", "products"});
   m.host = {.sockets = h.number("sockets", 64),
-            .cores = h.number("cores", 8192),
+            .cores = h.has("cores") ? h.number("cores", 8192) : 0,
             .memory = h.figure("memory", Kind::kBytes),
             .memory_rate = h.figure("memory_rate", Kind::kRate),
             .products = h.figure_if_any("products", Kind::kFlops)};
-  if (m.host.cores < m.host.sockets)
+  if (m.host.cores != 0 && m.host.cores < m.host.sockets)
     all.fail("host.cores", fmt::format("is {}, fewer than the {} sockets", m.host.cores, m.host.sockets),
              "count the cores of all sockets");
   if (!m.gpus && !m.host.products)
@@ -216,7 +216,7 @@ std::string MachineFile::json() const {
   }
   ordered_json& h = o["host"];
   h["sockets"] = host.sockets;
-  h["cores"] = host.cores;
+  if (host.cores != 0) h["cores"] = host.cores;
   put(h, "memory", host.memory);
   put(h, "memory_rate", host.memory_rate);
   put(h, "products", host.products);
@@ -264,22 +264,27 @@ namespace {
               "for example nvme+1, gpus=4, host=4TB, gpu=141GB, nvme*2, pcie*2, dram*2 or compute*2");
 }
 
+void name_change(Figure& f, const std::string& change) {
+  f.source += " (--what-if " + change + ")";
+}
+
 void multiply(MachineFile& m, const std::string& part, double factor, const std::string& change) {
-  const auto scale = [&](std::optional<Figure>& f) {
-    if (f) f->value *= factor;
+  const auto scale = [&](Figure& f) {
+    f.value *= factor;
+    name_change(f, change);
   };
   if (part == "dram") {
-    m.host.memory_rate.value *= factor;
+    scale(m.host.memory_rate);
   } else if (part == "compute") {
-    if (m.gpus) m.gpus->products.value *= factor;
-    scale(m.host.products);
+    if (m.gpus) scale(m.gpus->products);
+    if (m.host.products) scale(*m.host.products);
   } else if (part == "pcie" && m.gpus) {
-    m.gpus->to_device.value *= factor, m.gpus->to_host.value *= factor;
+    scale(m.gpus->to_device), scale(m.gpus->to_host);
   } else if (part == "nvlink" && m.gpus && m.gpus->peers) {
-    m.gpus->peers->value *= factor;
+    scale(*m.gpus->peers);
   } else if (part == "nvme" && m.drives) {
-    m.drives->read.value *= factor, m.drives->write.value *= factor;
-    scale(m.drives->mixed);
+    scale(m.drives->read), scale(m.drives->write);
+    if (m.drives->mixed) scale(*m.drives->mixed);
   } else {
     refuse(change, part + " has no rate on this machine");
   }
@@ -318,6 +323,7 @@ void change_one(MachineFile& m, const std::string& change) {
   const auto wanted = static_cast<double>(*size);
   bytes->value = sign == '=' ? wanted : bytes->value + (sign == '+' ? wanted : -wanted);
   if (bytes->value <= 0) refuse(change, "would leave nothing");
+  name_change(*bytes, change);
 }
 
 }  // namespace

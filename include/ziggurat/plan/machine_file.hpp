@@ -1,6 +1,6 @@
 // The description of a machine that a plan is made for: what it has, and how fast each part is. Each figure
-// names its source and whether it was measured. Files in configs/machines/ are part of the program
-// and go by their names.
+// names its source and whether it was measured. What is not known is left out, and then a plan does not tell
+// what needs it. Files in configs/machines/ are part of the program and go by their names.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -39,7 +39,8 @@ struct MachineFile {
   };
   std::optional<Gpus> gpus;  // none: the processor computes
   struct Host {
-    int sockets = 1, cores = 1;
+    int sockets = 1;
+    int cores = 0;                   // of all sockets; 0: unknown
     Figure memory;                   // bytes of the machine
     Figure memory_rate;              // bytes/s of all sockets, read and written
     std::optional<Figure> products;  // FLOP/s of bf16 or fp32 products; required without GPUs
@@ -65,8 +66,9 @@ MachineFile parse_machine(std::string_view text, const std::string& where);
 MachineFile find_machine(const std::string& name);
 std::vector<std::string> machine_names();
 
-// Changes counts and sizes: "nvme+1" or "gpus-4" adds or removes, "host=4TB" or "nvme=8" sets, "pcie*2",
-// "dram*2", "nvme*2" and "compute*2" multiply rates. Several are separated by commas. Throws Error(kUsage).
+// Changes counts and sizes, and names the change in the sources of its figures: "nvme+1" or "gpus-4" adds or
+// removes, "host=4TB" or "nvme=8" sets, "pcie*2", "dram*2", "nvme*2" and "compute*2" multiply rates. Several
+// are separated by commas. Throws Error(kUsage).
 MachineFile what_if(MachineFile machine, const std::string& changes);
 
 }  // namespace zg

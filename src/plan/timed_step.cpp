@@ -235,7 +235,7 @@ StepTime StepTimer::time(const RankRates& r) const {
   for (std::size_t i = 0; i < decided_.size(); ++i) timed.push_back({&decided_[i], ops[cost_of_[i]]});
   const TimedResult run = timed_run(layout_.table, m, timed);
   StepTime t;
-  t.seconds = run.ends.back() - run.ends[first_step_ - 1];
+  t.between_ends = run.ends.back() - run.ends[first_step_ - 1];
   // The work of the second step.
   std::array<double, kResources> used{};
   std::array<double, kStreams> streams{};
@@ -266,7 +266,7 @@ StepTime StepTimer::time(const RankRates& r) const {
   const auto most = std::max_element(t.parts.begin(), t.parts.end());
   t.bound = *most, t.bound_by = static_cast<TimedPart>(most - t.parts.begin());
   // Moves of a step may lie in the time of the step before it, and those of the next one in its own.
-  t.seconds = std::clamp(t.seconds, t.bound, t.sum);
+  t.seconds = std::clamp(t.between_ends, t.bound, t.sum);
   return t;
 }
 

@@ -35,6 +35,9 @@ const char* name_of(TimedPart part);  // "compute", "nvme", "host->device", ...
 
 struct StepTime {
   double seconds = 0;
+  // As the clock gave it, from the end of one step to the end of the next. Work of a step that lies in the
+  // time of the step before it makes this less than the bound, and `seconds` is then the bound.
+  double between_ends = 0;
   // The least time that each part needs for its work of a step, and the sum of the times of everything, one
   // after the other. bound <= seconds <= sum.
   std::array<double, kTimedParts> parts{};

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -79,43 +80,60 @@ int plan(const Flags& flags) {
   if (of_model && source.files.size() > 1)
     throw Error(Errc::kUsage, first, "is a model, and further files follow it",
                 "name configurations alone, with the model in model.from");
-  MachineFile machine =
-      flags.machine == "here" ? this_machine_file({.paths = {}}) : find_machine(flags.machine);
-  if (flags.devices > 0 && machine.gpus) machine = what_if(machine, fmt::format("gpus={}", flags.devices));
-  for (const std::string& changes : flags.what_if) machine = what_if(machine, changes);
+  const bool here = flags.machine == "here";
+  // `is` after --what-if, `was` before it.
+  MachineFile was = here ? this_machine_file({.paths = {}}) : find_machine(flags.machine);
+  const int gpus_here = was.gpus ? was.gpus->count : 0;
   if (flags.devices > 0) {
-    source.overrides.push_back(machine.gpus ? fmt::format("devices=\"cuda:0-{}\"", flags.devices - 1)
-                                            : fmt::format("devices=\"host:{}\"", flags.devices));
+    if (was.gpus) was = what_if(was, fmt::format("gpus={}", flags.devices));
+    source.overrides.push_back(was.gpus ? fmt::format("devices=\"cuda:0-{}\"", flags.devices - 1)
+                                        : fmt::format("devices=\"host:{}\"", flags.devices));
   }
-  std::unique_ptr<TemporaryConfig> usual;
-  if (of_model) {
-    usual = std::make_unique<TemporaryConfig>(usual_run(first, machine));
-    source.files = {usual->path()};
-  }
-  const auto load = [&](const std::vector<std::string>& more) {
+  const auto load = [&](const MachineFile& on, const std::vector<std::string>& more) {
     ConfigSource changed = source;
     changed.overrides.insert(changed.overrides.end(), more.begin(), more.end());
-    return load_config(changed, facts_of(machine));
+    return load_config(changed, facts_of(on));
   };
-  const RunConfig config = load({});
-  // The drives of this machine are measured only where the run names them.
-  if (flags.machine == "here" && !config.tiers.nvme.empty() && config.aio.backend != io::Backend::kRam) {
+  // The drives of this machine are measured only where the run names them, and once.
+  if (here && !of_model) {
+    const RunConfig named = load(was, {});
     std::vector<std::string> paths;
-    for (const io::DriveOptions& drive : config.tiers.nvme) paths.push_back(drive.path);
-    machine.drives = this_machine_file({.paths = paths}).drives;
-    for (const std::string& changes : flags.what_if) machine = what_if(machine, changes);
+    for (const io::DriveOptions& drive : named.tiers.nvme) paths.push_back(drive.path);
+    if (!paths.empty() && named.aio.backend != io::Backend::kRam)
+      was.drives = this_machine_file({.paths = paths}).drives;
   }
+  MachineFile is = was;
+  for (const std::string& changes : flags.what_if) is = what_if(is, changes);
+  std::unique_ptr<TemporaryConfig> usual;
+  if (of_model) {
+    usual = std::make_unique<TemporaryConfig>(usual_run(first, is));
+    source.files = {usual->path()};
+  }
+  const auto changed = [&](const std::vector<std::string>& more) {
+    RunConfig config = load(is, more);
+    if (!of_model) change_drives(config, was, is);
+    return config;
+  };
+  const RunConfig config = changed({});
   const ModelConfig model = model_on_paper(config);
   // A plan for this machine is made of what train would find, so that both say the same.
   std::vector<OpenGpu> gpus;
   std::optional<Hardware> found;
-  if (flags.machine == "here" && flags.what_if.empty()) {
+  if (here && (!is.gpus || is.gpus->count <= gpus_here)) {
     Processes alone;
     gpus = open_gpus(config);
-    found = hardware_of(config, gpus, alone, false).front();
+    RunConfig named = config;  // with the drives that are there
+    if (!of_model) named.tiers.nvme = load(is, {}).tiers.nvme;
+    found = changed_hardware(hardware_of(named, gpus, alone, false).front(), was, is);
   }
-  Forecast forecast = make_forecast(config, model, machine, {.hardware = found ? &*found : nullptr});
-  if (!forecast.fits) forecast.changes = changes_that_fit(config, model, machine, load);
+  const Hardware* const hardware = found ? &*found : nullptr;
+  const auto begin = std::chrono::steady_clock::now();
+  Forecast forecast = make_forecast(config, model, is, {.hardware = hardware});
+  if (!forecast.fits) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    forecast.search =
+        changes_that_fit(config, model, is, forecast.trained, changed, hardware, {.a_plan = took.count()});
+  }
   std::fputs((flags.json ? forecast.json(tokens) : forecast.text(tokens)).c_str(), stdout);
   return 0;
 }

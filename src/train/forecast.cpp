@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 
@@ -11,7 +10,6 @@
 #include "train/drives.hpp"
 #include "train/rank_plans.hpp"
 #include "ziggurat/base/file.hpp"
-#include "ziggurat/base/log.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/comm/gpu.hpp"
 #include "ziggurat/model/hf.hpp"
@@ -71,6 +69,7 @@ class Forecaster {
     Forecast f;
     f.machine = machine_.name + (machine_.about.empty() ? "" : ": " + machine_.about);
     if (machine_.price_per_hour) f.price_per_hour = machine_.price_per_hour->value;
+    f.drives = static_cast<int>(config_.tiers.nvme.size());
     f.tokens_per_step = static_cast<double>(config_.data_ranks() * config_.micro_batch *
                                             config_.accumulation_steps * config_.data.seq_len);
     try {
@@ -307,9 +306,11 @@ Hardware hardware_on_paper(const RunConfig& config, const MachineFile& machine) 
   }
   Hardware hardware;
   hardware.memory.available = static_cast<std::int64_t>(machine.host.memory.value * kHostShare);
+  // Cores decide which thread runs where, and neither bytes nor times of a plan.
+  const int cores = machine.host.cores != 0 ? machine.host.cores : machine.host.sockets * config.device.ranks;
   for (int node = 0, cpu = 0; node < machine.host.sockets; ++node) {
     CoreTopology::Node one{node, {}};
-    for (const int end = machine.host.cores * (node + 1) / machine.host.sockets; cpu < end; ++cpu)
+    for (const int end = cores * (node + 1) / machine.host.sockets; cpu < end; ++cpu)
       one.cores.push_back({cpu, cpu});
     hardware.cores.nodes.push_back(std::move(one));
   }
@@ -342,55 +343,37 @@ Forecast make_forecast(const RunConfig& config, const ModelConfig& model, const 
   return Forecaster(config, model, machine, options.hardware).run(options);
 }
 
-std::vector<std::string> changes_that_fit(const RunConfig& config, const ModelConfig& model,
-                                          const MachineFile& machine, const Reload& load) {
-  std::vector<std::string> all;
-  if (!config.recompute) all.emplace_back("activation_checkpointing.recompute=true");
-  if (config.ranks() > 1 && config.zero_stage < 3) all.emplace_back("zero_optimization.stage=3");
-  if (config.micro_batch > 1) all.emplace_back("train_micro_batch_size_per_gpu=1");
-  if (machine.drives && static_cast<int>(config.tiers.nvme.size()) < machine.drives->count) {
-    std::string drives = "tiers.nvme=[";
-    for (int d = 0; d < machine.drives->count; ++d)
-      drives += fmt::format("{}{{\"path\":\"/mnt/nvme{}\"}}", d == 0 ? "" : ",", d);
-    all.push_back(drives + "]");
-  }
-  if (config.tiers.host) {
-    const auto most = static_cast<std::int64_t>(0.9 * machine.host.memory.value);
-    if (most > *config.tiers.host) all.push_back(fmt::format("tiers.host={}", most));
-  }
-  for (const char* state : {"split", "bf16", "int8"}) all.push_back(std::string("optimizer.state=") + state);
-  const auto begin = std::chrono::steady_clock::now();
-  const auto fits = [&](const std::vector<std::string>& changes) {
-    // A plan of a large mixture takes a minute; then few changes are tried.
-    if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(60)) return false;
-    log::progress("it does not fit; trying " + fmt::format("{}", changes.back()));
-    try {
-      const RunConfig changed = load(changes);
-      const Hardware hardware = hardware_on_paper(changed, machine);
-      std::int64_t nvme = 0;
-      for (int stage = 0; stage < changed.parallel.pipeline; ++stage) {
-        const int ranks = changed.ranks() / changed.parallel.pipeline;
-        nvme += ranks * make_run_plan(changed, model, 0, hardware, stage * ranks).layout->table.nvme_bytes();
-      }
-      std::vector<DriveSpace> space;
-      for (const Hardware::Drive& drive : hardware.drives) space.push_back(drive.space);
-      (void)drives_for(changed.tiers.nvme, space, nvme);
-      return true;
-    } catch (const Error&) {  // does not fit, or does not go together
-      return false;
-    }
+Hardware changed_hardware(Hardware hardware, const MachineFile& before, const MachineFile& after) {
+  const auto more = [](std::int64_t& bytes, const Figure& was, const Figure& is) {
+    if (bytes != MemoryLimits::kNone) bytes += static_cast<std::int64_t>(is.value - was.value);
   };
-  std::vector<std::string> found;
-  for (const std::string& one : all) {
-    if (found.empty() && fits({one})) found = {one};
+  more(hardware.memory.available, before.host.memory, after.host.memory);
+  more(hardware.memory.cgroup.limit, before.host.memory, after.host.memory);
+  if (hardware.gpu && before.gpus && after.gpus)
+    more(hardware.gpu->memory, before.gpus->memory, after.gpus->memory);
+  if (!before.drives || !after.drives || hardware.drives.empty()) return hardware;
+  for (Hardware::Drive& drive : hardware.drives)
+    more(drive.space.free_bytes, before.drives->bytes, after.drives->bytes);
+  const auto wanted = static_cast<std::size_t>(after.drives->count);
+  if (wanted < hardware.drives.size()) hardware.drives.resize(wanted);
+  for (int added = before.drives->count; added < after.drives->count; ++added) {
+    // No file system of this machine has such a number, so the new drive shares its space with none.
+    hardware.drives.push_back({.numa_node = -1,
+                               .space = {.free_bytes = static_cast<std::int64_t>(after.drives->bytes.value),
+                                         .file_system = ~static_cast<std::uint64_t>(added)}});
   }
-  for (std::size_t i = 0; i < all.size() && found.empty(); ++i) {
-    for (std::size_t j = i + 1; j < all.size() && found.empty(); ++j) {
-      if (fits({all[i], all[j]})) found = {all[i], all[j]};
-    }
+  return hardware;
+}
+
+void change_drives(RunConfig& config, const MachineFile& before, const MachineFile& after) {
+  std::vector<io::DriveOptions>& named = config.tiers.nvme;
+  if (named.empty() || !before.drives || !after.drives) return;
+  if (const auto most = static_cast<std::size_t>(after.drives->count); named.size() > most)
+    named.resize(most);
+  for (int added = before.drives->count; added < after.drives->count; ++added) {
+    named.push_back(named.front());
+    named.back().path = fmt::format("drive {} of --what-if", added);
   }
-  log::progress("");
-  return found;
 }
 
 }  // namespace zg

@@ -73,7 +73,11 @@ std::string Forecast::text(double tokens) const {
   if (!fits) {
     t = fmt::format("it does not fit {}\nmissing    {}\n", machine, missing);
     if (!hint.empty()) t += fmt::format("           {}\n", hint);
-    for (const std::string& change : changes) t += fmt::format("it fits with --set '{}'\n", change);
+    for (const std::string& change : search.changes) t += fmt::format("it fits with --set '{}'\n", change);
+    if (search.gave_up)
+      t += fmt::format("           no change was found in time: {} plans were tried\n", search.tries);
+    if (search.changes.empty() && !search.gave_up)
+      t += fmt::format("           none of the usual changes, alone or two together, makes it fit\n");
     return t + fmt::format("parameters {}\n", count_text(parameters));
   }
   const auto hours_of = [&](double seconds) { return seconds * tokens / tokens_per_step / 3600; };
@@ -109,8 +113,10 @@ std::string Forecast::json(double tokens) const {
   o["parameters"] = static_cast<std::int64_t>(parameters);
   o["trained_parameters"] = static_cast<std::int64_t>(trained);
   o["fits"] = fits;
+  o["drives"] = drives;
   if (!fits) {
-    o["missing"] = missing, o["hint"] = hint, o["changes"] = changes;
+    o["missing"] = missing, o["hint"] = hint;
+    o["changes"] = search.changes, o["gave_up"] = search.gave_up, o["tried"] = search.tries;
     return o.dump(2) + "\n";
   }
   o["step_seconds"] = expected();

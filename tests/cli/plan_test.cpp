@@ -42,6 +42,32 @@ TEST_F(PlanCommand, AgreesWithTrainOnThisMachine) {
   EXPECT_HAS(after(plan.out, "peak device "), peak.substr(0, peak.find(',')));
 }
 
+// What is not changed stays as it was found on this machine, and a change is made once.
+TEST_F(PlanCommand, WhatIfChangesThisMachineOnce) {
+  const Strings tight = sets({"tiers.device=384KiB", "tiers.host=320KiB", "tiers.nvme=[{\"path\":\".\"}]"});
+  const auto plan = [&](const Strings& what_if) {
+    const Outcome outcome = run(Strings{"plan", "config.json", "--json"} + tight + what_if);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out);
+  };
+  const auto as_it_is = plan({}), faster = plan({"--what-if", "nvme*2", "--what-if", "dram*2"});
+  EXPECT_EQ(faster.at("ranks").at(0).at("bytes_per_step"), as_it_is.at("ranks").at(0).at("bytes_per_step"));
+  EXPECT_EQ(faster.at("ranks").at(0).at("peak_bytes"), as_it_is.at("ranks").at(0).at("peak_bytes"));
+  EXPECT_EQ(as_it_is.at("drives"), 1);
+  EXPECT_EQ(plan({"--what-if", "nvme+1"}).at("drives"), 2);
+}
+
+TEST_F(PlanCommand, ARunThatDoesNotFitIsAnAnswer) {
+  const Outcome outcome = run(Strings{"plan", "config.json", "--machine", "h100-1", "--json"} +
+                              sets({"tiers.device=256KiB", "tiers.host=64KiB"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto said = nlohmann::json::parse(outcome.out);
+  EXPECT_FALSE(said.at("fits").get<bool>());
+  EXPECT_FALSE(said.at("missing").get<std::string>().empty());
+  EXPECT_FALSE(said.contains("step_seconds"));
+  ASSERT_TRUE(said.at("changes").is_array());
+}
+
 TEST_F(PlanCommand, WritesAndReadsThisMachine) {
   const Outcome probe = run(Strings{"probe", ".", "--size", "1MiB", "--write-machine", "here.json"});
   ASSERT_EQ(probe.code, 0) << probe.err;

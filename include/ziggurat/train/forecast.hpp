@@ -37,12 +37,26 @@ struct RankForecast {
   const StepTime& expected() const { return times[static_cast<std::size_t>(Outlook::kExpected)]; }
 };
 
+// Changes of the configuration with which a run fits.
+struct FitSearch {
+  std::vector<std::string> changes;  // as --set takes them; empty: none was found
+  int tries = 0;                     // plans that were made
+  bool gave_up = false;              // a limit ended the search before all changes were tried
+};
+struct FitLimits {
+  // No plan begins if it would probably end after these seconds, as it takes as long as the longest before.
+  double seconds = 60;
+  double a_plan = 0;  // seconds that the plan of the run itself took
+  int tries = 16;
+  std::function<double()> clock = {};  // seconds; empty: the steady clock
+};
+
 struct Forecast {
   bool fits = false;
   std::string missing, hint;  // where it does not fit: what is missing where, and what would mend it
-  std::vector<std::string>
-      changes;  // the fewest changes with which it fits; empty: none are known, or it fits
+  FitSearch search;           // for the fewest changes with which it fits
   std::string model, machine, caution;  // caution: what the plan leaves out, if anything
+  int drives = 0;                       // that the run uses
   double parameters = 0, trained = 0;
   double tokens_per_step = 0, flops_per_step = 0, bubble = 0;
   std::vector<RankForecast> ranks;
@@ -77,10 +91,19 @@ struct ForecastOptions {
 // Throws Error(kUsage) for a run that makes no sense on the machine. A run that does not fit is no error.
 Forecast make_forecast(const RunConfig& config, const ModelConfig& model, const MachineFile& machine,
                        const ForecastOptions& options = {});
-// Tries changes of the configuration, few first, until one fits; empty: none does. `load`: the configuration
-// with these overrides.
+
+// What train would find on this machine if it were changed from `before` to `after` (what_if()): more or less
+// memory, and other drives. `before` has as many GPUs as `after`.
+Hardware changed_hardware(Hardware hardware, const MachineFile& before, const MachineFile& after);
+// A run that names drives gains or loses as many as the machine does.
+void change_drives(RunConfig& config, const MachineFile& before, const MachineFile& after);
+
 using Reload = std::function<RunConfig(const std::vector<std::string>& overrides)>;
-std::vector<std::string> changes_that_fit(const RunConfig& config, const ModelConfig& model,
-                                          const MachineFile& machine, const Reload& load);
+// Tries changes of a run that does not fit, one at a time and then two, until it fits. Changes with which the
+// optimizer state alone is larger than all memory and drives cost no plan. `trained`: its parameters.
+// `load`: the configuration with these overrides. `here`: as ForecastOptions::hardware.
+FitSearch changes_that_fit(const RunConfig& config, const ModelConfig& model, const MachineFile& machine,
+                           double trained, const Reload& load, const Hardware* here = nullptr,
+                           const FitLimits& limits = {});
 
 }  // namespace zg

@@ -88,6 +88,8 @@ class Forecaster {
     const double written = written_per_step(f);
     if (machine_.drives && machine_.drives->endurance && written > 0) {
       const double life = machine_.drives->endurance->value * static_cast<double>(config_.tiers.nvme.size());
+      if (machine_.drives->price)
+        f.drive_usd = machine_.drives->price->value * written / machine_.drives->endurance->value;
       f.drive_years = life / written * f.expected() / (365.25 * 86400);
     }
     return f;

@@ -88,6 +88,7 @@ std::string Forecast::text(double tokens) const {
     t += fmt::format("{} tokens take {:.1f} hours ({:.1f} to {:.1f})", count_text(tokens),
                      hours_of(expected()), hours_of(step_seconds[2]), hours_of(step_seconds[0]));
     if (price_per_hour) t += fmt::format(", {:.0f} USD", hours_of(expected()) * *price_per_hour);
+    if (drive_usd) t += fmt::format(", {:.0f} USD of drives", *drive_usd * tokens / tokens_per_step);
     t += "\n";
   }
   t += fmt::format("bound by   {}, which needs {} alone: eta {:.2f}\n", bound_by,
@@ -130,6 +131,7 @@ std::string Forecast::json(double tokens) const {
     const double hours = expected() * tokens / tokens_per_step / 3600;
     o["hours"] = hours;
     if (price_per_hour) o["usd"] = hours * *price_per_hour;
+    if (drive_usd) o["drive_usd"] = *drive_usd * tokens / tokens_per_step;
   }
   if (drive_years) o["drive_years"] = *drive_years;
   if (!caution.empty()) o["note"] = caution;

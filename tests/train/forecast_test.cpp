@@ -116,9 +116,11 @@ MachineFile small_machine(double bytes) {
 TEST_F(ForecastTest, ChangesThatAreFoundMakeTheRunFitAndNoneIsTooMany) {
   std::set<std::size_t> sizes;
   for (const double memory : {2.2e6, 3e6, 100e6}) {
-    for (const bool drives : {true, false}) {
+    // Drives of 1.2 MB hold what the run puts there only if its state is small.
+    for (const double drives : {1e9, 1.2e6, 0.0}) {
       MachineFile machine = small_machine(memory);
-      if (!drives) machine.drives.reset();
+      machine.drives->bytes.value = drives;
+      if (drives == 0) machine.drives.reset();
       const Reload load = [&](const std::vector<std::string>& more) {
         std::vector<std::string> all = {"data.tokenizer=bytes", "tiers.device=900KiB", "tiers.host=900KiB"};
         all.insert(all.end(), more.begin(), more.end());
@@ -140,7 +142,7 @@ TEST_F(ForecastTest, ChangesThatAreFoundMakeTheRunFitAndNoneIsTooMany) {
       }
     }
   }
-  EXPECT_TRUE(sizes.contains(1)) << "one change was enough nowhere";
+  EXPECT_EQ(sizes, (std::set<std::size_t>{0, 1, 2})) << "the cases differ in the number of changes";
 }
 
 TEST_F(ForecastTest, TheSearchForChangesEndsInTime) {
@@ -195,6 +197,7 @@ TEST_F(ForecastTest, WhatIfChangesTheHardwareThatWasFoundOnce) {
 
 TEST_F(ForecastTest, HoursMoneyAndWearFollowFromTheStep) {
   MachineFile machine = find_machine("rtx4090-1");
+  machine.drives->price = Figure{.value = 300, .unit = "USD", .source = "a test"};
   const RunConfig run = load_usual("llama-3.1-8b", machine);
   const Forecast f = make_forecast(run, model_on_paper(run), machine, {.sensitivities = false});
   ASSERT_TRUE(f.fits) << f.missing;
@@ -207,11 +210,13 @@ TEST_F(ForecastTest, HoursMoneyAndWearFollowFromTheStep) {
   const double written = static_cast<double>(f.ranks.front().per_step.nvme_write());
   ASSERT_GT(written, 0);
   EXPECT_NEAR(said.at("drive_years").get<double>(), 2 * 2.4e15 / written * seconds / (365.25 * 86400), 1e-9);
+  // A drive of 300 USD takes 2.4 PB.
+  EXPECT_NEAR(said.at("drive_usd").get<double>(), 1e9 / (8 * 4096) * written / 2.4e15 * 300, 1e-6);
   // What a machine file does not tell is not told.
   machine.price_per_hour.reset(), machine.drives->endurance.reset();
   const auto less = nlohmann::json::parse(
       make_forecast(run, model_on_paper(run), machine, {.sensitivities = false}).json(1e9));
-  EXPECT_FALSE(less.contains("usd") || less.contains("drive_years"));
+  EXPECT_FALSE(less.contains("usd") || less.contains("drive_usd") || less.contains("drive_years"));
   EXPECT_DOUBLE_EQ(less.at("step_seconds").get<double>(), seconds);
 }
 

@@ -72,6 +72,7 @@ struct Forecast {
   };
   std::vector<Sensitivity> sensitivities;  // the most helpful first
   std::optional<double> price_per_hour;    // USD
+  std::optional<double> drive_usd;         // of the drives' price, that a step wears off
   std::optional<double> drive_years;       // of steps without a pause, until the drives' endurance is used up
   std::string text(double tokens) const;   // for people; tokens: to train on, 0: not asked
   std::string json(double tokens) const;

@@ -94,6 +94,38 @@ TEST_F(ForecastTest, AMachineThatIsFasterInAllTakesThatMuchLess) {
   EXPECT_GT(timer.time(rates).seconds, 1.2 * seconds);
 }
 
+TEST_F(ForecastTest, EachPartTakesItsBytesAtItsRate) {
+  const MachineFile machine = find_machine("h100-8");
+  const RunConfig run = load_usual("llama-3.1-8b", machine, {"tiers.host=40GiB", "tiers.device=12GiB"});
+  const RunPlan plan = make_run_plan(run, model_on_paper(run), 0, hardware_on_paper(run, machine), 0);
+  const StepTimer timer(*plan.layout, *plan.programs,
+                        {.resident = plan.resident, .memory = plan.budgets, .prefetch_depth = 32});
+  const LinkBytes& bytes = plan.dry_run.per_step;
+  const auto read = static_cast<double>(bytes.nvme_read()), write = static_cast<double>(bytes.nvme_write());
+  ASSERT_TRUE(read > 0 && write > 0);
+  RankRates rates = rates_of(machine, 8, 8, Outlook::kExpected);
+  // Drives that take turns, drives that read and write at once, and some in between.
+  rates.drive_read = 4e9, rates.drive_write = 2e9, rates.drive_mixed = 0;
+  EXPECT_NEAR(timer.time(rates)[TimedPart::kDrives], read / 4e9 + write / 2e9, 1e-6);
+  rates.drive_write = 4e9, rates.drive_mixed = 8e9;
+  EXPECT_NEAR(timer.time(rates)[TimedPart::kDrives], std::max(read, write) / 4e9, 1e-6);
+  rates.drive_mixed = 6e9;
+  const double more = std::max(read, write), less = std::min(read, write);
+  EXPECT_NEAR(timer.time(rates)[TimedPart::kDrives], more / 4e9 + less * (1 / 3e9 - 1 / 4e9), 1e-6);
+  // A part that is far slower than all others decides the step.
+  const auto slow = [&](double RankRates::*rate, TimedPart part, Link link) {
+    RankRates one = rates_of(machine, 8, 8, Outlook::kExpected);
+    one.*rate /= 100;
+    const StepTime t = timer.time(one);
+    EXPECT_NEAR(t[part], static_cast<double>(bytes[link]) / (one.*rate), 1e-6) << name_of(part);
+    EXPECT_EQ(t.bound_by, part) << name_of(part);
+    EXPECT_GE(t.between_ends, 0.99 * t.bound) << name_of(part);
+    EXPECT_LE(t.between_ends, t.sum) << name_of(part);
+  };
+  slow(&RankRates::to_device, TimedPart::kToDevice, kToDevice);
+  slow(&RankRates::to_host, TimedPart::kToHost, kToHost);
+}
+
 // A machine of a processor and two drives, for a model of 120,000 parameters.
 MachineFile small_machine(double bytes) {
   MachineFile m;

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -127,12 +126,9 @@ int plan(const Flags& flags) {
     found = changed_hardware(hardware_of(named, gpus, alone, false).front(), was, is);
   }
   const Hardware* const hardware = found ? &*found : nullptr;
-  const auto begin = std::chrono::steady_clock::now();
   Forecast forecast = make_forecast(config, model, is, {.hardware = hardware});
   if (!forecast.fits) {
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    forecast.search =
-        changes_that_fit(config, model, is, forecast.trained, changed, hardware, {.a_plan = took.count()});
+    forecast.search = changes_that_fit(config, model, is, forecast.trained, changed, hardware);
   }
   std::fputs((flags.json ? forecast.json(tokens) : forecast.text(tokens)).c_str(), stdout);
   return 0;

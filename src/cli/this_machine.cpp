@@ -17,7 +17,7 @@ namespace zg::cli {
 namespace {
 
 Figure measured(double value, const char* unit, const std::string& how) {
-  return {.value = value, .measured = true, .unit = unit, .source = "ziggurat probe: " + how};
+  return {.value = value, .spread = 0.1, .measured = true, .unit = unit, .source = "ziggurat probe: " + how};
 }
 
 MachineFile::Gpus gpus_of(const std::vector<GpuInfo>& found) {

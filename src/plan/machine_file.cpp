@@ -22,6 +22,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "ziggurat-machine 1";
+constexpr double kUsualSpread = 0.1;  // of measured figures
 constexpr const char* kHint =
     "docs/planning.md describes machine files; ziggurat probe --write-machine writes one";
 
@@ -91,18 +92,22 @@ class Reader {
     if (unit == std::end(kUnits))
       fail(of.path("unit"), "is " + f.unit, "units of this figure: " + units_of(kind));
     if (!of.at("measured").is_boolean())
-      fail(of.path("measured"), "is " + of.at("measured").dump(), "write true, or false for a data sheet's");
+      fail(of.path("measured"), "is " + of.at("measured").dump(), "write true only if this very part was measured");
     f.measured = of.at("measured").get<bool>();
     f.value = of.real("value", 0, 1e18) * unit->factor;
     if (f.measured && of.has("derate")) {
       fail(of.path("derate"), "is given for a measured figure",
            "give \"spread\", the share by which measurements differ");
     }
-    if (!f.measured && of.has("spread"))
-      fail(of.path("spread"), "is given for a data sheet's figure",
-           "give \"derate\", the share that is expected");
+    if (of.has("spread") && of.has("derate"))
+      fail(of.path("derate"), "is given beside a spread",
+           "a data sheet's figure has a derate, one that was derived from measurements a spread");
     if (of.has("derate")) f.derate = of.real("derate", 0, 1);
-    if (of.has("spread")) f.spread = of.real("spread", 0, 0.9);
+    if (of.has("spread")) {
+      f.spread = of.real("spread", 0, 0.9);
+    } else if (f.measured) {
+      f.spread = kUsualSpread;
+    }
     return f;
   }
   std::optional<Figure> figure_if_any(const char* key, Kind kind) const {
@@ -134,8 +139,8 @@ ordered_json json_of(const Figure& f) {
   o["value"] = f.value / (unit == std::end(kUnits) ? 1 : unit->factor);
   o["unit"] = f.unit;
   o["measured"] = f.measured;
-  if (!f.measured && f.derate != 1) o["derate"] = f.derate;
-  if (f.measured) o["spread"] = f.spread;
+  if (f.derate != 1) o["derate"] = f.derate;
+  if (f.spread != 0) o["spread"] = f.spread;
   o["source"] = f.source;
   return o;
 }
@@ -147,8 +152,8 @@ void put(ordered_json& object, const char* key, const std::optional<Figure>& fig
 }  // namespace
 
 double Figure::at(Outlook outlook) const {
-  if (outlook == Outlook::kExpected) return measured ? value : value * derate;
-  if (measured) return value * (outlook == Outlook::kFast ? 1 + spread : 1 - spread);
+  if (outlook == Outlook::kExpected) return value * derate;
+  if (spread > 0) return value * (outlook == Outlook::kFast ? 1 + spread : 1 - spread);
   return outlook == Outlook::kFast ? value : value * derate * derate;
 }
 
@@ -266,6 +271,7 @@ namespace {
 
 void name_change(Figure& f, const std::string& change) {
   f.source += " (--what-if " + change + ")";
+  f.measured = false;
 }
 
 void multiply(MachineFile& m, const std::string& part, double factor, const std::string& change) {

@@ -1,7 +1,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "train/drives.hpp"
 #include "train/optimizer_setup.hpp"
@@ -61,19 +60,15 @@ double room_of(const RunConfig& config, const MachineFile& machine) {
 FitSearch changes_that_fit(const RunConfig& config, const ModelConfig& model, const MachineFile& machine,
                            double trained, const Reload& load, const Hardware* here,
                            const FitLimits& limits) {
-  const auto clock = limits.clock ? limits.clock : [] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  };
-  const double begin = clock();
-  double longest = limits.a_plan;
+  const Model paper(model, config.dtype, gpu_sizes_on_paper());
+  const auto units = static_cast<std::int64_t>(paper.units().size());
   FitSearch search;
   const auto fits = [&](const std::vector<std::string>& changes) {
     try {
       const RunConfig changed = load(changes);
       const StateLayout state(state_format(changed.optimizer, changed.dtype));
       if (trained * state.bytes_per_element() > room_of(changed, machine)) return false;
-      const double now = clock();
-      if (search.tries == limits.tries || now - begin + longest > limits.seconds) {
+      if (search.tries == limits.tries || (search.tries + 1) * units > limits.units) {
         search.gave_up = true;
         return false;
       }
@@ -94,7 +89,6 @@ FitSearch changes_that_fit(const RunConfig& config, const ModelConfig& model, co
       } catch (const Error&) {
         fit = false;
       }
-      longest = std::max(longest, clock() - now);
       return fit;
     } catch (const Error&) {  // the change does not go with the rest of the configuration
       return false;

@@ -75,7 +75,8 @@ std::string Forecast::text(double tokens) const {
     if (!hint.empty()) t += fmt::format("           {}\n", hint);
     for (const std::string& change : search.changes) t += fmt::format("it fits with --set '{}'\n", change);
     if (search.gave_up)
-      t += fmt::format("           no change was found in time: {} plans were tried\n", search.tries);
+      t += fmt::format("           no change was found: {} plans were tried, the most for such a model\n",
+                       search.tries);
     if (search.changes.empty() && !search.gave_up)
       t += fmt::format("           none of the usual changes, alone or two together, makes it fit\n");
     return t + fmt::format("parameters {}\n", count_text(parameters));

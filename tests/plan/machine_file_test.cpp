@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "support/errors.hpp"
@@ -36,7 +38,14 @@ TEST(MachineFiles, OfTheProgramAreWholeAndSayWhatTheyAreMadeFrom) {
     int figures = 0;
     visit_figures(json::parse(m.json()), [&](const json& figure) {
       ++figures;
-      EXPECT_FALSE(figure.at("source").get<std::string>().empty());
+      const std::string source = figure.at("source");
+      EXPECT_FALSE(source.empty());
+      // A figure has one kind of range, and what was derived or chosen was not measured.
+      EXPECT_FALSE(figure.contains("spread") && figure.contains("derate")) << source;
+      const bool measured = figure.at("measured");
+      for (const char* other : {"derived", "chosen", "example", "data sheet", "announcement", "specification"})
+        EXPECT_FALSE(measured && source.find(other) != source.npos) << source;
+      EXPECT_EQ(measured || source.find("derived") != source.npos, figure.contains("spread")) << source;
     });
     EXPECT_GE(figures, 8);
     // What is written is read again as the same.
@@ -52,11 +61,29 @@ TEST(MachineFiles, RangesOfFiguresAreOrdered) {
     for (const Figure* f : figures) {
       EXPECT_LT(f->at(Outlook::kSlow), f->expected());
       EXPECT_LT(f->expected(), f->at(Outlook::kFast));
-      if (!f->measured) {
+      if (f->spread == 0) {
         EXPECT_EQ(f->at(Outlook::kFast), f->value) << "no better than the data sheet";
       }
     }
   }
+}
+
+TEST(MachineFiles, FiguresAreExpectedAsTheirKindSays) {
+  json m = json::parse(find_machine("h100-8").json());
+  const auto of = [&](json figure) {
+    figure["value"] = 100, figure["unit"] = "GB/s", figure["source"] = "a test";
+    m["host"]["memory_rate"] = figure;
+    const Figure f = parse_machine(m.dump(), "m").host.memory_rate;
+    return std::array{f.at(Outlook::kSlow) / 1e9, f.expected() / 1e9, f.at(Outlook::kFast) / 1e9};
+  };
+  using Range = std::array<double, 3>;
+  EXPECT_EQ(of({{"measured", false}}), (Range{100, 100, 100}));
+  EXPECT_EQ(of({{"measured", false}, {"derate", 0.5}}), (Range{25, 50, 100}));
+  EXPECT_EQ(of({{"measured", false}, {"spread", 0.25}}), (Range{75, 100, 125}));
+  EXPECT_EQ(of({{"measured", true}, {"spread", 0.25}}), (Range{75, 100, 125}));
+  const Range usual = of({{"measured", true}});
+  EXPECT_DOUBLE_EQ(usual[0], 90);
+  EXPECT_DOUBLE_EQ(usual[2], 110);
 }
 
 TEST(MachineFiles, UnitsAreThoseOfTheirFigures) {
@@ -95,10 +122,11 @@ TEST(MachineFiles, EachMistakeIsNamed) {
       {"/gpus/products", nullptr, "m: gpus.products", "is missing"},
       {"/gpus/products/value", -1, "m: gpus.products.value", "is -1"},
       {"/gpus/products/value", "640", "m: gpus.products.value", "is \"640\""},
-      {"/gpus/products/derate", 0.5, "m: gpus.products.derate", "is given for a measured figure"},
+      {"/gpus/to_host/derate", 0.5, "m: gpus.to_host.derate", "is given for a measured figure"},
+      {"/gpus/products/derate", 0.5, "m: gpus.products.derate", "is given beside a spread"},
       {"/gpus/products/source", nullptr, "m: gpus.products.source", "is missing"},
       {"/gpus/products/measured", "yes", "m: gpus.products.measured", "is \"yes\""},
-      {"/gpus/memory/spread", 0.1, "m: gpus.memory.spread", "is given for a data sheet's figure"},
+      {"/gpus/memory/spread", 1.5, "m: gpus.memory.spread", "is 1.5"},
       {"/host", nullptr, "m: host", "is missing"},
       {"/host/cores", 1, "m: host.cores", "is 1, fewer than the 2 sockets"},
       {"/drives", 8, "m: drives", "is not an object"},
@@ -145,6 +173,9 @@ TEST(MachineFiles, WhatIfChangesThem) {
   EXPECT_HAS(again.gpus->products.source, "(--what-if compute*3)");
   EXPECT_HAS(again.host.memory.source, "(--what-if host=4TB)");
   EXPECT_EQ(again.gpus->memory.source, m.gpus->memory.source);
+  EXPECT_TRUE(m.gpus->to_device.measured);
+  EXPECT_FALSE(again.gpus->to_device.measured) << "no link of this speed was measured";
+  EXPECT_EQ(again.gpus->to_device.spread, m.gpus->to_device.spread);
   for (const char* wrong :
        {"nvme", "nvme+x", "gpus-8", "host=", "host=-1GB", "tape+1", "dram*0", "nvme*x", "=4"}) {
     const Error error = test::error_of([&] { return what_if(m, wrong); });

@@ -11,15 +11,16 @@
 namespace zg {
 
 // Which end of a figure's range is wanted. A data sheet's figure is at best the sheet's, and expected
-// `derate` times that; a measured one is expected as it was measured, and may be better or worse by its
-// spread.
+// `derate` times that; a figure with a spread is expected as it is, and may be better or worse by its spread.
 enum class Outlook : std::uint8_t { kSlow, kExpected, kFast };
 
 struct Figure {
   double value = 0;     // in base units: bytes, bytes/s, FLOP/s, USD, USD/hour
-  double derate = 1;    // the share of a data sheet's figure that is expected
-  double spread = 0.1;  // of a measured figure
-  bool measured = false;
+  double derate = 1;  // the share of a data sheet's figure that is expected
+  // The share by which measurements differ. 0: the figure is a data sheet's. A figure that is not measured
+  // and has a spread was derived from measurements of something else.
+  double spread = 0;
+  bool measured = false;  // on this very part, as the source says
   std::string unit, source;
 
   double at(Outlook outlook) const;

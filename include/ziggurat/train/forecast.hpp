@@ -43,12 +43,11 @@ struct FitSearch {
   int tries = 0;                     // plans that were made
   bool gave_up = false;              // a limit ended the search before all changes were tried
 };
+// Limits are counts and not seconds, so that every machine gives the same answer.
 struct FitLimits {
-  // No plan begins if it would probably end after these seconds, as it takes as long as the longest before.
-  double seconds = 60;
-  double a_plan = 0;  // seconds that the plan of the run itself took
-  int tries = 16;
-  std::function<double()> clock = {};  // seconds; empty: the steady clock
+  int tries = 16;               // plans
+  std::int64_t units = 48'000;  // of all these plans: layers, experts and tables of their model, which a plan
+                                // takes as long as there are many
 };
 
 struct Forecast {

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "bench/store_support.hpp"
+#include "ziggurat/io/depth.hpp"
 #include "ziggurat/store/dry_run.hpp"
 #include "ziggurat/store/timed_run.hpp"
 
@@ -201,6 +202,8 @@ double foretold(const Step& step, double bandwidth, int depth) {
   for (const Link link : {kNvmeRead, kNvmeWrite}) m.links[link].per_byte = {{0, 1 / bandwidth}};
   m.memory = budgets_of(step.memory);
   m.prefetch_depth = depth;
+  m.drives_take_turns = true;
+  m.drive_window = step.table.drives() * io::kMostBytesInFlight;
   m.streams = 2;
   m.goes_on = {false, true};
   std::vector<TimedOp> ops;

@@ -220,6 +220,8 @@ StepTime StepTimer::time(const RankRates& r) const {
   m.links[kDirectWrite].per_byte.push_back({kLinkOut, 1});
   m.memory = options_.memory;
   m.prefetch_depth = options_.prefetch_depth;
+  m.drives_take_turns = half == 0;
+  m.drive_window = options_.drive_window;
   m.streams = kStreams;
   m.goes_on.assign(kStreams, false);
   m.goes_on[kOptimizer] = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <queue>
@@ -13,6 +14,7 @@
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
+#include "ziggurat/io/engine.hpp"
 #include "ziggurat/io/volume.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -98,6 +100,85 @@ class FlowClock {
   bool settled_ = true;
 };
 
+// A transfer of a link, or a piece of it.
+struct Job {
+  ActionNode* copy = nullptr;
+  std::int64_t first = 0, bytes = 0;
+  bool last = false;
+  std::uint64_t order = 0;
+  bool operator<(const Job& o) const {
+    if (copy->urgency != o.copy->urgency) return copy->urgency < o.copy->urgency;
+    return order < o.order;
+  }
+};
+
+// What waits for drives whose reads and writes take turns, and what is in flight on them. It chooses as
+// io::FairQueue does, whose blocks are whole jobs here.
+class DriveQueue {
+ public:
+  void push(const Job& job, Urgency urgency) { of(class_of(urgency), job).push_back(job); }
+  void hurry(const ActionNode& copy) {
+    for (std::size_t c = 1; c < waiting_.size(); ++c) {
+      for (std::deque<Job>& jobs : waiting_[c]) {
+        const auto theirs = [&](const Job& job) { return job.copy == &copy; };
+        std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(of(0, copy)), theirs);
+        std::erase_if(jobs, theirs);
+      }
+    }
+  }
+  // The next job to serve, if any; its bytes are in flight until done().
+  std::optional<Job> next(std::int64_t window) {
+    while (window == 0 || in_flight_bytes_ < window) {
+      const auto job = choose();
+      if (!job) break;
+      in_flight_bytes_ += job->bytes;
+      in_flight_.push_back(*job);
+    }
+    if (in_flight_.empty()) return std::nullopt;
+    const Job first = in_flight_.front();
+    in_flight_.pop_front();
+    return first;
+  }
+  void done(const Job& job) { in_flight_bytes_ -= job.bytes; }
+
+ private:
+  static constexpr std::size_t kClasses = io::kPriorities;
+  static constexpr int kMostPassed = io::kFairShare - io::kPriorities + 1;
+
+  static std::size_t class_of(Urgency urgency) {
+    return urgency == Urgency::kDemand ? 0 : urgency == Urgency::kWriteBack ? 2 : 1;
+  }
+  std::deque<Job>& of(std::size_t c, const ActionNode& copy) {
+    return waiting_[c][writes_drives(link_of(copy.action)) ? 1 : 0];
+  }
+  std::deque<Job>& of(std::size_t c, const Job& job) { return of(c, *job.copy); }
+  bool any(std::size_t c) const { return !waiting_[c][0].empty() || !waiting_[c][1].empty(); }
+
+  std::optional<Job> choose() {
+    std::size_t chosen = kClasses;
+    for (std::size_t c = kClasses; c-- > 0;) {
+      if (any(c) && (chosen == kClasses || passed_[chosen] < kMostPassed)) chosen = c;
+    }
+    if (chosen == kClasses) return std::nullopt;
+    passed_[chosen] = 0;
+    for (std::size_t below = chosen + 1; below < kClasses; ++below) passed_[below] += any(below) ? 1 : 0;
+    auto& [reads, writes] = waiting_[chosen];
+    const bool both = !reads.empty() && !writes.empty();
+    const bool write = both ? balance_[chosen] > 0 : reads.empty();
+    std::deque<Job>& from = write ? writes : reads;
+    const Job job = from.front();
+    from.pop_front();
+    balance_[chosen] = both ? balance_[chosen] + (write ? -job.bytes : job.bytes) : 0;
+    return job;
+  }
+
+  std::array<std::array<std::deque<Job>, 2>, kClasses> waiting_;  // reads, writes
+  std::array<int, kClasses> passed_{};
+  std::array<std::int64_t, kClasses> balance_{};
+  std::deque<Job> in_flight_;
+  std::int64_t in_flight_bytes_ = 0;
+};
+
 class TimedDriver final : public MoveDriver, public MoveEvents {
  public:
   TimedDriver(const TensorTable& table, const TimedMachine& machine)
@@ -133,16 +214,6 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
   }
 
  private:
-  struct Job {  // of a link: a transfer, or a piece of it
-    ActionNode* copy = nullptr;
-    std::int64_t first = 0, bytes = 0;
-    bool last = false;
-    std::uint64_t order = 0;
-    bool operator<(const Job& o) const {
-      if (copy->urgency != o.copy->urgency) return copy->urgency < o.copy->urgency;
-      return order < o.order;
-    }
-  };
   struct LinkQueue {
     std::set<Job> waiting;
     std::optional<Job> now;
@@ -187,6 +258,9 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
       OpJob job{&work, {}};
       for (const AccessStep& a : p.op(op)) job.uses.push_back(&graph_.claim_use(a, stream.identity.get()));
       graph_.settle();
+      for (const ActionNode* use : job.uses) {
+        if (use->state == ActionNode::State::kPending) graph_.hurry_reads(use->action.segment);
+      }
       start_links();
       for (ActionNode* use : job.uses) {
         while (use->state == ActionNode::State::kPending) must_step("an operation");
@@ -237,6 +311,10 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     result_.links_busy[static_cast<std::size_t>(owner)] += now_ - link.began;
     const Job job = *link.now;
     link.now.reset();
+    if (in_turns(static_cast<Link>(owner))) {
+      drives_busy_ = false;
+      drives_.done(job);
+    }
     const double latency = machine_.links[static_cast<std::size_t>(owner)].latency;
     if (latency == 0) return arrived(job);
     later_.push({now_ + latency, order_++, job});
@@ -280,7 +358,13 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
 
   void feed(ActionNode& copy, std::int64_t first, std::int64_t bytes) { push(copy, first, bytes, false); }
   void push(ActionNode& copy, std::int64_t first, std::int64_t bytes, bool last) {
-    links_[link_of(copy.action)].waiting.insert({&copy, first, bytes, last, order_++});
+    const Link link = link_of(copy.action);
+    const Job job{&copy, first, bytes, last, order_++};
+    if (in_turns(link)) return drives_.push(job, graph_.drive_urgency(copy));
+    links_[link].waiting.insert(job);
+  }
+  bool in_turns(Link link) const {
+    return machine_.drives_take_turns && (reads_drives(link) || writes_drives(link));
   }
 
   // Each link that carries nothing takes the most urgent transfer.
@@ -288,13 +372,23 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     for (std::size_t l = 0; l < links_.size(); ++l) {
       LinkQueue& link = links_[l];
       if (link.now || link.waiting.empty()) continue;
-      link.now = *link.waiting.begin();
+      const Job job = *link.waiting.begin();
       link.waiting.erase(link.waiting.begin());
-      link.began = now_;
-      link.flow.demands = machine_.links[l].per_byte;
-      for (FlowDemand& d : link.flow.demands) d.amount *= static_cast<double>(link.now->bytes);
-      clock_.begin(link.flow, static_cast<std::int32_t>(l));
+      carry(l, job);
     }
+    if (drives_busy_) return;
+    if (const auto job = drives_.next(machine_.drive_window)) {
+      drives_busy_ = true;
+      carry(link_of(job->copy->action), *job);
+    }
+  }
+  void carry(std::size_t l, const Job& job) {
+    LinkQueue& link = links_[l];
+    link.now = job;
+    link.began = now_;
+    link.flow.demands = machine_.links[l].per_byte;
+    for (FlowDemand& d : link.flow.demands) d.amount *= static_cast<double>(job.bytes);
+    clock_.begin(link.flow, static_cast<std::int32_t>(l));
   }
 
   Memory take_memory(const ActionNode& node) override {
@@ -333,7 +427,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     whole_.push_back(&copy);
     return false;
   }
-  void hurry(const ActionNode&) override {}
+  void hurry(const ActionNode& copy) override { drives_.hurry(copy); }
   void evicting(const Action&) override {}
   void granted(const ActionNode&) override {}
   void changed(SegmentId) override {}
@@ -343,6 +437,8 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
   MoveGraph graph_;
   FlowClock clock_;
   std::vector<LinkQueue> links_;  // by Link; a flow refers to its queue
+  DriveQueue drives_;
+  bool drives_busy_ = false;
   std::vector<StreamQueue> streams_;
   std::map<const ActionNode*, Fed> fed_;
   std::vector<ActionNode*> whole_;

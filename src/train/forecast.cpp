@@ -188,6 +188,7 @@ class Forecaster {
                            StepTimer::Options{.resident = plan.resident,
                                               .memory = memory,
                                               .prefetch_depth = config_.tiers.prefetch_depth,
+                                              .drive_window = drive_window(plan),
                                               .flops_factor = factor});
       for (const Outlook outlook : {Outlook::kSlow, Outlook::kExpected, Outlook::kFast})
         f.ranks[i].times[static_cast<std::size_t>(outlook)] = timers_.back().time(rates(machine_, outlook));
@@ -202,6 +203,12 @@ class Forecaster {
       if (r.expected().bound < f.bound_seconds) continue;
       f.bound_seconds = r.expected().bound, f.bound_by = name_of(r.expected().bound_by);
     }
+  }
+
+  // The ranks share the queues of the drives.
+  std::int64_t drive_window(const RunPlan& plan) const {
+    const auto drives = static_cast<std::int64_t>(config_.tiers.nvme.size());
+    return drives * plan.queue_depth * config_.aio.block_size / config_.ranks();
   }
 
   RankRates rates(const MachineFile& machine, Outlook outlook) const {

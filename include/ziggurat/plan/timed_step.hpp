@@ -58,6 +58,7 @@ class StepTimer {
     Budgets resident;                 // RunPlan::resident
     Budgets memory;                   // of the tiers, for copies
     std::int64_t prefetch_depth = 0;  // TierConfig::prefetch_depth
+    std::int64_t drive_window = 0;    // this rank's part of the bytes in flight on all drives; 0: no bound
     double flops_factor = 1;          // on op_flops()
   };
   // The references outlive the timer. The run fits these budgets.

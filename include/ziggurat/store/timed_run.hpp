@@ -3,7 +3,7 @@
 // and which moves overlap, comes out of the graph's rules, as in the store.
 //
 // What differs from the store: each direction of a link carries one transfer at a time, the most urgent
-// first; streams of every device hold up the thread like those of the host device
+// first, and drives whose reads and writes take turns carry one transfer at a time altogether; streams of every device hold up the thread like those of the host device
 // (MoveRules::device_has_events), so that an operation is issued when its operands are there; and memory is
 // always at hand.
 #pragma once
@@ -55,6 +55,11 @@ struct TimedMachine {
   Budgets memory;                                      // bytes of the tiers that copies may take
   std::int64_t piece_bytes = 0, copies_in_flight = 0;  // as MoveRules; 0: the store's
   std::int64_t prefetch_depth = 0;                     // operations that are decided ahead
+  // Reads and writes of the drives take turns, as in a drive's queue: the drives have `drive_window` bytes in
+  // flight, which they serve in order, and the most urgent transfers join them, as the engine chooses
+  // (io::Priority). 0: no bound. Else reads and writes go on at the same time, each kind in turn.
+  bool drives_take_turns = false;
+  std::int64_t drive_window = 0;
   int streams = 1;
   // Streams that the thread does not wait for at the end of a program.
   std::vector<bool> goes_on = {};

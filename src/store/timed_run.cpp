@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <queue>
@@ -10,11 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "store/drive_queue.hpp"
 #include "store/move_graph.hpp"
 #include "ziggurat/base/error.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/device/device.hpp"
-#include "ziggurat/io/engine.hpp"
 #include "ziggurat/io/volume.hpp"
 #include "ziggurat/store/store.hpp"
 
@@ -100,85 +99,6 @@ class FlowClock {
   bool settled_ = true;
 };
 
-// A transfer of a link, or a piece of it.
-struct Job {
-  ActionNode* copy = nullptr;
-  std::int64_t first = 0, bytes = 0;
-  bool last = false;
-  std::uint64_t order = 0;
-  bool operator<(const Job& o) const {
-    if (copy->urgency != o.copy->urgency) return copy->urgency < o.copy->urgency;
-    return order < o.order;
-  }
-};
-
-// What waits for drives whose reads and writes take turns, and what is in flight on them. It chooses as
-// io::FairQueue does, whose blocks are whole jobs here.
-class DriveQueue {
- public:
-  void push(const Job& job, Urgency urgency) { of(class_of(urgency), job).push_back(job); }
-  void hurry(const ActionNode& copy) {
-    for (std::size_t c = 1; c < waiting_.size(); ++c) {
-      for (std::deque<Job>& jobs : waiting_[c]) {
-        const auto theirs = [&](const Job& job) { return job.copy == &copy; };
-        std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(of(0, copy)), theirs);
-        std::erase_if(jobs, theirs);
-      }
-    }
-  }
-  // The next job to serve, if any; its bytes are in flight until done().
-  std::optional<Job> next(std::int64_t window) {
-    while (window == 0 || in_flight_bytes_ < window) {
-      const auto job = choose();
-      if (!job) break;
-      in_flight_bytes_ += job->bytes;
-      in_flight_.push_back(*job);
-    }
-    if (in_flight_.empty()) return std::nullopt;
-    const Job first = in_flight_.front();
-    in_flight_.pop_front();
-    return first;
-  }
-  void done(const Job& job) { in_flight_bytes_ -= job.bytes; }
-
- private:
-  static constexpr std::size_t kClasses = io::kPriorities;
-  static constexpr int kMostPassed = io::kFairShare - io::kPriorities + 1;
-
-  static std::size_t class_of(Urgency urgency) {
-    return urgency == Urgency::kDemand ? 0 : urgency == Urgency::kWriteBack ? 2 : 1;
-  }
-  std::deque<Job>& of(std::size_t c, const ActionNode& copy) {
-    return waiting_[c][writes_drives(link_of(copy.action)) ? 1 : 0];
-  }
-  std::deque<Job>& of(std::size_t c, const Job& job) { return of(c, *job.copy); }
-  bool any(std::size_t c) const { return !waiting_[c][0].empty() || !waiting_[c][1].empty(); }
-
-  std::optional<Job> choose() {
-    std::size_t chosen = kClasses;
-    for (std::size_t c = kClasses; c-- > 0;) {
-      if (any(c) && (chosen == kClasses || passed_[chosen] < kMostPassed)) chosen = c;
-    }
-    if (chosen == kClasses) return std::nullopt;
-    passed_[chosen] = 0;
-    for (std::size_t below = chosen + 1; below < kClasses; ++below) passed_[below] += any(below) ? 1 : 0;
-    auto& [reads, writes] = waiting_[chosen];
-    const bool both = !reads.empty() && !writes.empty();
-    const bool write = both ? balance_[chosen] > 0 : reads.empty();
-    std::deque<Job>& from = write ? writes : reads;
-    const Job job = from.front();
-    from.pop_front();
-    balance_[chosen] = both ? balance_[chosen] + (write ? -job.bytes : job.bytes) : 0;
-    return job;
-  }
-
-  std::array<std::array<std::deque<Job>, 2>, kClasses> waiting_;  // reads, writes
-  std::array<int, kClasses> passed_{};
-  std::array<std::int64_t, kClasses> balance_{};
-  std::deque<Job> in_flight_;
-  std::int64_t in_flight_bytes_ = 0;
-};
-
 class TimedDriver final : public MoveDriver, public MoveEvents {
  public:
   TimedDriver(const TensorTable& table, const TimedMachine& machine)
@@ -215,8 +135,8 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
 
  private:
   struct LinkQueue {
-    std::set<Job> waiting;
-    std::optional<Job> now;
+    std::set<LinkJob> waiting;
+    std::optional<LinkJob> now;
     Flow flow;
     double began = 0;
   };
@@ -236,7 +156,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
   struct Later {
     double at = 0;
     std::uint64_t order = 0;
-    Job job;
+    LinkJob job;
     bool operator<(const Later& o) const { return at != o.at ? at > o.at : order > o.order; }
   };
 
@@ -309,7 +229,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     if (owner >= kLinks) return end_op(owner - kLinks);
     LinkQueue& link = links_[static_cast<std::size_t>(owner)];
     result_.links_busy[static_cast<std::size_t>(owner)] += now_ - link.began;
-    const Job job = *link.now;
+    const LinkJob job = *link.now;
     link.now.reset();
     if (in_turns(static_cast<Link>(owner))) {
       drives_busy_ = false;
@@ -333,7 +253,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
   }
 
   // The bytes of a job are there.
-  void arrived(const Job& job) {
+  void arrived(const LinkJob& job) {
     ActionNode& copy = *job.copy;
     if (const auto found = fed_.find(&copy); found != fed_.end()) {
       Fed& fed = found->second;
@@ -359,7 +279,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
   void feed(ActionNode& copy, std::int64_t first, std::int64_t bytes) { push(copy, first, bytes, false); }
   void push(ActionNode& copy, std::int64_t first, std::int64_t bytes, bool last) {
     const Link link = link_of(copy.action);
-    const Job job{&copy, first, bytes, last, order_++};
+    const LinkJob job{&copy, first, bytes, last, order_++};
     if (in_turns(link)) return drives_.push(job, graph_.drive_urgency(copy));
     links_[link].waiting.insert(job);
   }
@@ -372,7 +292,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
     for (std::size_t l = 0; l < links_.size(); ++l) {
       LinkQueue& link = links_[l];
       if (link.now || link.waiting.empty()) continue;
-      const Job job = *link.waiting.begin();
+      const LinkJob job = *link.waiting.begin();
       link.waiting.erase(link.waiting.begin());
       carry(l, job);
     }
@@ -382,7 +302,7 @@ class TimedDriver final : public MoveDriver, public MoveEvents {
       carry(link_of(job->copy->action), *job);
     }
   }
-  void carry(std::size_t l, const Job& job) {
+  void carry(std::size_t l, const LinkJob& job) {
     LinkQueue& link = links_[l];
     link.now = job;
     link.began = now_;

@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 
+#include "io/fair_queue.hpp"
+#include "store/drive_queue.hpp"
 #include "store/programs.hpp"
 #include "support/seed.hpp"
 
@@ -154,6 +157,8 @@ TEST(TimedRun, IsBetweenTheBoundAndTheSumOfPhases) {
     TimedMachine m = machine_of(drive, drive / 2, 1e6, 1.5e6);
     m.memory = budgets;
     m.piece_bytes = 4096;
+    m.drives_take_turns = below(random, 2) == 0;
+    m.drive_window = 4096 * below(random, 8);
     const std::vector<TimedOp> ops = random_work(random, program.op_count(), 0.02);
     std::vector<TimedProgram> timed;
     for (const DecidedProgram& one : decided) timed.push_back({&one, ops});
@@ -192,6 +197,79 @@ TEST(TimedRun, IsBetweenTheBoundAndTheSumOfPhases) {
   }
   EXPECT_GT(runs, 100);
   EXPECT_GT(overlapped, runs / 2);
+}
+
+// Jobs of random urgency join the queue and leave it, and some become urgent, as in the engine's own queue.
+TEST(DriveQueue, ChoosesAsTheEngineDoes) {
+  const std::uint64_t seed = test::test_seed(53);
+  SCOPED_TRACE(fmt::format("ZG_TEST_SEED={}", seed));
+  Random random(seed);
+  struct Both {
+    ActionNode node;
+    io::QueueEntry entry;
+    std::int64_t bytes = 0;
+  };
+  std::deque<Both> all;
+  io::FairQueue engine;
+  DriveQueue queue;
+  std::vector<Both*> waiting;
+  int served = 0, hurried = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    const int what = below(random, 5);
+    if (what < 2) {
+      Both& one = all.emplace_back();
+      const bool writes = below(random, 2) == 0;
+      one.node.action.kind = Action::Kind::kCopy;
+      one.node.action.from = writes ? Tier::kHost : Tier::kNvme;
+      one.node.action.tier = writes ? Tier::kNvme : Tier::kHost;
+      one.bytes = 4096 * (1 + below(random, 4));
+      constexpr Urgency kUrgencies[] = {Urgency::kDemand, Urgency::kPrefetch, Urgency::kWriteBack};
+      const int urgency = below(random, 3);
+      one.entry.op = writes ? io::Op::kWrite : io::Op::kRead;
+      one.entry.priority = static_cast<io::Priority>(urgency);
+      engine.push(one.entry);
+      queue.push({&one.node, 0, one.bytes, true, 0}, kUrgencies[urgency]);
+      waiting.push_back(&one);
+    } else if (what == 2 && !waiting.empty()) {
+      Both& one = *waiting[static_cast<std::size_t>(below(random, static_cast<int>(waiting.size())))];
+      hurried += one.entry.priority == io::Priority::kDemand ? 0 : 1;
+      engine.promote(one.entry, io::Priority::kDemand);
+      queue.hurry(one.node);
+    } else if (io::QueueEntry* const next = engine.choose(true); next != nullptr) {
+      const auto job = queue.next(1);
+      ASSERT_TRUE(job);
+      const auto found =
+          std::find_if(waiting.begin(), waiting.end(), [&](const Both* one) { return &one->entry == next; });
+      ASSERT_EQ(job->copy, &(*found)->node) << "after " << served;
+      engine.began(*next, (*found)->bytes);
+      engine.remove(*next);
+      queue.done(*job);
+      waiting.erase(found), ++served;
+    } else {
+      EXPECT_FALSE(queue.next(1));
+    }
+  }
+  EXPECT_GT(served, 5000);
+  EXPECT_GT(hurried, 500);
+}
+
+TEST(DriveQueue, WhatIsInFlightIsNotOvertaken) {
+  ActionNode slow, urgent;
+  for (ActionNode* node : {&slow, &urgent})
+    node->action.kind = Action::Kind::kCopy, node->action.from = Tier::kNvme, node->action.tier = Tier::kHost;
+  const auto order = [&](std::int64_t window) {
+    DriveQueue queue;
+    for (int i = 0; i < 4; ++i) queue.push({&slow, i, 100, false, 0}, Urgency::kPrefetch);
+    queue.done(*queue.next(window));
+    queue.push({&urgent, 9, 100, false, 0}, Urgency::kDemand);
+    std::vector<std::int64_t> firsts;
+    while (const auto job = queue.next(window)) firsts.push_back(job->first), queue.done(*job);
+    return firsts;
+  };
+  using Firsts = std::vector<std::int64_t>;
+  EXPECT_EQ(order(100), (Firsts{9, 1, 2, 3}));
+  EXPECT_EQ(order(200), (Firsts{1, 9, 2, 3}));
+  EXPECT_EQ(order(0), (Firsts{1, 2, 3, 9})) << "without a bound all are in flight at once";
 }
 
 TEST(Flows, SharesAreFair) {

@@ -70,6 +70,9 @@ TEST_F(ForecastTest, SaysOfEveryRankWhatItsPlanSays) {
         EXPECT_GE(t.between_ends, 0.99 * t.bound);
         EXPECT_LE(t.between_ends, t.sum);
         EXPECT_LT(t.bound, t.sum);
+        EXPECT_GE(t.seconds, t.bound);
+        EXPECT_GE(t.seconds, t.between_ends);
+        EXPECT_LE(t.seconds, t.sum);
       }
       EXPECT_GT(r.times[0].between_ends, r.times[1].between_ends);
       EXPECT_GT(r.times[1].between_ends, r.times[2].between_ends);

@@ -28,7 +28,7 @@ struct Flags {
   std::string machine = "here", tokens;
   std::vector<std::string> what_if;
   int devices = 0;
-  bool json = false;
+  bool json = false, quick = false;
 };
 
 // "10B", "1.5T", "300M" or a number.
@@ -126,8 +126,8 @@ int plan(const Flags& flags) {
     found = changed_hardware(hardware_of(named, gpus, alone, false).front(), was, is);
   }
   const Hardware* const hardware = found ? &*found : nullptr;
-  Forecast forecast = make_forecast(config, model, is, {.hardware = hardware});
-  if (!forecast.fits) {
+  Forecast forecast = make_forecast(config, model, is, {.sensitivities = !flags.quick, .hardware = hardware});
+  if (!forecast.fits && !flags.quick) {
     forecast.search = changes_that_fit(config, model, is, forecast.trained, changed, hardware);
   }
   std::fputs((flags.json ? forecast.json(tokens) : forecast.text(tokens)).c_str(), stdout);
@@ -165,6 +165,8 @@ void add_plan(CLI::App& app, int& exit_code) {
           "Change the machine first: nvme+1, gpus=4, host=4TB, gpu=141GB, nvme*2, pcie*2, dram*2, compute*2, "
           "nvlink*2; several with commas")
       ->allow_extra_args(false);
+  command->add_flag("--quick", flags->quick,
+                    "The run alone: no search for changes that make it fit, no times with a better part");
   command->add_flag("--json", flags->json, "Say it as a JSON object");
   command->footer(
       "Examples:\n  ziggurat plan configs/gpt2-124m.json --machine rtx4090-1 --tokens 10B\n"

@@ -92,7 +92,8 @@ class Reader {
     if (unit == std::end(kUnits))
       fail(of.path("unit"), "is " + f.unit, "units of this figure: " + units_of(kind));
     if (!of.at("measured").is_boolean())
-      fail(of.path("measured"), "is " + of.at("measured").dump(), "write true only if this very part was measured");
+      fail(of.path("measured"), "is " + of.at("measured").dump(),
+           "write true only if this very part was measured");
     f.measured = of.at("measured").get<bool>();
     f.value = of.real("value", 0, 1e18) * unit->factor;
     if (f.measured && of.has("derate")) {

@@ -62,7 +62,7 @@ FitSearch changes_that_fit(const RunConfig& config, const ModelConfig& model, co
                            const FitLimits& limits) {
   const Model paper(model, config.dtype, gpu_sizes_on_paper());
   const auto units = static_cast<std::int64_t>(paper.units().size());
-  FitSearch search;
+  FitSearch search{.made = true, .changes = {}};
   const auto fits = [&](const std::vector<std::string>& changes) {
     try {
       const RunConfig changed = load(changes);

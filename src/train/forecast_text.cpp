@@ -77,7 +77,7 @@ std::string Forecast::text(double tokens) const {
     if (search.gave_up)
       t += fmt::format("           no change was found: {} plans were tried, the most for such a model\n",
                        search.tries);
-    if (search.changes.empty() && !search.gave_up)
+    if (search.made && search.changes.empty() && !search.gave_up)
       t += fmt::format("           none of the usual changes, alone or two together, makes it fit\n");
     return t + fmt::format("parameters {}\n", count_text(parameters));
   }
@@ -118,7 +118,7 @@ std::string Forecast::json(double tokens) const {
   o["drives"] = drives;
   if (!fits) {
     o["missing"] = missing, o["hint"] = hint;
-    o["changes"] = search.changes, o["gave_up"] = search.gave_up, o["tried"] = search.tries;
+    if (search.made) o["changes"] = search.changes, o["gave_up"] = search.gave_up, o["tried"] = search.tries;
     return o.dump(2) + "\n";
   }
   o["step_seconds"] = expected();

@@ -66,6 +66,11 @@ TEST_F(PlanCommand, ARunThatDoesNotFitIsAnAnswer) {
   EXPECT_FALSE(said.at("missing").get<std::string>().empty());
   EXPECT_FALSE(said.contains("step_seconds"));
   ASSERT_TRUE(said.at("changes").is_array());
+  const Outcome quick = run(Strings{"plan", "config.json", "--machine", "h100-1", "--quick"} +
+                            sets({"tiers.device=256KiB", "tiers.host=64KiB"}));
+  EXPECT_EQ(quick.code, 0) << quick.err;
+  EXPECT_HAS(quick.out, "it does not fit");
+  EXPECT_EQ(quick.out.find("usual changes"), quick.out.npos) << "nobody searched: " << quick.out;
 }
 
 TEST_F(PlanCommand, WritesAndReadsThisMachine) {

@@ -43,7 +43,8 @@ TEST(MachineFiles, OfTheProgramAreWholeAndSayWhatTheyAreMadeFrom) {
       // A figure has one kind of range, and what was derived or chosen was not measured.
       EXPECT_FALSE(figure.contains("spread") && figure.contains("derate")) << source;
       const bool measured = figure.at("measured");
-      for (const char* other : {"derived", "chosen", "example", "data sheet", "announcement", "specification"})
+      for (const char* other :
+           {"derived", "chosen", "example", "data sheet", "announcement", "specification"})
         EXPECT_FALSE(measured && source.find(other) != source.npos) << source;
       EXPECT_EQ(measured || source.find("derived") != source.npos, figure.contains("spread")) << source;
     });

@@ -15,7 +15,7 @@ namespace zg {
 enum class Outlook : std::uint8_t { kSlow, kExpected, kFast };
 
 struct Figure {
-  double value = 0;     // in base units: bytes, bytes/s, FLOP/s, USD, USD/hour
+  double value = 0;   // in base units: bytes, bytes/s, FLOP/s, USD, USD/hour
   double derate = 1;  // the share of a data sheet's figure that is expected
   // The share by which measurements differ. 0: the figure is a data sheet's. A figure that is not measured
   // and has a spread was derived from measurements of something else.

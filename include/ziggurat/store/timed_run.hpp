@@ -3,9 +3,9 @@
 // and which moves overlap, comes out of the graph's rules, as in the store.
 //
 // What differs from the store: each direction of a link carries one transfer at a time, the most urgent
-// first, and drives whose reads and writes take turns carry one transfer at a time altogether; streams of every device hold up the thread like those of the host device
-// (MoveRules::device_has_events), so that an operation is issued when its operands are there; and memory is
-// always at hand.
+// first; drives that take turns carry one altogether; memory is always at hand; and streams of every device
+// hold up the thread like those of the host device (MoveRules::device_has_events), so that an operation is
+// issued when its operands are there.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -39,6 +39,7 @@ struct RankForecast {
 
 // Changes of the configuration with which a run fits.
 struct FitSearch {
+  bool made = false;                 // false: nobody searched
   std::vector<std::string> changes;  // as --set takes them; empty: none was found
   int tries = 0;                     // plans that were made
   bool gave_up = false;              // a limit ended the search before all changes were tried

@@ -7,7 +7,7 @@
 Each cell is a plan (`ziggurat plan MODEL --machine NAME --quick --json`) of the usual run of a model alone: all GPUs
 and drives of the machine, nine tenths of its memory, 8 sequences a GPU of 4096 tokens. It says tokens per second and
 the part that binds, or "no" where the run does not fit. Models are tests/reference/configs. A plan of a model of a
-trillion parameters takes a minute, the whole table some five. --update writes it into the document.
+trillion parameters takes a minute. Other machines: --machines h100-8,b200-8. --update writes it into the document.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "planning.md"
 BEGIN, END = "<!-- what_fits.py begins -->\n", "<!-- what_fits.py ends -->\n"
 MODELS = ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "dense-1t"]
-MACHINES = ["h100-8", "h200-8", "b200-8"]
+MACHINES = ["h200-8"]
 
 
 def cell(program, model, machine):

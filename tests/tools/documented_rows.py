@@ -252,7 +252,7 @@ ROWS = (
     Row("plan", ("ziggurat plan configs/finetune/llama-3.1-8b.json *", "ziggurat plan tests/reference/configs/*",
                  "ziggurat plan configs/gpt2-124m.json *"),
         expect=("it fits|\"fits\": true",)),
-    Row("plan_synopsis", ("ziggurat plan CONFIG... *",),
+    Row("plan_synopsis", ("ziggurat plan CONFIG... *", "ziggurat plan MODEL *"),
         instead=("ziggurat plan configs/tiny.json --machine h100-1 --devices 1 --tokens 10B --what-if nvme+1 --json",)),
     Row("what_fits", ("tools/what_fits.py *",), instead=("tools/what_fits.py --check",)),
     Row("plan_models", ("ziggurat plan models/*", "ziggurat plan"), why="the models are fetched by whoever has room"),

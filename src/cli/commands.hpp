@@ -12,6 +12,7 @@ void add_generate(CLI::App& app, int& exit_code);
 void add_eval(CLI::App& app, int& exit_code);
 void add_merge(CLI::App& app, int& exit_code);
 void add_quantize(CLI::App& app, int& exit_code);
+void add_plan(CLI::App& app, int& exit_code);
 void add_probe(CLI::App& app, int& exit_code);
 void add_io_bench(CLI::App& app, int& exit_code);
 void add_io_tune(CLI::App& app, int& exit_code);

@@ -25,7 +25,8 @@ int parse_failed(const CLI::App& app, const CLI::ParseError& e, const std::strin
   // CLI11 says of a word that is no subcommand only that one is missing, not which word.
   if (!known) {
     what = (first.empty() ? "a subcommand" : first + ": a subcommand") +
-           " is expected: train, generate, eval, merge, quantize, probe, io-bench, io-tune, trace, config or "
+           " is expected: train, generate, eval, merge, quantize, plan, probe, io-bench, io-tune, trace, "
+           "config or "
            "checkpoint";
   }
   std::fprintf(stderr, "ziggurat: %s\n  hint: %s\n", what.c_str(), hint.c_str());
@@ -49,6 +50,7 @@ int run(int argc, char** argv) {
       "  ziggurat eval --model runs/quickstart/model --data held-out.txt\n"
       "  ziggurat merge Qwen3-8B runs/qwen3-8b-lora/adapter Qwen3-8B-merged\n"
       "  ziggurat quantize Qwen3-8B Qwen3-8B-nf4 --to nf4\n"
+      "  ziggurat plan configs/gpt2-124m.json --machine rtx4090-1\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
       "  ziggurat io-bench --path /mnt/nvme0 --op mixed\n"
       "  ziggurat io-tune --path /mnt/nvme0\n"
@@ -64,6 +66,7 @@ int run(int argc, char** argv) {
   zg::cli::add_eval(app, exit_code);
   zg::cli::add_merge(app, exit_code);
   zg::cli::add_quantize(app, exit_code);
+  zg::cli::add_plan(app, exit_code);
   zg::cli::add_probe(app, exit_code);
   zg::cli::add_io_bench(app, exit_code);
   zg::cli::add_io_tune(app, exit_code);

@@ -3,7 +3,9 @@
 #include <cstdio>
 
 #include "cli/commands.hpp"
+#include "cli/this_machine.hpp"
 #include "ziggurat/base/cores.hpp"
+#include "ziggurat/base/file.hpp"
 #include "ziggurat/base/system.hpp"
 #include "ziggurat/base/units.hpp"
 #include "ziggurat/comm/gpu.hpp"
@@ -112,7 +114,7 @@ void print_path(const std::string& path, std::int64_t bytes) {
 void add_probe(CLI::App& app, int& exit_code) {
   struct Flags {
     std::vector<std::string> paths;
-    std::string size = "256MiB";
+    std::string size = "256MiB", machine_file;
   };
   auto f = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
@@ -122,12 +124,23 @@ void add_probe(CLI::App& app, int& exit_code) {
       ->add_option("--size", f->size,
                    "Bytes that are written to each path and read back, to measure it (0: no measurement)")
       ->capture_default_str();
-  command->footer("Examples:\n  ziggurat probe\n  ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 4GiB");
+  command->add_option("--write-machine", f->machine_file,
+                      "Measure, and write a machine file for ziggurat plan. Drives are those of the paths");
+  command->footer(
+      "Examples:\n  ziggurat probe\n  ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 4GiB\n  ziggurat probe "
+      "/mnt/nvme0 --write-machine here.json");
   command->callback([f, &exit_code] {
     const auto bytes = parse_bytes(f->size);
     if (!bytes) throw Error(Errc::kUsage, "--size " + f->size, "is no size", "say for example --size 256MiB");
     const auto paths = f->paths.empty() ? std::vector<std::string>{"."} : f->paths;
     for (const std::string& path : paths) check_path(path, *bytes);
+    if (!f->machine_file.empty()) {
+      const MachineFile m = this_machine_file({.paths = f->paths, .drive_bytes = *bytes});
+      write_file_atomically(f->machine_file, m.json());
+      std::printf("machine    %s\n", f->machine_file.c_str());
+      exit_code = 0;
+      return;
+    }
     print_machine(paths);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Roofs r = measure_roofs(dtype);

@@ -40,6 +40,7 @@ HELPS = {
     "ziggurat train": "ziggurat train --help",
     "ziggurat generate": "ziggurat generate --help",
     "ziggurat eval": "ziggurat eval --help",
+    "ziggurat plan": "ziggurat plan --help",
     "ziggurat probe": "ziggurat probe --help",
     "ziggurat io-bench": "ziggurat io-bench --help",
     "ziggurat io-tune": "ziggurat io-tune --help",
@@ -56,6 +57,7 @@ HELPS = {
     "checkpoint_doors.py": "python tools/checkpoint_doors.py --help ; python tools/checkpoint_doors.py from-dcp --help",
     "ziggurat config": "ziggurat config --help ; ziggurat config keys --help",
     "config_docs.py": "tools/config_docs.py --help",
+    "what_fits.py": "tools/what_fits.py --help",
     "gpt2_124m.py": "python bench/gpt2_124m.py --help",
     "overlap.py": "python bench/overlap.py --help",
     "io_vs_fio.py": "python bench/io_vs_fio.py --help",
@@ -247,6 +249,15 @@ ROWS = (
         expect=('"perplexity"',)),
 
     # Measuring drives and the machine.
+    Row("plan", ("ziggurat plan configs/finetune/llama-3.1-8b.json *", "ziggurat plan tests/reference/configs/*",
+                 "ziggurat plan configs/gpt2-124m.json *"),
+        expect=("it fits|\"fits\": true",)),
+    Row("plan_synopsis", ("ziggurat plan CONFIG... *", "ziggurat plan MODEL *"),
+        instead=("ziggurat plan configs/tiny.json --machine h100-1 --devices 1 --tokens 10B --what-if nvme+1 --json",)),
+    Row("what_fits", ("tools/what_fits.py *",), instead=("tools/what_fits.py --check",)),
+    Row("plan_models", ("ziggurat plan models/*", "ziggurat plan"), why="the models are fetched by whoever has room"),
+    Row("probe_machine", ("ziggurat probe /mnt/nvme0 --write-machine *",),
+        instead=("ziggurat probe /mnt/nvme0 --write-machine here.json --size 1MiB",), expect=("here.json",)),
     Row("probe", ("ziggurat probe", "ziggurat probe /mnt/nvme0 *", "ziggurat probe DIR",
                   "ziggurat probe [DIRECTORY...] *"),
         instead=("ziggurat probe /mnt/nvme0 /mnt/nvme1 --size 1MiB",)),
@@ -324,6 +335,8 @@ ROWS = (
     Row("store_step", ("bench_store_step", "bench_store_step *"), instead=(
         "bench_store_step --rounds 1 --steps 1 --step-seconds 0.1 --segment 16KiB --io-share 0.9 --host 0.6 "
         "--read-ahead 0.25 --policy next-use,least",)),
+    Row("store_timed", ("bench_store_timed", "bench_store_timed *"), instead=(
+        "bench_store_timed --programs 2 --rounds 1 --step-seconds 0.1 --seed 1 --gains 1",)),
     Row("store_stream", ("bench_store_stream --path DIR --rounds *",), replace={"DIR": "/mnt/nvme0"},
         set={"--rounds": "1", "--size": "32MiB", "--host": "8MiB", "--device": "2MiB", "--tensor": "256KiB"}),
     Row("store_stream_synopsis", ("bench_store_stream --path DIR [*",), instead=(

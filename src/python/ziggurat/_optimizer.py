@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch.optim.optimizer import Optimizer
 
-from . import _core, _optimizer_files, _staging
+from . import _core, _offload_tensors, _optimizer_files, _staging
 from ._errors import ForkError, NumericError, UsageError
 from ._measure import probe
 from ._store import Store, bytes_of
@@ -30,6 +30,14 @@ def _spread_as(values, p):
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(values, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+
+
+def _stored(p):
+    """Whether p is a parameter of an offloaded model (offload())."""
+    return isinstance(p, _offload_tensors.Stored)
+
+
+_lent = _offload_tensors.lent  # for parameters that are not stored it does nothing
 
 
 def _split(those):
@@ -225,7 +233,7 @@ class StoredOptimizer(Optimizer):
                           "read parameters that were being updated; call optimizer.attach(model) once", stacklevel=5)  # fmt: skip
 
     def _step_at_once(self, trained, factor):
-        near, far = _split(trained)
+        near, far = _split([(p, group) for p, group in trained if not _stored(p)])
         work = [(p, *self._item(p, group, factor)) for p, group in near]
         if work:
             self._core.update([item for _, item, _ in work], True)
@@ -234,16 +242,59 @@ class StoredOptimizer(Optimizer):
             self._written(p, weights)
         for device, those in far.items():
             self._begin_on(device, those, factor, record=not near)
+        self._update_stored(trained, factor, record=not near and not far)
         try:
             self.flush()
         except KeyboardInterrupt:
             self.flush()  # the step is made as a whole first
             raise
 
+    def _update_stored(self, trained, factor, record):
+        """Updates the parameters of an offloaded model one after the other, so that one at a time is in memory."""
+        stored = [(p, group) for p, group in trained if _stored(p)]
+        began = bool(stored) and record and self._core.begin_step()
+        try:
+            for p, group in stored:
+                with _lent(p, mode="write"), _lent(p.grad):
+                    item, kept = self._item(p, group, factor)
+                    self._core.update([item], False)
+                    self.state[p]["step"] += 1
+                    self._written(p, kept[0])
+                    del kept
+                self._versions[p] = p._version
+        finally:
+            if began:
+                self._core.end_step()
+
+    def _begin_stored(self, p, group, factor):
+        """Hands the update of an offloaded parameter to the worker thread, which leases its bytes there.
+
+        Until it is done nobody is lent the parameter: who asks waits for it (before_use).
+        """
+        self._finish(p)
+        with _lent(p):
+            self._ready(p)
+            self._versions[p] = p._version
+        rule = self._rule(group, int(self.state[p]["step"]) + 1, factor)
+        own, finish = p._own, weakref.WeakMethod(self._finish)
+        owner, slot, own.pending = weakref.ref(p), p._slot, True
+        slot.before_use = lambda: (call := finish()) and (p := owner()) is not None and call(p)
+        gradient = own.slot
+
+        def update():
+            with slot.raw("write") as weights, gradient.raw("read") as grad:
+                item = (self._numbers[owner()], weights, grad, _TYPES[gradient.dtype], rule, -1)
+                self._core.update([item], False)
+
+        self._jobs[p] = (self._worker.submit(update), None)
+
     def _begin(self, those, factor):
         """Hands updates to the worker thread: one by one on the CPU, together on a GPU."""
         self._check_process()
-        near, far = _split(those)
+        for p, group in those:
+            if _stored(p):
+                self._begin_stored(p, group, factor)
+        near, far = _split([(p, group) for p, group in those if not _stored(p)])
         for p, group in near:
             item, kept = self._item(p, group, factor)
             self._jobs[p] = (self._worker.submit(self._core.update, [item], False), kept)
@@ -267,7 +318,13 @@ class StoredOptimizer(Optimizer):
         del self._jobs[p]
         done = job.result()
         self.state[p]["step"] += 1
-        if done is None:
+        if _stored(p):
+            p._slot.before_use = None
+            p._own.update_done()
+            p._slot.epoch += 1
+            torch.autograd.graph.increment_version(p)
+            self._versions[p] = p._version
+        elif done is None:
             self._written(p, kept[0])
         else:
             self._staged[_local(p).device].await_on_current_stream(done)
@@ -328,16 +385,22 @@ class StoredOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def _gradient_norm(self, params):
-        near, far = [], {}
+        squares, far = [], {}
         for p in params:
             if hasattr(p.grad, "to_local"):
                 raise UsageError("cannot be computed for parameters that are spread over ranks", "max_grad_norm",
                                  "clip by torch.nn.utils.clip_grad_norm_")  # fmt: skip
             if p.grad.device.type == "cpu":
-                near.append(self._host_copy(p.grad))
+                with _lent(p.grad):
+                    g = self._host_copy(p.grad)
+                    squares.append(self._core.gradient_square(g.data_ptr(), g.numel(), _TYPES[g.dtype]))
+                    del g
             else:  # on the GPU, which has them at hand
                 far.setdefault(p.grad.device, []).append(torch.linalg.vector_norm(p.grad, dtype=torch.float64))
-        norm = self._core.gradient_norm([(g.data_ptr(), g.numel(), _TYPES[g.dtype]) for g in near])
+        total = 0.0
+        for square in squares:  # one after the other: sum() would compensate from Python 3.12 on
+            total += square
+        norm = math.sqrt(total)
         return math.hypot(norm, *(torch.linalg.vector_norm(torch.stack(norms)).item() for norms in far.values()))
 
     @property
@@ -392,6 +455,10 @@ class StoredOptimizer(Optimizer):
 
     def _read(self, p):
         number, local = self._numbers[p], _local(p)
+        with _lent(p):
+            return self._read_state(p, number, local)
+
+    def _read_state(self, p, number, local):
         weights = self._known_weights(p)
         state = {"step": self.state[p]["step"].clone()}
         parts = [(name, str(i)) for i, name in enumerate(self._group_names(p))]
@@ -453,6 +520,11 @@ class StoredOptimizer(Optimizer):
             hook(self)
 
     def _write(self, p, saved):
+        with _lent(p, mode="write"):
+            self._write_state(p, saved)
+        self._versions[p] = p._version
+
+    def _write_state(self, p, saved):
         number, local = self._numbers[p], _local(p)
         # torch's SGD does not count; of dampening only the first step knows.
         step = saved.get("step", 1 if saved.get("momentum_buffer") is not None else 0)
@@ -468,7 +540,6 @@ class StoredOptimizer(Optimizer):
                 raise UsageError(f"has {codes.numel()} bytes", f"codes of parameter {number}",
                                  "they fit optimizers of the same segment_bytes")  # fmt: skip
             self._core.copy_blocks(number, False, codes.data_ptr())
-        self._versions[p] = p._version
 
     def _begin_state(self, p, step):
         """State of p as before its first step, but of this number of steps; and its weights in host memory."""

@@ -257,7 +257,8 @@ class Offloaded:
             self._store.close()
 
     def _check_memory(self):
-        stored = sum(p._slot.nbytes + p._own.has_gradient * p._own.slot.nbytes for p in self._params.values())
+        slots = [s for p in self._params.values() for s in (p._slot, p._own.slot if p._own.has_gradient else None)]
+        stored = sum(s.nbytes for s in slots if s is not None)
         host = self._store.statistics().tiers.host
         there = probe().available_memory + (host.used if self._own_store else 0)
         if stored > there:

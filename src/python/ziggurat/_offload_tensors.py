@@ -11,6 +11,8 @@ Life of a slot (one tensor of the store): released; lent for reading or writing,
 thread holds _LOCK while it lends and takes back, not while the function runs.
 """
 import contextlib
+import functools
+import mmap
 import threading
 import weakref
 
@@ -21,6 +23,7 @@ from ._errors import Error, UsageError
 
 _LOCK = threading.RLock()
 _STORAGES = {}  # StorageImpl -> slot; each entry's weak reference keeps the address from being another's
+_NO_RESERVE = 0x4000  # MAP_NORESERVE
 _as_plain = torch._C.DisableTorchFunctionSubclass
 _plain_data, _plain_grad = torch.Tensor.data, torch.Tensor.grad
 _STORE_TYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -140,6 +143,12 @@ class Slot:
                 lease.__exit__(None, None, None)
             return whole if size is None else whole.as_strided(size, strides, offset)
 
+    @functools.cached_property
+    def face(self):
+        """A storage of the right size over addresses without memory: who counts or compares storages sees it."""
+        pages = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+
     def forget(self):
         """The slot ends; its tensor leaves the store."""
         self.before_use = None
@@ -253,11 +262,12 @@ class Saved:
 
 def pack(t):
     """For torch.autograd.graph.saved_tensors_hooks: a Saved for a stored tensor, or for a view of its bytes."""
-    if t.layout == torch.strided and t.device.type == "cpu":
-        slot = _STORAGES.get(t.untyped_storage()._cdata)
-        if slot is not None and t.dtype == slot.dtype:
-            return Saved(slot, t)
-    return t
+    with _as_plain():
+        if t.layout == torch.strided and t.device.type == "cpu":
+            slot = _STORAGES.get(t.untyped_storage()._cdata)
+            if slot is not None and t.dtype == slot.dtype:
+                return Saved(slot, t)
+        return t
 
 
 def unpack(saved):
@@ -277,7 +287,7 @@ _GETTERS = ("shape dtype device requires_grad is_leaf grad_fn layout ndim is_spa
             "nbytes _base _cdata grad name names is_xla is_ipu is_vulkan is_maia _post_accumulate_grad_hooks").split()  # fmt: skip
 _METHODS = ("size dim numel nelement ndimension element_size is_floating_point is_complex is_signed register_hook "
             "register_post_accumulate_grad_hook requires_grad_ retain_grad get_device __len__ __hash__ is_shared "
-            "untyped_storage _is_view is_inference is_conj is_neg _is_zerotensor has_names").split()  # fmt: skip
+            "_is_view is_inference is_conj is_neg _is_zerotensor has_names").split()  # fmt: skip
 
 
 def _functions_without_bytes():
@@ -322,7 +332,7 @@ def _set_data(t, values):
         raise UsageError(f"is to become {values.dtype}{list(values.shape)} on {values.device}", slot.place,
                          "change a model's type, device and shapes before zt.offload()")  # fmt: skip
     with torch.no_grad():
-        t.copy_(values)
+        _run(torch.Tensor.copy_, "copy_", (t, values), {})
 
 
 def _data_ptr(t):
@@ -335,11 +345,12 @@ def _data_ptr(t):
     return torch.Tensor.data_ptr(t)
 
 
-def _each(func, args, kwargs):
+def _each(func, name, args, kwargs):
     """A function in place of lists of tensors, one position of the lists after the other, so that one is lent."""
     count = len(args[0])
     for i in range(count):
-        func(*[[a[i]] if isinstance(a, (list, tuple)) and len(a) == count else a for a in args], **kwargs)
+        one = [[a[i]] if isinstance(a, (list, tuple)) and len(a) == count else a for a in args]
+        _run(func, name, tuple(one), kwargs)
 
 
 class Stored:
@@ -360,11 +371,17 @@ class Stored:
                 return _set_data(*args)
             if func is torch.Tensor.data_ptr:
                 return _data_ptr(*args)
+            if func is torch.Tensor.untyped_storage and args[0]._depth == 0:
+                return args[0]._slot.face
             if func in _EXPORTS:
                 return func(args[0]._slot.fetch(), *args[1:], **kwargs)
             if (name in _EACH or (name.startswith("_foreach_") and name.endswith("_"))) and len(args[0]) > 1:
-                return _each(func, args, kwargs)
+                return _each(func, name, args, kwargs)
             return _run(func, name, args, kwargs)
+
+    def __repr__(self):
+        values = self._slot.fetch()
+        return repr(torch.nn.Parameter(values, self.requires_grad) if isinstance(self, torch.nn.Parameter) else values)
 
     def __deepcopy__(self, memo):
         with torch.no_grad():
@@ -427,7 +444,7 @@ class StoredParameter(Stored, torch.nn.Parameter):
 
 
 class Gradient:
-    """The gradient of a stored parameter: its slot, made with the first gradient, and whether there is one."""
+    """The gradient of a stored parameter: its slot, made when it becomes trainable, and whether there is one."""
 
     def __init__(self, make):
         self._make, self.slot, self.has_gradient, self.hooked = make, None, False, False
@@ -503,6 +520,8 @@ def make_stored(p, slot, make_gradient):
     p.__class__ = StoredParameter
     p._slot, p._depth, p._own = slot, 0, Gradient(make_gradient)
     slot.param = weakref.ref(p)
+    if p.requires_grad:
+        p._own.slot = make_gradient(p)
     with _as_plain():
         gradient = _plain_grad.__get__(p)
         _plain_grad.__set__(p, None)
@@ -522,7 +541,7 @@ def make_plain(p, values):
     p.__class__ = torch.nn.Parameter
     del p._slot, p._depth, p._own
     p.data = values
-    p.grad = gradient
+    p.grad = None if gradient is None else gradient.to(p.dtype)
 
 
 def forget(p):

@@ -13,10 +13,10 @@ help(offload) have the rest.
 from ._activations import offload_activations
 from ._errors import UsageError
 from ._offload import Offloaded, OffloadStatistics, empty_parameters, offload
-from ._offload_tensors import lent
+from ._offload_tensors import Stored, lent
 from ._optimizer import StoredOptimizer
 
-__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload", "Offloaded", "OffloadStatistics", "empty_parameters", "lent",
+__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload", "Offloaded", "OffloadStatistics", "empty_parameters", "Stored", "lent",
            "offload_activations", "TrainerCallback", "trainer_optimizer"]  # fmt: skip
 
 _COMMON = """

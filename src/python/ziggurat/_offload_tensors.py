@@ -405,17 +405,37 @@ def _run(func, name, args, kwargs):
         _stored_in([kwargs["out"]], written)
     lending = _Lending([(t, "write" if any(t is w for w in written) else "read") for t in _once(found)])
     try:
-        if not torch.is_grad_enabled():
-            return func(*args, **kwargs)
-        for t in found:
-            if isinstance(t, torch.nn.Parameter):
-                watch_gradient(t)
-        if unhooked():
-            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        plain = {id(t): torch.Tensor.detach(t) for t in found
+                 if not t.requires_grad and not any(t is w for w in written)}  # fmt: skip
+        if plain:
+            args, kwargs = _with(plain, args), {k: _with(plain, v) for k, v in kwargs.items()}
+        out = _call(func, found, args, kwargs)
+        if plain:  # a function that returns what it was given
+            out = next((t for t in found if plain.get(id(t)) is out), out)
+        return out
     finally:
         lending.give_back()
+
+
+def _with(plain, value):
+    """Hooks for saved tensors are given what needs no gradient itself, and keep it: so they see a plain tensor."""
+    if isinstance(value, Stored):
+        return plain.get(id(value), value)
+    if type(value) in (list, tuple):
+        return type(value)(_with(plain, v) for v in value)
+    return value
+
+
+def _call(func, found, args, kwargs):
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    for t in found:
+        if isinstance(t, torch.nn.Parameter):
+            watch_gradient(t)
+    if not unhooked():
+        return func(*args, **kwargs)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return func(*args, **kwargs)
 
 
 def _once(tensors):

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import ziggurat.torch as zt  # noqa: E402
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 class Layer(nn.Module):

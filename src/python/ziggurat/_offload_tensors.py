@@ -393,6 +393,11 @@ class Stored:
         return self.__deepcopy__({}).__reduce_ex__(protocol)
 
 
+def is_stored(p):
+    """Whether p is a parameter of an offloaded model, or its gradient."""
+    return isinstance(p, Stored)
+
+
 def _run(func, name, args, kwargs):
     found = []
     _stored_in(args, found)

@@ -32,11 +32,7 @@ def _spread_as(values, p):
     return DTensor.from_local(values, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
 
 
-def _stored(p):
-    """Whether p is a parameter of an offloaded model (offload())."""
-    return isinstance(p, _offload_tensors.Stored)
-
-
+_stored = _offload_tensors.is_stored
 _lent = _offload_tensors.lent  # for parameters that are not stored it does nothing
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import warnings
+import weakref
 
 from support import InFolder, bits, need, same_bits
 
@@ -321,6 +322,17 @@ class Uses(Case):
         sum(losses).backward()
         self.assertEqual(off.store._core.leases, 0)
 
+    def test_a_graph_that_is_dropped_leaves_nothing(self):
+        _, ours, _ = self.pair()
+        x = ours.embed(torch.zeros(2, 3, dtype=torch.long)).detach()
+        out = [ours.scale.exp(), ours.blocks[0](x)]
+        norm = ours.scale.norm()  # its backward needs the norm itself
+        gone = [weakref.ref(t) for t in (*out, norm)]
+        out.clear()
+        del norm
+        gc.collect()
+        self.assertEqual([r() for r in gone], [None] * 3)
+
     def test_hooks_of_others_and_their_exceptions(self):
         plain, ours, off = self.pair()
         seen = {}
@@ -501,6 +513,9 @@ class Life(Case):
             self.offload(torch.compile(make()))
         with self.assertRaisesRegex(zg.UsageError, "meta"):
             self.offload(make().to("meta"))
+        for option in ({"device": "cuda"}, {"device_bytes": "1GiB"}):
+            with self.assertRaisesRegex(zg.UsageError, next(iter(option)) + ".*\n.*on the processor"):
+                self.offload(make(), **option)
         model = nn.Sequential(nn.Embedding(64, WIDTH, sparse=True))
         self.offload(model)
         with self.assertRaisesRegex(zg.UsageError, r'"0\.weight": is sparse'):

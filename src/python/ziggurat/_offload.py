@@ -285,7 +285,8 @@ def _refuse_assignment(module, state_dict, prefix, local_metadata, *_):
                          "leave assign out: values are copied into the store")  # fmt: skip
 
 
-def offload(model, *, store=None, host_bytes=None, drives=(), files=None, min_bytes=128 << 10, gradient_dtype=None):
+def offload(model, *, store=None, host_bytes=None, drives=(), device=None, device_bytes=None, files=None,
+            min_bytes=128 << 10, gradient_dtype=None):  # fmt: skip
     """Moves the parameters of any torch model into a store: host memory and NVMe, within budgets.
 
         off = zt.offload(model, host_bytes="8GiB", drives={"/mnt/nvme0": "200GiB"})
@@ -298,6 +299,8 @@ def offload(model, *, store=None, host_bytes=None, drives=(), files=None, min_by
     store           the Store for parameters and gradients; None: one of its own, with
     host_bytes      of host memory (bytes or "4GiB"; None: nine tenths of what is free) and
     drives          {directory: size} on NVMe, where what does not fit goes
+    device          "cpu" or None: where the model runs. Others are refused, and so is
+    device_bytes    a budget of memory on a device
     files           safetensors files, or a directory of them, with the values of the model's parameters by their names:
                     they are read straight into the store. The model may be made inside `with zt.empty_parameters():`
     min_bytes       smaller parameters stay in memory, as all buffers do
@@ -308,6 +311,10 @@ def offload(model, *, store=None, host_bytes=None, drives=(), files=None, min_by
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"is a {type(model).__name__}", "model", "give a torch.nn.Module")
+    if device is not None and torch.device(device).type != "cpu":
+        raise UsageError(f'is "{device}"', "device", "offloaded models run on the processor: leave device out")
+    if device_bytes is not None:
+        raise UsageError(f"is {device_bytes}", "device_bytes", "offloaded models run on the processor: leave it out")
     if store is not None and (host_bytes is not None or drives):
         raise UsageError("is given beside store, whose budgets hold", "drives" if drives else "host_bytes",
                          "give a Store, or host_bytes and drives for one of its own")  # fmt: skip

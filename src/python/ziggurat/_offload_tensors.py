@@ -267,7 +267,8 @@ def pack(t):
             slot = _STORAGES.get(t.untyped_storage()._cdata)
             if slot is not None and t.dtype == slot.dtype:
                 return Saved(slot, t)
-        return t
+        # A function's own output, kept as it is, would keep the function, and that the output: for ever.
+        return t if t.grad_fn is None else t.detach()
 
 
 def unpack(saved):

@@ -108,6 +108,8 @@ def offload(
     store: Store | None = None,
     host_bytes: _Size | None = None,
     drives: _Drives = (),
+    device: str | torch.device | None = None,
+    device_bytes: _Size | None = None,
     files: Any = None,
     min_bytes: _Size = ...,
     gradient_dtype: torch.dtype | None = None,

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""QLoRA of a Llama with random weights that is larger than the memory: the codes of its layers lie on a drive.
+"""QLoRA of a model with random weights that is larger than the memory: the codes of its layers lie on a drive.
 
     ninja -C build ziggurat
     bench/qlora.py --dir DIR [--size 6.7b] [--device 1GiB] [--host 1GiB] [--tokens 128] [--steps 3] [--out FILE.md]
+    bench/qlora.py --dir DIR --size olmoe-6.9b      a mixture of experts; the others are Llamas
     bench/qlora.py --dir DIR --compare [--rounds 5]
 
 The first form writes the model in NF4 to DIR (0.57 bytes a parameter; nothing else of it ever exists), trains adapters
@@ -33,8 +34,11 @@ SIZES = {  # layers, width, inner, heads, heads of keys and values, vocabulary
     "6.7b": (32, 4096, 11008, 32, 32, 32000),
     "13b": (40, 5120, 13824, 40, 40, 32000),
     "163m": (12, 1024, 2816, 16, 16, 4096),
+    "olmoe-6.9b": (16, 2048, 1024, 16, 16, 50304),
     "tiny": (2, 64, 192, 2, 2, 320),  # for the tests
+    "tiny-experts": (2, 64, 64, 2, 2, 320),
 }
+EXPERTS = {"olmoe-6.9b": (64, 8), "tiny-experts": (4, 2)}  # of a layer, and of a token; `inner` is of one expert
 NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
@@ -45,16 +49,23 @@ PART = 1 << 24  # bytes that are written at a time
 def parameters(size):
     layers, width, inner, heads, kv_heads, vocabulary = SIZES[size]
     kv = width * kv_heads // heads
-    return layers * (2 * width * width + 2 * width * kv + 3 * width * inner) + 2 * vocabulary * width
+    experts, _ = EXPERTS.get(size, (1, 1))
+    return layers * (2 * width * width + 2 * width * kv + 3 * width * inner * experts) + 2 * vocabulary * width
+
+
+def name_of(size):
+    return "OLMoE" if size in EXPERTS else "Llama"
 
 
 def matrices(size):
     layers, width, inner, heads, kv_heads, _ = SIZES[size]
     kv = width * kv_heads // heads
     for layer in range(layers):
-        for name, rows, cols in (("self_attn.q", width, width), ("self_attn.k", kv, width), ("self_attn.v", kv, width),
-                                 ("self_attn.o", width, width), ("mlp.gate", inner, width), ("mlp.up", inner, width),
-                                 ("mlp.down", width, inner)):
+        mlps = [f"mlp.experts.{e}" for e in range(EXPERTS[size][0])] if size in EXPERTS else ["mlp"]
+        of_mlps = [(f"{mlp}.{name}", rows, cols) for mlp in mlps
+                   for name, rows, cols in (("gate", inner, width), ("up", inner, width), ("down", width, inner))]
+        for name, rows, cols in [("self_attn.q", width, width), ("self_attn.k", kv, width), ("self_attn.v", kv, width),
+                                 ("self_attn.o", width, width), *of_mlps]:
             yield f"model.layers.{layer}.{name}_proj.weight", rows, cols
 
 
@@ -72,7 +83,11 @@ def tensors(size, code):
         yield name + ".quant_map", "F32", [16], struct.pack("<16f", *NF4)
         yield name + ".quant_state.bitsandbytes__nf4", "U8", [len(state)], state
     for layer in range(layers):
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        if size in EXPERTS:
+            norms += ["self_attn.q_norm", "self_attn.k_norm"]
+            yield f"model.layers.{layer}.mlp.gate.weight", "BF16", [EXPERTS[size][0], width], "bf16"
+        for norm in norms:
             yield f"model.layers.{layer}.{norm}.weight", "BF16", [width], b"\x80\x3f"
     yield "model.norm.weight", "BF16", [width], b"\x80\x3f"
     yield "lm_head.weight", "BF16", [vocabulary, width], "bf16"
@@ -85,6 +100,10 @@ def write_model(directory, size, code):
               "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
               "vocab_size": vocabulary, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
               "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu"}
+    if size in EXPERTS:
+        experts, per_token = EXPERTS[size]
+        config |= {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "num_experts": experts,
+                   "num_experts_per_tok": per_token}
     if code == "nf4":
         config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
                                          "bnb_4bit_quant_storage": "uint8", "bnb_4bit_compute_dtype": "bfloat16"}
@@ -143,7 +162,7 @@ def train(args, model, settings, steps):
 
 
 def large(args):
-    model = args.dir / f"llama-{args.size}-nf4"
+    model = args.dir / f"model-{args.size}-nf4"
     if not (model / "model.safetensors").exists():
         shutil.rmtree(model, ignore_errors=True)
         write_model(model, args.size, "nf4")
@@ -151,7 +170,7 @@ def large(args):
     drive.mkdir(exist_ok=True)
     steps, printed = train(args, model, ["lora.base=codes", f"tiers.device={args.device}", f"tiers.host={args.host}",
                                          f"tiers.nvme.0.path={drive}"], args.steps)
-    lines = [f"Llama of {parameters(args.size) / 1e9:.2f} billion parameters, NF4, {args.tokens} tokens a step, device "
+    lines = [f"{name_of(args.size)} of {parameters(args.size) / 1e9:.2f} billion parameters, NF4, {args.tokens} tokens a step, device "
              f"{args.device}, host {args.host}", ""]
     for s in steps:
         moved = ", ".join(f"{link} {n}" for link, n in s["bytes"].items() if n)
@@ -161,7 +180,7 @@ def large(args):
 
 
 def compare(args):
-    models = {code: args.dir / f"llama-{args.size}-{code}" for code in ("bf16", "nf4")}
+    models = {code: args.dir / f"model-{args.size}-{code}" for code in ("bf16", "nf4")}
     for code, model in models.items():
         if not (model / "model.safetensors").exists():
             shutil.rmtree(model, ignore_errors=True)
@@ -176,7 +195,7 @@ def compare(args):
             seconds[code] += [s["step_ms"] / 1e3 for s in steps[1:]]
             found = re.search(r"nvme read .*", printed)
             rates[code] = found.group(0) if found else ""
-    lines = [f"Llama of {parameters(args.size) / 1e6:.0f} million parameters, {args.tokens} tokens a step, a drive of {args.rate / 1e9:g} GB/s, "
+    lines = [f"{name_of(args.size)} of {parameters(args.size) / 1e6:.0f} million parameters, {args.tokens} tokens a step, a drive of {args.rate / 1e9:g} GB/s, "
              f"device {args.device}, host {args.host}", ""]
     for code, all_seconds in seconds.items():
         lines.append(f"{code}: {statistics.median(all_seconds):.4f} s a step (MAD {mad(all_seconds):.4f}, {len(all_seconds)} steps); "

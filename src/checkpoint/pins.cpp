@@ -230,6 +230,7 @@ class Form {
 
   PinnedState take() {
     for (tile_ = 0; tile_ < static_cast<std::int32_t>(layout_.tiles.size()); ++tile_) {
+      if (!layout_.gives(unit())) continue;
       shard_ =
           layout_.tile(tile_).weight != Layout::kNone ? held_of_tile(layout_, tile_) : Layout::Elements{};
       weight_ = -1;

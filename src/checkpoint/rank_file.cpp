@@ -69,14 +69,26 @@ std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, co
   return parts;
 }
 
+// A rank of an expert group has some of the experts; those of the others are alike, and have other names.
 std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
   std::vector<CheckpointTensor> all;
-  for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
-    for (const Param& param : layout.model->units()[u].params) {
-      for (const CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param)) {
-        if (part.kind != CheckpointPart::Kind::kScale)
-          all.push_back(
-              {part.name, part.dtype, param.whole_count(), part.kind == CheckpointPart::Kind::kMoment});
+  const Model& model = *layout.model;
+  const TensorShard& own = model.shard();
+  for (int rank = 0; rank < own.experts.degree; ++rank) {
+    TensorShard shard = own;
+    shard.experts.index = rank;
+    const bool mine = rank == own.experts.index;
+    const Model other = mine ? model : Model(model.config(), model.dtype(), host_ops(), 0, shard);
+    for (std::size_t u = 0; u < model.units().size(); ++u) {
+      const Unit& unit = model.units()[u];
+      if (!mine && !unit.is_experts()) continue;
+      for (std::size_t i = 0; i < unit.params.size(); ++i) {
+        const Param& param = unit.params[i];
+        for (const CheckpointPart& part : parts_of(layout, static_cast<std::int32_t>(u), param)) {
+          if (part.kind == CheckpointPart::Kind::kScale) continue;
+          const std::string name = other.units()[u].params[i].name + part.name.substr(param.name.size());
+          all.push_back({name, part.dtype, param.whole_count(), part.kind == CheckpointPart::Kind::kMoment});
+        }
       }
     }
   }
@@ -109,6 +121,12 @@ std::vector<HeldRange> held_by(const Layout& layout, std::int32_t unit, const Pa
   return held;
 }
 
+bool writes_file(const Layout& layout) {
+  std::int32_t unit = 0;
+  while (unit <= layout.head_unit() && !layout.gives(unit)) ++unit;
+  return unit <= layout.head_unit();
+}
+
 RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:05}.safetensors", rank)) {
   for (std::size_t u = 0; u < layout.model->units().size(); ++u) {
     const auto unit = static_cast<std::int32_t>(u);
@@ -116,7 +134,8 @@ RankFile::RankFile(const Layout& layout, int rank) : name_(fmt::format("rank-{:0
     first_param_.push_back(params.data());
     params_.emplace_back();
     for (const Param& param : params) {
-      const std::vector<HeldRange> held = held_by(layout, unit, param);
+      const std::vector<HeldRange> held =
+          layout.gives(unit) ? held_by(layout, unit, param) : std::vector<HeldRange>();
       const bool in_pieces = has_shards_of_tiles(layout, unit);
       const std::size_t first = pieces_.size();
       for (const CheckpointPart& part : parts_of(layout, unit, param)) {

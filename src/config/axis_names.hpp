@@ -19,6 +19,7 @@ inline constexpr const char* kDirect = "gpudirect_storage";
 inline constexpr const char* kWeightBits = "zero_quantized_weights";
 inline constexpr const char* kGradientBits = "zero_quantized_gradients";
 inline constexpr const char* kTensor = "tensor parallelism";
+inline constexpr const char* kExperts = "expert parallelism";
 inline constexpr const char* kCheckpoints = "checkpoints";
 inline constexpr const char* kPipeline = "pipeline";
 inline constexpr const char* kAccumulation = "accumulation";

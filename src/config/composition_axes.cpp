@@ -221,6 +221,15 @@ Choices tensor_parts() {
            [](Run r) { return r.parallel.tensor > 1 && r.parallel.sequence; }}};
 }
 
+Choices expert_parts() {
+  return {
+      {"off", {}, "each rank has all experts of its layers", [](Run r) { return r.parallel.experts == 1; }},
+      {"on",
+       {"parallel.experts=2"},
+       "this many neighbouring ranks have some of each layer's experts each",
+       [](Run r) { return r.parallel.experts > 1; }}};
+}
+
 Choices context_parts() {
   return {
       {"off", {}, "every rank has whole sequences", [](Run r) { return r.parallel.context == 1; }},
@@ -431,6 +440,7 @@ std::vector<Axis> make_axes() {
       {kStage, stages_of_zero()},
       {kSharding, shardings()},
       {kTensor, tensor_parts()},
+      {kExperts, expert_parts()},
       {kContext, context_parts()},
       {kPacking, packings()},
       {kWeightBits, weight_bits()},

@@ -56,6 +56,17 @@ std::string context_apart(Run r) {
       above > ranks ? fmt::format("{} does", below) : fmt::format("{} and {} do", below, above));
 }
 
+std::string undivided_by_experts(Run r) {
+  const int ranks = r.sharding_ranks(), experts = r.parallel.experts;
+  if (ranks % experts != 0) {
+    return fmt::format("{} does not divide the {} ranks{}", experts, ranks,
+                       ranks < ranks_of(r) ? " with the same part of a layer" : "");
+  }
+  const int shards = r.place_of(0).sharding.shards;
+  if (shards % experts == 0 || experts % shards == 0) return "";
+  return fmt::format("neither of {} and the {} ranks of a shard group divides the other", experts, shards);
+}
+
 std::string no_stages(Run r) {
   const std::int64_t tensor = r.parallel.tensor, pipeline = r.parallel.pipeline, all = ranks_of(r);
   if (all % (tensor * pipeline) == 0) return "";
@@ -103,6 +114,18 @@ std::vector<Exclusion> of_groups_of_ranks() {
        {"parallel.tensor", "tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size"},
        nullptr,
        undivided_by_parts},
+      {{kExperts, {"on"}},
+       {kDevices, {"host", "cuda:N"}},
+       "other ranks have the other experts",
+       "name several ranks (devices), e.g. --devices host:2",
+       {"parallel.experts"}},
+      {{kExperts, {"on"}},
+       {kDevices, {"host:N", "cuda:N,M"}},
+       "all groups have the same number of ranks",
+       "choose a divisor of the number of ranks, or another number of ranks (devices)",
+       {"parallel.experts"},
+       nullptr,
+       undivided_by_experts},
       {{kContext, {"ring", "ulysses"}},
        {kDevices, {"host", "cuda:N"}},
        "one rank has whole sequences",

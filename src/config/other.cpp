@@ -15,7 +15,9 @@ constexpr const char* kMetrics = "log.jsonl has the metrics of every step";
 constexpr const char* kNoCommsLog = "communication is not logged by itself";
 constexpr const char* kNoQuantization = "remove the section: weights are trained in fp32, bf16 or fp16";
 constexpr const char* kRandomBatches = "remove the section: batches are drawn at random by seed and step";
-constexpr const char* kNoExperts = "mixtures of experts are not supported: choose a dense model";
+constexpr const char* kNoExperts =
+    "remove the section: mixtures of experts need none, and parallel.experts divides their experts among "
+    "ranks";
 constexpr const char* kRemove = "remove the key";
 
 // A degree of parallelism that must be 1, or 0 for off.

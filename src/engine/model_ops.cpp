@@ -18,20 +18,21 @@ bool attends(const StepOp& op) {
   return op.kind == OpKind::kForward || op.kind == OpKind::kBackward || op.kind == OpKind::kBackwardInput;
 }
 
-template <class Exchange>
-std::unique_ptr<Exchange> exchange_over(OpContext& context, CommRank* comm, CommAxis axis) {
+template <class Exchange, class... More>
+std::unique_ptr<Exchange> exchange_over(OpContext& context, CommRank* comm, CommAxis axis, More... more) {
   auto group = context.make_group(comm, axis);
   if (group == nullptr) return nullptr;
-  return std::make_unique<Exchange>(context.device, std::move(group), context.timer);
+  return std::make_unique<Exchange>(context.device, std::move(group), context.timer, more...);
 }
 
 }  // namespace
 
 ModelOps::ModelOps(OpContext& context, const StepExecutor::Options& o)
     : context_(context),
-      parts_(exchange_over<TensorParallelComm>(context, o.comm, CommAxis::kTensor)),
+      parts_(exchange_over<TensorParallelComm>(context, o.comm, CommAxis::kTensor, CommAxis::kTensor)),
+      experts_(exchange_over<TensorParallelComm>(context, o.comm, CommAxis::kExperts, CommAxis::kExperts)),
       sequences_(exchange_over<ContextParallelComm>(context, o.comm, CommAxis::kContext)),
-      model_(parts_ != nullptr ? context.layout.model->with(*parts_) : *context.layout.model) {
+      model_(context.layout.model->with(parts_.get(), experts_.get())) {
   const ModelConfig& c = model_.config();
   if (c.experts.on()) routers_ = std::make_unique<RouterOps>(context);
   if (c.dropout == DropoutRates{} && c.lora.dropout == 0) return;
@@ -41,25 +42,29 @@ ModelOps::ModelOps(OpContext& context, const StepExecutor::Options& o)
   }
 }
 
-std::array<Stream*, 2> ModelOps::streams() const {
+std::array<Stream*, 3> ModelOps::streams() const {
   return {sequences_ != nullptr ? &sequences_->stream() : nullptr,
-          parts_ != nullptr ? &parts_->stream() : nullptr};
+          parts_ != nullptr ? &parts_->stream() : nullptr,
+          experts_ != nullptr ? &experts_->stream() : nullptr};
 }
 
 void ModelOps::add_traffic(CommTraffics& all) const {
   if (parts_ != nullptr) all[CommAxis::kTensor] = parts_->traffic();
+  if (experts_ != nullptr) all[CommAxis::kExperts] = experts_->traffic();
   if (sequences_ != nullptr) all[CommAxis::kContext] = sequences_->traffic();
 }
 
 void ModelOps::begin(const StepOp& op) {
   if (parts_ != nullptr) parts_->begin(op);
+  if (experts_ != nullptr) experts_->begin(op);
   if (sequences_ != nullptr) sequences_->begin_op(op);
 }
 
 bool ModelOps::repeats(const StepOp& op) const {
   // The numbers of rows of experts differ in every step, and so do the factors of balance terms.
-  const bool experts = model_.units()[static_cast<std::size_t>(op.unit)].is_experts() ||
-                       (op.has(Operand::kRouting) && context_.layout.options.balance.on());
+  const bool experts =
+      model_.units()[static_cast<std::size_t>(op.unit)].is_experts() ||
+      (op.has(Operand::kRouting) && (context_.layout.options.balance.on() || experts_ != nullptr));
   return !dropout_of(op) && parts_ == nullptr && !op.in_tiles() && !experts &&
          (sequences_ == nullptr || !attends(op));
 }
@@ -98,6 +103,7 @@ void ModelOps::run(const StepOp& op, const UnitCall& call) const {
   for (const ModelCall kind : model_calls(context_.layout, op.kind, op.unit))
     model_.run(*context_.compute, kind, call);
   if (parts_ != nullptr) parts_->expect_ended();
+  if (experts_ != nullptr) experts_->expect_ended();
 }
 
 void ModelOps::go_on(const StepOp& op) {

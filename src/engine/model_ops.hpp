@@ -1,5 +1,5 @@
-// Operations that call the model: the operands of the calls, their exchanges with tensor-parallel and
-// context-parallel ranks, and dropout.
+// Operations that call the model: the operands of the calls, their exchanges with ranks that compute other
+// parts of the same call, and dropout.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -41,9 +41,9 @@ class ModelOps {
   // ranks.
   bool repeats(const StepOp& op) const;
 
-  // The streams of context-parallel and of tensor-parallel exchanges, in this order; null if there is no such
-  // stream.
-  std::array<Stream*, 2> streams() const;
+  // The streams of context-parallel and of tensor-parallel exchanges and of those of expert groups, in this
+  // order; null if there is no such stream.
+  std::array<Stream*, 3> streams() const;
   void add_traffic(CommTraffics& all) const;
   // Null if the model has no experts.
   RouterOps* routers() const { return routers_.get(); }
@@ -58,9 +58,10 @@ class ModelOps {
 
   OpContext& context_;
   std::unique_ptr<TensorParallelComm> parts_;       // null without tensor parallelism
+  std::unique_ptr<TensorParallelComm> experts_;     // null if each rank has all experts
   std::unique_ptr<ContextParallelComm> sequences_;  // null without context parallelism
   std::unique_ptr<RouterOps> routers_;              // null if the model has no experts
-  const Model model_;                               // the layout's model, using parts_
+  const Model model_;                               // the layout's model, using parts_ and experts_
   // Indexed by unit; empty if the model has no dropout.
   std::vector<std::array<RandomKey, 2>> dropout_keys_;
   std::vector<RandomKey> adapter_keys_;

@@ -45,16 +45,22 @@ OpContext::OpContext(const StepExecutor::Options& o)
   // Made first, since all ranks have this group however they shard. So agree() can detect ranks that shard
   // differently.
   numbers = group(CommAxis::kScalars);
-  shards = group(CommAxis::kShards);
-  replicas = group(CommAxis::kReplicas);
-  pieces = group(CommAxis::kDataParallel);
+  const auto make_sharding = [&](ShardingGroups& groups, SharedWeights weights) {
+    groups.shards = make_group(o.comm, CommAxis::kShards, weights);
+    groups.replicas = make_group(o.comm, CommAxis::kReplicas, weights);
+    groups.pieces = make_group(o.comm, CommAxis::kDataParallel, weights);
+  };
+  make_sharding(of_all, SharedWeights::kAll);
+  if (layout.model->config().experts.on()) make_sharding(of_experts, SharedWeights::kExperts);
   copies = group(CommAxis::kReplicated);
   stages = group(CommAxis::kStages);
 }
 
-std::unique_ptr<Communicator> OpContext::make_group(CommRank* of, CommAxis axis) const {
-  const std::vector<int> members = members_of(place(), axis);
-  return members.size() > 1 ? of->group(members, name_of(axis)) : nullptr;
+std::unique_ptr<Communicator> OpContext::make_group(CommRank* of, CommAxis axis,
+                                                    SharedWeights weights) const {
+  const std::vector<int> members = members_of(place(), axis, weights);
+  const std::string name = weights == SharedWeights::kExperts ? "experts' " : "";
+  return members.size() > 1 ? of->group(members, name + name_of(axis)) : nullptr;
 }
 
 // Updates on the host run on a stream of their own. Updates on a GPU run on the compute stream: they are

@@ -15,6 +15,12 @@
 
 namespace zg {
 
+// The communicators of the axes of sharding, for the weights that the same ranks share; null where this rank
+// is alone. shards: kShards; replicas: kReplicas; pieces: kDataParallel.
+struct ShardingGroups {
+  std::unique_ptr<Communicator> shards, replicas, pieces;
+};
+
 class OpContext {
  public:
   explicit OpContext(const StepExecutor::Options& options);
@@ -25,9 +31,10 @@ class OpContext {
   const std::unique_ptr<Stream> compute, optimizer;
   const std::unique_ptr<Stream> comm;           // null if there is one rank
   const std::unique_ptr<Stream> send, receive;  // null if there is one stage
-  // The communicators of the axes (CommAxis); null where this rank is alone. numbers: kScalars; pieces:
-  // kDataParallel; copies: kReplicated.
-  std::unique_ptr<Communicator> numbers, shards, replicas, pieces, copies, stages;
+  // The communicators of the axes (CommAxis); null where this rank is alone. numbers: kScalars; copies:
+  // kReplicated.
+  std::unique_ptr<Communicator> numbers, copies, stages;
+  ShardingGroups of_all, of_experts;  // SharedWeights
   Position position;
   OpTimer timer;
   StallMeter stall;
@@ -37,7 +44,12 @@ class OpContext {
   Workspace workspace() const { return {layout, memory_.get()}; }
   // Makes the communicator of an axis; all members of the group must call this. Null where this rank is
   // alone.
-  std::unique_ptr<Communicator> make_group(CommRank* comm, CommAxis axis) const;
+  std::unique_ptr<Communicator> make_group(CommRank* comm, CommAxis axis,
+                                           SharedWeights weights = SharedWeights::kAll) const;
+  // The groups of the unit's weights.
+  const ShardingGroups& groups_of(std::int32_t unit) const {
+    return layout.model->units()[static_cast<std::size_t>(unit)].is_experts() ? of_experts : of_all;
+  }
   // The stream on which an operation runs.
   Stream& stream_of(const StepOp& op) const;
   Lease& lease(const StepOp& op, Operand operand) {

@@ -175,6 +175,8 @@ inline StepExecutor::Meeting Position::meeting(CommAxis axis, const Layout& layo
   m.inside = m.calls > left;
   const StepOp* op = calls.op.load();
   const std::string unit = op != nullptr ? unit_text(op->unit, layout) : "";
+  if (op != nullptr && layout.model->units()[static_cast<std::size_t>(op->unit)].is_experts())
+    m.weights = SharedWeights::kExperts;
   switch (axis) {
     case CommAxis::kShards:
       m.what = "gather of " + unit;
@@ -193,6 +195,7 @@ inline StepExecutor::Meeting Position::meeting(CommAxis axis, const Layout& layo
       break;
     case CommAxis::kTensor:
     case CommAxis::kContext:
+    case CommAxis::kExperts:
       m.what = "exchange with other parts of " + unit;
       break;
     case CommAxis::kStages:
@@ -217,7 +220,7 @@ inline std::string Position::text() const {
       text += fmt::format(", operation {} of {}: {}", op + 1, program->ops.size(), text_of(program->ops[op]));
   }
   text += kWaits[static_cast<int>(waits_.load())];
-  for (const CommAxis axis : {CommAxis::kTensor, CommAxis::kContext}) {
+  for (const CommAxis axis : {CommAxis::kTensor, CommAxis::kContext, CommAxis::kExperts}) {
     const std::uint64_t left = meetings_[axis].left.load(), entered = meetings_[axis].entered.load();
     if (entered == 0) continue;
     const StepOp* op = meetings_[axis].op.load();

@@ -110,8 +110,9 @@ void RouterOps::sum_counts() {
   }
   ZG_ASSERT(exchange_ != nullptr, "a step exchanges numbers with other ranks");
   counts_ = (*exchange_)(counts_);
-  // Tensor-parallel ranks have the same tokens.
-  for (double& n : counts_) n /= context_.layout.options.parts.tensor;
+  // Tensor-parallel ranks have the same tokens, and all ranks of an expert group count those of the group.
+  const ParallelDegrees& parts = context_.layout.options.parts;
+  for (double& n : counts_) n /= parts.tensor * parts.experts;
 }
 
 std::int64_t RouterOps::number_count(const Layout& layout) {
@@ -125,10 +126,11 @@ std::vector<double> RouterOps::numbers() const {
   const BalanceShape of = shape();
   std::vector<double> all(static_cast<std::size_t>(number_count(layout)));
   if (layout.options.parts.tensor_part > 0) return all;
+  const bool counts = layout.options.place().expert_part() == 0;  // for its expert group
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     for (std::int32_t m = 0; m < layout.options.micro_batches; ++m) {
       const std::int32_t* const starts = rows_.starts(layers_[i], m);
-      for (std::int64_t e = 0; e < of.experts; ++e)
+      for (std::int64_t e = 0; counts && e < of.experts; ++e)
         all[static_cast<std::size_t>(2 + layers_[i] * of.experts + e)] += starts[e + 1] - starts[e];
       if (!layout.options.balance.on()) continue;
       const RouterSums own = sums(static_cast<std::int64_t>(i), m);

@@ -33,17 +33,23 @@ double sum_of(const std::vector<std::vector<double>>& by_rank) {
 }
 
 // The squared norm of the gradient, from each rank's sum of squares of each unit. Adds up in the order of
-// units, tensor-parallel ranks and pieces, which depends neither on the number of shards nor on the stages;
-// stages that do not have a unit add zero.
-double squared_norm(const std::vector<std::vector<double>>& scalars, std::size_t units,
-                    const RankPlace& place) {
+// units, tensor-parallel ranks, ranks of an expert group and pieces, which depends neither on the number of
+// shards nor on the stages; stages that do not have a unit add zero.
+double squared_norm(const std::vector<std::vector<double>>& scalars, const Layout& layout) {
+  const RankPlace place = layout.options.place();
+  const std::vector<Unit>& units = layout.model->units();
   double sum = 0;
-  for (std::size_t u = 1; u <= units; ++u) {
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const int groups = units[u].is_experts() ? place.parts.experts : 1;
+    const Sharding sharding = units[u].is_experts() ? place.expert_sharding() : place.sharding;
+    const auto add = [&](int stage, int part, int rank) {
+      sum += scalars[static_cast<std::size_t>(place.rank_at(part, rank, stage))][1 + u];
+    };
     for (int stage = 0; stage < place.parts.stages; ++stage) {
       for (int part = 0; part < place.parts.tensor; ++part) {
-        for (int piece = 0; piece < place.sharding.ranks; ++piece) {
-          const int rank = place.rank_at(part, place.sharding.rank_of_piece(piece), stage);
-          sum += scalars[static_cast<std::size_t>(rank)][u];
+        for (int i = 0; i < groups; ++i) {
+          for (int piece = 0; piece < sharding.ranks; ++piece)
+            add(stage, part, sharding.rank_of_piece(piece) * groups + i);
         }
       }
     }
@@ -104,12 +110,14 @@ LinkBytes StepExecutor::settled_traffic() {
 CommTraffics StepExecutor::comm() const {
   CommTraffics all;
   const auto add = [&](CommAxis axis, const std::unique_ptr<Communicator>& group) {
-    if (group != nullptr) all[axis] = group->traffic();
+    if (group != nullptr) all[axis] += group->traffic();
   };
   const OpContext& c = *context_;
-  add(CommAxis::kShards, c.shards);
-  add(CommAxis::kDataParallel, c.pieces);
-  add(CommAxis::kReplicas, c.replicas);
+  for (const ShardingGroups* groups : {&c.of_all, &c.of_experts}) {
+    add(CommAxis::kShards, groups->shards);
+    add(CommAxis::kDataParallel, groups->pieces);
+    add(CommAxis::kReplicas, groups->replicas);
+  }
   add(CommAxis::kScalars, c.numbers);
   add(CommAxis::kReplicated, c.copies);
   add(CommAxis::kStages, c.stages);
@@ -392,7 +400,7 @@ StepResult StepExecutor::train_step(std::int64_t step, const std::vector<MicroBa
   for (std::size_t r = 0; r < scalars.size(); r += static_cast<std::size_t>(place.parts.tensor))
     result.loss += scalars[r][0];
   result.loss *= per_token;
-  result.grad_norm = std::sqrt(squared_norm(scalars, own.size() - 1, place)) * unscale;
+  result.grad_norm = std::sqrt(squared_norm(scalars, context_->layout)) * unscale;
   const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
   result.skipped = !finite;
   if (finite && context_->layout.options.balance.kind == BalanceKind::kBias) {

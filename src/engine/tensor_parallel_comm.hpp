@@ -1,6 +1,6 @@
-// Exchanges of a model's calls with the other tensor-parallel ranks. They run on a stream of their own, so
-// that an exchange overlaps with matrix products that do not need its result. Calls are never recorded
-// (Device::repeat), since each must meet the calls of the other ranks.
+// Exchanges of a model's calls with the other ranks of a tensor-parallel or expert group. They run on a
+// stream of their own, so that an exchange overlaps with matrix products that do not need its result. Calls
+// are never recorded (Device::repeat), since each must meet the calls of the other ranks.
 #pragma once
 #include <memory>
 #include <utility>
@@ -13,8 +13,8 @@ namespace zg {
 class TensorParallelComm final : public TensorParallelGroup {
  public:
   // The timer must outlive it.
-  TensorParallelComm(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer)
-      : group_(std::move(group)), timer_(timer), stream_(device.make_stream("parts")) {}
+  TensorParallelComm(Device& device, std::unique_ptr<Communicator> group, OpTimer& timer, CommAxis axis)
+      : group_(std::move(group)), timer_(timer), axis_(axis), stream_(device.make_stream(name_of(axis))) {}
 
   Stream& stream() { return *stream_; }
   // The exchanges that follow are for this operation, which must outlive them.
@@ -51,7 +51,7 @@ class TensorParallelComm final : public TensorParallelGroup {
   void run(Stream& s, const Work& work) {
     stream_->wait(s.record());
     {
-      const OpTimer::Comm timed(timer_, *stream_, CommAxis::kTensor, *op_);
+      const OpTimer::Comm timed(timer_, *stream_, axis_, *op_);
       work();
     }
     begun_.push_back(stream_->record());
@@ -59,6 +59,7 @@ class TensorParallelComm final : public TensorParallelGroup {
 
   std::unique_ptr<Communicator> group_;
   OpTimer& timer_;
+  const CommAxis axis_;
   std::unique_ptr<Stream> stream_;
   std::vector<Event> begun_;  // exchanges for which end() has not been called, in order
   const StepOp* op_ = nullptr;

@@ -62,10 +62,11 @@ void WeightOps::materialize(const StepOp& op) {
   if (tile.is_sharded()) {
     const View shard = whole_view(layout_, context_.data(op, Operand::kStored), tile.stored);
     void* const whole = context_.data(op, coded ? Operand::kGathered : Operand::kWeight);
+    Communicator& shards = *context_.groups_of(op.unit).shards;
     const OpTimer::Comm timed(context_.timer, *context_.comm, CommAxis::kShards, op);
     if (layout_.options.weight_bits > 0 && !coded)
-      return gather_quantized(shard, whole_view(layout_, whole, tile.weight));
-    context_.shards->all_gather(*context_.comm, shard.data, whole, shard.count(), shard.dtype);
+      return gather_quantized(shards, shard, whole_view(layout_, whole, tile.weight));
+    shards.all_gather(*context_.comm, shard.data, whole, shard.count(), shard.dtype);
   }
   if (coded) decode(op);
 }
@@ -107,15 +108,15 @@ void WeightOps::decode(const StepOp& op) {
 
 // The whole weight is made from the quantized codes, even this rank's own shard, so that all ranks have the
 // same weight.
-void WeightOps::gather_quantized(const View& shard, const View& weight) {
+void WeightOps::gather_quantized(Communicator& shards, const View& shard, const View& weight) {
   const Workspace w = context_.workspace();
-  const int bits = layout_.options.weight_bits, members = context_.shards->size();
+  const int bits = layout_.options.weight_bits, members = shards.size();
   const std::int64_t count = shard.count(), part = Workspace::exchange_values(layout_);
   for (std::int64_t at = 0; at < count; at += part) {
     const std::int64_t n = std::min(part, count - at), bytes = kernels::quantized_bytes(n, bits);
     const View sent = w.sent(bytes), received = w.received(members * bytes);
     context_.device.ops().quantize(*context_.comm, shard.col_range(at, n), bits, sent);
-    context_.shards->all_gather(*context_.comm, sent.data, received.data, bytes, DType::kU8);
+    shards.all_gather(*context_.comm, sent.data, received.data, bytes, DType::kU8);
     for (int i = 0; i < members; ++i) {
       context_.device.ops().dequantize(*context_.comm, received.col_range(i * bytes, bytes), bits, false,
                                        weight.col_range(i * count + at, n));
@@ -155,23 +156,24 @@ void WeightOps::finish_gradient(const StepOp& op) {
   const Layout::TileTensors& tile = layout_.tile(op.tile);
   const Layout::Elements shard = shard_elements(layout_, op.tile);
   Stream& stream = context_.stream_of(op);
-  const Layout::Elements mine = context_.pieces != nullptr ? piece_elements(layout_, op.tile) : shard;
+  const ShardingGroups& groups = context_.groups_of(op.unit);
+  const Layout::Elements mine = groups.pieces != nullptr ? piece_elements(layout_, op.tile) : shard;
   const View sum = whole_view(layout_, context_.data(op, Operand::kAccumulator), tile.accumulator);
   sum_copies(op);
   if (layout_.options.gradient_bits > 0) {
     View part = sum;  // summed within the shard group, then over its replicas
-    if (context_.shards != nullptr) {
+    if (groups.shards != nullptr) {
       const OpTimer::Comm timed(context_.timer, stream, CommAxis::kShards, op);
-      part = sum_quantized(*context_.shards, part);
+      part = sum_quantized(*groups.shards, part);
     }
-    if (context_.replicas != nullptr) {
+    if (groups.replicas != nullptr) {
       const OpTimer::Comm timed(context_.timer, stream, CommAxis::kReplicas, op);
-      sum_quantized(*context_.replicas, part);
+      sum_quantized(*groups.replicas, part);
     }
-  } else if (context_.pieces != nullptr) {
+  } else if (groups.pieces != nullptr) {
     const OpTimer::Comm timed(context_.timer, stream, CommAxis::kDataParallel, op);
-    context_.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - tile.first, mine.count).data,
-                                    mine.count, sum.dtype, Reduction::kSum);
+    groups.pieces->reduce_scatter(stream, sum.data, sum.col_range(mine.first - tile.first, mine.count).data,
+                                  mine.count, sum.dtype, Reduction::kSum);
   }
   if (!op.has(Operand::kGradient)) return;
   const View gradient = whole_view(layout_, context_.data(op, Operand::kGradient), tile.gradient);
@@ -180,10 +182,10 @@ void WeightOps::finish_gradient(const StepOp& op) {
                                           gradient.col_range(first - shard.first, count),
                                           counted ? w.scalar(1 + op.unit) : w.discarded(), w.sum_partials());
   }
-  if (context_.replicas == nullptr) return;
+  if (groups.replicas == nullptr) return;
   const OpTimer::Comm timed(context_.timer, stream, CommAxis::kReplicas, op);
-  context_.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
-                                gradient.data, mine.count, gradient.dtype);
+  groups.replicas->all_gather(stream, gradient.col_range(mine.first - shard.first, mine.count).data,
+                              gradient.data, mine.count, gradient.dtype);
 }
 
 // Updates one segment of a unit's state, parameter by parameter, since their groups may differ. The gap after

@@ -23,7 +23,7 @@ class WeightOps {
 
  private:
   void decode(const StepOp& op);
-  void gather_quantized(const View& shard, const View& weight);
+  void gather_quantized(Communicator& shards, const View& shard, const View& weight);
   View sum_quantized(Communicator& group, const View& sum);
   void sum_copies(const StepOp& op);
   UpdateParams params_of(const StepOp& op, const Layout::StateRange& range) const;

@@ -154,13 +154,15 @@ void Adapters::drop(const Adapter& adapter, const View& x, const View& y) const 
   RandomKey key = call_.dropout->adapters;
   key.key[0] ^= static_cast<std::uint32_t>(adapter.module);
   key.key[1] ^= static_cast<std::uint32_t>(expert_ + 1);
+  // The rows of an expert group begin with the first rank's sequences.
+  const std::int64_t before = order_ ? call_.shard.experts.index * call_.shape.sequences : 0;
   call_.ops.dropout(call_.stream, x,
                     {.rate = call_.config.lora.dropout,
                      .key = key,
                      .step = call_.dropout->step,
                      .positions = call_.shape.positions(),
                      .first_row = 0,
-                     .first_sequence = call_.dropout->first_sequence,
+                     .first_sequence = call_.dropout->first_sequence - before,
                      .first_column = is_split_by_inputs(adapter.input) ? call_.shard.index * x.cols : 0,
                      .slots = order_ ? order_.as<std::int32_t>() : nullptr,
                      .per_token = order_ ? call_.config.experts.router.per_token : 1},

@@ -103,7 +103,8 @@ struct Call : UnitCall {
   TensorShard shard = {};         // `config` has the sizes of this shard
   Tokens tokens = {};             // tokens of the vocabulary that this rank holds
   std::int64_t whole_vocabulary = 0;
-  TensorParallelGroup* exchange = nullptr;  // null: the model is whole
+  TensorParallelGroup* exchange = nullptr;         // null: the model is whole
+  TensorParallelGroup* expert_exchange = nullptr;  // null: this rank has all experts
   // In a call on the output matrix: the index of the matrix in the unit, and the number of its rows,
   // including the zero rows after them that products read.
   std::size_t matrix = 0;
@@ -180,6 +181,25 @@ struct Call : UnitCall {
     exchange->all_reduce(stream, numbers);
     exchange->end(stream);
   }
+
+  // Exchanges with the other ranks of the expert group, each of which has as many rows. own_rows(): this
+  // rank's rows of `all`, which has the rows of all ranks of the group, in their order. gather_rows() fills
+  // `all`; sum_rows() makes own_rows() the sums of these rows over the ranks. With one rank `all` is its own.
+  bool shares_experts() const { return shard.experts.degree > 1; }
+  View own_rows(const View& all) const {
+    const std::int64_t rows = all.rows / shard.experts.degree;
+    return all.row_range(shard.experts.index * rows, rows);
+  }
+  [[nodiscard]] PendingCollective begin_gather_rows(const View& own, const View& all) const {
+    if (shares_experts()) expert_exchange->all_gather(stream, own, all);
+    return {all, shares_experts() ? expert_exchange : nullptr, stream};
+  }
+  void gather_rows(const View& own, const View& all) const { (void)begin_gather_rows(own, all).end(); }
+  [[nodiscard]] PendingCollective begin_sum_rows(const View& all) const {
+    if (shares_experts()) expert_exchange->reduce_scatter(stream, all, own_rows(all));
+    return {own_rows(all), shares_experts() ? expert_exchange : nullptr, stream};
+  }
+  void sum_rows(const View& all) const { (void)begin_sum_rows(all).end(); }
 
   View weight(std::size_t index) const { return param_view(weights, unit.params[index]); }
   View grad(std::size_t index) const { return param_view(grads, unit.params[index]); }

@@ -68,20 +68,29 @@ View DenseBlock::tile_sums(BatchShape batch, void* at) const {
 std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape batch) const {
   std::vector<TensorParallelCall> calls;
   const TensorShard& shard = shape_.shard;
-  if (shard.degree == 1) return calls;
+  if (shard.degree == 1 && shard.experts.degree == 1) return calls;
   const std::int64_t elements = residual_rows(shard, batch) * shape_.whole.width;
   const AdapterList adapters(shape_.whole, layer());
-  const auto sum = [&] { calls.push_back(sum_over_parts(shard, elements, shape_.dtype)); };
+  const auto sum = [&] {
+    if (shard.degree > 1) calls.push_back(sum_over_parts(shard, elements, shape_.dtype));
+  };
+  const auto of_experts = [&](TensorParallelCall::Kind kind, std::int64_t columns, DType dtype) {
+    if (shard.experts.degree > 1) calls.push_back({kind, batch.rows() * columns, dtype, true});
+  };
   const auto gather = [&] {
     if (shard.sequence) calls.push_back({TensorParallelCall::Kind::kAllGather, elements, shape_.dtype});
   };
   // The branch of the MLP, or of the router, and then the branch of attention.
+  const DType accumulator = accumulator_of(shape_.dtype);
+  const std::int64_t per_token = shape_.whole.experts.router.per_token;
   const auto numbers = [&](std::int64_t columns) {
-    calls.push_back(
-        {TensorParallelCall::Kind::kAllReduce, batch.rows() * columns, accumulator_of(shape_.dtype)});
+    if (shard.degree > 1)
+      calls.push_back({TensorParallelCall::Kind::kAllReduce, batch.rows() * columns, accumulator});
   };
   const auto router = [&] {
-    numbers(shape_.whole.experts.router.per_token);
+    of_experts(TensorParallelCall::Kind::kReduceScatter, shape_.whole.width, accumulator);
+    of_experts(TensorParallelCall::Kind::kReduceScatter, per_token, accumulator);
+    numbers(per_token);
     if (shape_.whole.experts.shared_gate) numbers(1);
     sum();
   };
@@ -89,6 +98,11 @@ std::vector<TensorParallelCall> DenseBlock::exchanges(ModelCall call, BatchShape
     case kBlock:
     case kBlockAgain:
       gather(), sum(), gather();
+      if (routes() && call == kBlock) {
+        of_experts(TensorParallelCall::Kind::kAllGather, shape_.whole.width, shape_.dtype);
+        of_experts(TensorParallelCall::Kind::kAllGather, per_token, DType::kI32);
+        of_experts(TensorParallelCall::Kind::kAllGather, per_token, accumulator);
+      }
       if (!routes() && (call == kBlock || shape_.whole.norms_after())) sum();
       break;
     case kBlockBackward:

@@ -8,12 +8,12 @@
 namespace zg::model {
 namespace {
 
-// Scratch for the rows of one expert, at most N: a token has an expert once. I = width inside an expert.
+// Scratch for the rows of one expert, at most G: a token has an expert once. I = width inside an expert.
 struct ExpertWorkspace {
-  View x;             // T [N,C]: the experts' inputs; in a forward, later their outputs
-  View gate_up, act;  // T [N,2I], T [N,I]
-  // Of a backward: the gradients of the outputs, T [N,C], and then those of the inputs; the gradient of act,
-  // T [N,I].
+  View x;             // T [G,C]: the experts' inputs; in a forward, later their outputs
+  View gate_up, act;  // T [G,2I], T [G,I]
+  // Of a backward: the gradients of the outputs, T [G,C], and then those of the inputs; the gradient of act,
+  // T [G,I].
   View d_output, d_act;
   View bias_partials;  // A [row groups, widest bias], where experts have biases
   // Of the adapters; what a forward saves for the backward is computed again there, with the products.
@@ -21,9 +21,10 @@ struct ExpertWorkspace {
   AdapterWorkspace adapters;
   std::int64_t bytes = 0;
 
-  ExpertWorkspace(const ModelConfig& c, DType t, BatchShape shape, const OpSizes& sizes, void* base) {
+  ExpertWorkspace(const ModelConfig& c, const TensorShard& shard, DType t, BatchShape shape,
+                  const OpSizes& sizes, void* base) {
     BufferPlan plan(base);
-    const std::int64_t n = shape.rows(), inner = c.experts.inner;
+    const std::int64_t n = routed_rows(shard, shape), inner = c.experts.inner;
     x = plan.take(t, n, c.width);
     gate_up = plan.take(t, n, 2 * inner);
     act = plan.take(t, n, inner);
@@ -83,22 +84,32 @@ void bias_backward(const Call& call, std::size_t bias, const BiasRows& rows, con
 }  // namespace
 
 std::int64_t ExpertBlock::workspace_bytes(BatchShape batch, Backward) const {
-  return ExpertWorkspace(config(), shape_.dtype, batch, *shape_.sizes, nullptr).bytes;
+  return ExpertWorkspace(config(), shape_.shard, shape_.dtype, batch, *shape_.sizes, nullptr).bytes;
 }
 
 std::vector<TensorParallelCall> ExpertBlock::exchanges(ModelCall call, BatchShape batch) const {
+  using Kind = TensorParallelCall::Kind;
   const TensorShard& shard = shape_.shard;
-  if (shard.degree == 1 || !is_last()) return {};
-  const std::int64_t elements = residual_rows(shard, batch) * config().width;
-  if (call == ModelCall::kExperts) return {sum_over_parts(shard, elements, shape_.dtype)};
-  if (!shard.sequence) return {};
-  return {{TensorParallelCall::Kind::kAllGather, elements, shape_.dtype}};
+  std::vector<TensorParallelCall> calls;
+  if (!is_last()) return calls;
+  const std::int64_t elements = residual_rows(shard, batch) * config().width,
+                     own = batch.rows() * config().width;
+  const bool shares = shard.experts.degree > 1;
+  if (call == ModelCall::kExperts) {
+    if (shares) calls.push_back({Kind::kReduceScatter, own, accumulator_of(shape_.dtype), true});
+    if (shard.degree > 1) calls.push_back(sum_over_parts(shard, elements, shape_.dtype));
+    return calls;
+  }
+  if (shard.sequence) calls.push_back({Kind::kAllGather, elements, shape_.dtype});
+  for (int i = 0; shares && i < 2; ++i) calls.push_back({Kind::kAllGather, own, shape_.dtype, true});
+  return calls;
 }
 
 double ExpertBlock::forward_products(std::int64_t) const {
   const Experts& e = shape_.whole.experts;
   const auto share = static_cast<double>(e.router.per_token) / static_cast<double>(e.count);
-  return share * static_cast<double>(unit().expert_count * 3 * shape_.whole.width * e.inner);
+  const std::int64_t of_group = unit().expert_count * shape_.shard.experts.degree;
+  return share * static_cast<double>(of_group * 3 * shape_.whole.width * e.inner);
 }
 
 void ExpertBlock::run(const Call& call) const {
@@ -117,8 +128,9 @@ void ExpertBlock::forward(const Call& call) const {
   Ops& ops = call.ops;
   Stream& s = call.stream;
   const Routing routing = routing_of(call);
-  const View sum = sums_of(call).rows;
-  const ExpertWorkspace w(call.config, call.dtype, call.shape, ops, call.workspace);
+  const ExpertSums sums = sums_of(call);
+  const View sum = sums.rows, inputs = call.shares_experts() ? sums.x : routing.x;
+  const ExpertWorkspace w(call.config, call.shard, call.dtype, call.shape, ops, call.workspace);
   const std::int64_t per_token = call.config.experts.router.per_token;
   for (std::int64_t i = 0; i < unit().expert_count; ++i) {
     const ExpertRows rows = rows_of(call, routing, unit().first_expert + i);
@@ -126,7 +138,7 @@ void ExpertBlock::forward(const Call& call) const {
     ZG_ASSERT(static_cast<bool>(call.weights), "{} has rows, and no weights", unit().name);
     const ExpertParams p(call.config, i);
     const View x = rows.of(w.x), gate_up = rows.of(w.gate_up), act = rows.of(w.act);
-    ops.gather_rows(s, {.x = routing.x, .order = rows.order, .per_token = per_token, .y = x});
+    ops.gather_rows(s, {.x = inputs, .order = rows.order, .per_token = per_token, .y = x});
     const Adapters adapters(call, w.low, w.adapters, unit().first_expert + i, rows.order);
     Stack(call, p.gate, p.up, p.gate_bias).forward(x, gate_up);
     adapters.forward(AdapterInput::kGateUp, x, gate_up);
@@ -147,8 +159,10 @@ void ExpertBlock::forward(const Call& call) const {
   }
   if (!is_last()) return;
   ZG_ASSERT(static_cast<bool>(call.output), "{} ends its layer without an output", unit().name);
-  ops.cast(s, sum, w.x);
-  ops.add(s, call.sum_of_parts(w.x), call.output, call.output);
+  call.sum_rows(sum);
+  const View outputs = w.x.row_range(0, call.shape.rows());
+  ops.cast(s, call.own_rows(sum), outputs);
+  ops.add(s, call.sum_of_parts(outputs), call.output, call.output);
 }
 
 void ExpertBlock::backward(const Call& call) const {
@@ -156,14 +170,22 @@ void ExpertBlock::backward(const Call& call) const {
   Stream& s = call.stream;
   const Routing routing = routing_of(call);
   const ExpertSums sums = sums_of(call);
-  const ExpertWorkspace w(call.config, call.dtype, call.shape, ops, call.workspace);
+  const ExpertWorkspace w(call.config, call.shard, call.dtype, call.shape, ops, call.workspace);
   const std::int64_t per_token = call.config.experts.router.per_token;
   const bool trains = static_cast<bool>(call.grads), trains_adapters = static_cast<bool>(call.adapters.grads);
   if (is_last()) {
     ops.zero(s, sums.rows);
-    (void)call.all_rows(call.activation_gradient, sums.d_output);
+    if (call.shares_experts()) {
+      ops.zero(s, sums.d_weights);  // other ranks write those of their experts
+      call.gather_rows(routing.x, sums.x);
+      const View own = call.all_rows(call.activation_gradient, call.own_rows(sums.d_output));
+      call.gather_rows(own, sums.d_output);
+    } else {
+      (void)call.all_rows(call.activation_gradient, sums.d_output);
+    }
   }
-  const View& d_output = call.shard.sequence ? sums.d_output : call.activation_gradient;
+  const View& d_output = sums.d_output ? sums.d_output : call.activation_gradient;
+  const View& inputs = call.shares_experts() ? sums.x : routing.x;
   if (trains && call.into == Gradients::kOverwrite) clear_gaps(ops, s, call.grads, call.unit);
   // Experts without rows keep these zeros.
   if (trains_adapters && call.into == Gradients::kOverwrite) ops.zero(s, call.adapters.grads);
@@ -179,7 +201,7 @@ void ExpertBlock::backward(const Call& call) const {
                d_rows = rows.of(w.d_output);
     const Stack stack(call, p.gate, p.up, p.gate_bias, w.bias_partials);
     const Adapters adapters(call, w.low, w.adapters, unit().first_expert + i, rows.order);
-    ops.gather_rows(s, {.x = routing.x, .order = rows.order, .per_token = per_token, .y = x});
+    ops.gather_rows(s, {.x = inputs, .order = rows.order, .per_token = per_token, .y = x});
     ops.gather_rows(s, {.x = d_output, .order = rows.order, .per_token = per_token, .y = d_rows});
     stack.forward(x, gate_up);
     adapters.forward(AdapterInput::kGateUp, x, gate_up);

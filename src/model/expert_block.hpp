@@ -19,8 +19,13 @@ class ExpertBlock final : public Block {
   void run(const Call& call) const override;
 
  private:
-  // Whether the unit has the layer's last experts: the last of a forward, and the first of a backward.
-  bool is_last() const { return unit().first_expert + unit().expert_count == config().experts.count; }
+  // Whether the unit has the last experts that this rank has of the layer: the last of a forward, and the
+  // first of a backward.
+  bool is_last() const {
+    const ExpertShard& own = shape_.shard.experts;
+    const std::int64_t all = config().experts.count;
+    return unit().first_expert + unit().expert_count == own.first(all) + own.count(all);
+  }
   void forward(const Call& call) const;
   void backward(const Call& call) const;
 

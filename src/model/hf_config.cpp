@@ -28,6 +28,20 @@ ModelConfig config_of(Arch arch, const Keys& keys, Origin origin) {
   return family.read(family, keys, origin);
 }
 
+// Families of mixtures of experts that have something that is not computed here, with what it is.
+std::string why_not(const std::string& model_type) {
+  static constexpr std::pair<std::string_view, const char*> kReasons[] = {
+      {"phimoe", "Phi-3.5-MoE, whose routers are trained by sampling (SparseMixer)"},
+      {"llama4",
+       "Llama 4, whose router weighs the inputs of experts, and some of whose layers have no positions"},
+      {"qwen3_next", "Qwen3-Next, most of whose layers have linear attention (Gated DeltaNet)"},
+      {"qwen3_5_moe", "Qwen3.5-MoE, most of whose layers have linear attention (Gated DeltaNet)"}};
+  for (const auto& [type, reason] : kReasons) {
+    if (model_type == type || model_type == std::string(type) + "_text") return fmt::format(": {}", reason);
+  }
+  return "";
+}
+
 // The family according to "model_type" or else the first of "architectures".
 Arch arch_of_config_json(const Keys& keys) {
   std::string name = keys.text("model_type", "");
@@ -60,7 +74,8 @@ Arch arch_of_config_json(const Keys& keys) {
         Errc::kUsage, keys.where(), "has neither \"model_type\" nor \"architectures\"",
         "is this the config.json of a model? then add \"model_type\": " + model::family_names("\"", " or "));
   }
-  throw Error(Errc::kUsage, keys.where(), fmt::format("the architecture is {}", hf::in_quotes(name)),
+  throw Error(Errc::kUsage, keys.where(),
+              fmt::format("the architecture is {}{}", hf::in_quotes(name), why_not(name)),
               model::family_names() + " are supported");
 }
 

@@ -456,8 +456,9 @@ struct HfWeights::State {
   std::map<std::string, Place> params;
 };
 
-HfWeights::HfWeights(const std::string& directory_path, const Model& model)
-    : state_(std::make_unique<State>()) {
+// The files have all experts, whichever of them the model has.
+HfWeights::HfWeights(const std::string& directory_path, const Model& of) : state_(std::make_unique<State>()) {
+  const Model model = of.shard().experts.degree > 1 ? of.with_all_experts() : of;
   const ModelConfig& config = model.config();
   const Directory directory(directory_path, model::family_of(config.arch).files, state_->files);
   const std::vector<Param> params = params_in_files(directory, model);

@@ -26,7 +26,8 @@ Structure::Structure(const ModelConfig& config, DType dtype, const OpSizes& size
   ZG_ASSERT(of.index >= 0 && of.index < of.degree, "shard {} of {}", of.index, of.degree);
   ZG_ASSERT(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64,
             "{}", name_of(dtype));
-  const TensorShard shard{of.degree, of.index, of.sequence && of.degree > 1};
+  validate_expert_ranks(config, of.experts.degree);
+  const TensorShard shard{of.degree, of.index, of.sequence && of.degree > 1, of.experts};
   shape = {config, shard_config(config, shard), {}, shard, dtype, &sizes};
   shape.routed = shape.here;
   shape.routed.inner = shape.here.experts.shared_inner;
@@ -68,10 +69,15 @@ Model::Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::
     : structure_(std::make_shared<const model::Structure>(config, dtype, sizes, shard, blocks)),
       logits_bytes_(logits_bytes > 0 ? logits_bytes : sizes.logits_bytes()) {}
 
-Model Model::with(TensorParallelGroup& exchange) const {
+Model Model::with(TensorParallelGroup* exchange, TensorParallelGroup* experts) const {
   Model model = *this;
-  model.exchange_ = &exchange;
+  model.exchange_ = exchange, model.expert_exchange_ = experts;
   return model;
+}
+
+Model Model::with_all_experts() const {
+  const TensorShard& own = shard();
+  return {config(), dtype(), *structure_->shape.sizes, logits_bytes_, {own.degree, own.index, own.sequence}};
 }
 
 const ModelConfig& Model::config() const {
@@ -111,7 +117,7 @@ const Block& Model::largest_block() const& {
 std::int64_t Model::parameter_count() const {
   std::int64_t count = 0;
   for (const Unit& unit : units()) {
-    for (const Param& p : unit.params) count += p.whole_count();
+    for (const Param& p : unit.params) count += ranks_with_such(unit) * p.whole_count();
   }
   return count;
 }
@@ -146,7 +152,7 @@ std::int64_t Model::block_workspace_bytes(BatchShape shape, Backward how) const 
 
 std::int64_t Model::routing_bytes(BatchShape shape) const {
   const model::ModelShape& m = structure_->shape;
-  return config().experts.on() ? model::Routing(m.routed, m.dtype, shape, nullptr).bytes : 0;
+  return config().experts.on() ? model::Routing(m.routed, m.shard, m.dtype, shape, nullptr).bytes : 0;
 }
 
 std::int64_t Model::expert_sums_bytes(BatchShape shape) const {
@@ -156,12 +162,12 @@ std::int64_t Model::expert_sums_bytes(BatchShape shape) const {
 
 View Model::starts_in(BatchShape shape, void* routing) const {
   const model::ModelShape& m = structure_->shape;
-  return model::Routing(m.routed, m.dtype, shape, routing).starts;
+  return model::Routing(m.routed, m.shard, m.dtype, shape, routing).starts;
 }
 
 View Model::router_sums_in(BatchShape shape, void* routing) const {
   const model::ModelShape& m = structure_->shape;
-  return model::Routing(m.routed, m.dtype, shape, routing).sums;
+  return model::Routing(m.routed, m.shard, m.dtype, shape, routing).sums;
 }
 
 View Model::balance_in(BatchShape shape, void* sums) const {

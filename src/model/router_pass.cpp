@@ -86,21 +86,28 @@ void router_logits(const DenseCall& b, const View& x, const View& logits) {
 void router_forward(const DenseCall& b) {
   const Call& call = b.call;
   const Routing routing = routing_of(call);
+  const ExpertSums sums = sums_of(call);
   const View x = call.all_rows(b.norm2(), routing.x);
   const bool again = call.model_call == ModelCall::kBlockAgain;
+  PendingCollective inputs;
   if (!again) {
+    inputs = call.begin_gather_rows(x, sums.x);  // while the router decides
+    const View chosen = call.own_rows(routing.chosen), weights = call.own_rows(routing.weights);
     router_logits(b, x, routing.logits);
     b.ops.route(b.s, {.logits = routing.logits,
                       .choice_bias = call.experts.choice_bias,
                       .rule = b.c.experts.router,
-                      .chosen = routing.chosen,
-                      .weights = routing.weights});
+                      .chosen = chosen,
+                      .weights = weights});
+    inputs.end();
+    call.gather_rows(chosen, routing.chosen);
+    call.gather_rows(weights, routing.weights);
     b.ops.sort_slots(
         b.s,
         {.chosen = routing.chosen, .starts = routing.starts, .order = routing.order, .scratch = b.w.sorting});
     if (call.experts.sums_tokens) {
       b.ops.router_sums(b.s, {.logits = routing.logits,
-                              .chosen = routing.chosen,
+                              .chosen = chosen,
                               .rule = b.c.experts.router,
                               .sums = routing.sums,
                               .scratch = b.w.summing});
@@ -108,12 +115,13 @@ void router_forward(const DenseCall& b) {
   }
   if (has_mlp(b)) activate(b, x);
   if (again) return b.adapters.forward(AdapterInput::kDown, b.f.act, {});
-  const View sum = sums_of(call).rows;
+  const View sum = call.own_rows(sums.rows);
+  if (call.shares_experts()) b.ops.zero(b.s, sums.rows);
   if (has_mlp(b)) {
     call.linear(b.f.act, b.p.down, {}, b.w.d_norm);
     b.adapters.forward(AdapterInput::kDown, b.f.act, b.w.d_norm);
     b.ops.cast(b.s, b.w.d_norm, sum);
-  } else {
+  } else if (!call.shares_experts()) {
     b.ops.zero(b.s, sum);
   }
   b.ops.cast(b.s, b.f.x1, call.output);
@@ -123,12 +131,15 @@ View router_backward(const DenseCall& b, const View& dx) {
   const Call& call = b.call;
   const Routing routing = routing_of(call);
   const ExpertSums sums = sums_of(call);
-  call.sum_numbers(sums.d_weights);
-  if (has_mlp(b)) mlp_backward(b, call.shard.sequence ? sums.d_output : dx, routing.x, sums.rows);
+  const View sum = call.own_rows(sums.rows), d_weights = call.own_rows(sums.d_weights);
+  call.sum_rows(sums.rows);
+  call.sum_rows(sums.d_weights);
+  call.sum_numbers(d_weights);
+  if (has_mlp(b)) mlp_backward(b, call.shard.sequence ? call.own_rows(sums.d_output) : dx, routing.x, sum);
   b.ops.route_backward(b.s, {.logits = routing.logits,
-                             .chosen = routing.chosen,
-                             .weights = routing.weights,
-                             .d_weights = sums.d_weights,
+                             .chosen = call.own_rows(routing.chosen),
+                             .weights = call.own_rows(routing.weights),
+                             .d_weights = d_weights,
                              .rule = b.c.experts.router,
                              .balance = call.experts.balances ? sums.balance : View(),
                              .z_factor = call.experts.z_factor,
@@ -140,8 +151,8 @@ View router_backward(const DenseCall& b, const View& dx) {
         : call.linear_dw_db(b.w.d_logits, routing.x, d_router, call.grad(b.p.router_bias), b.w.bias_partials);
   }
   // All ranks have the same gradient of the logits; the sum over ranks counts it once.
-  if (call.shard.index == 0) call.linear_dx_more(b.w.d_logits, call.weight(b.p.router), sums.rows);
-  b.ops.cast(b.s, sums.rows, b.w.d_norm);
+  if (call.shard.index == 0) call.linear_dx_more(b.w.d_logits, call.weight(b.p.router), sum);
+  b.ops.cast(b.s, sum, b.w.d_norm);
   return b.w.d_norm;
 }
 

@@ -239,7 +239,8 @@ class Checks {
 std::size_t block_unit(const Model& model, const CallForm& form, const UnitCall& call) {
   const std::size_t unit = model.unit_of(call.layer);
   if (form.part == Part::kBlock) return unit;
-  ZG_ASSERT(call.experts.group >= 0 && call.experts.group < model.config().expert_units(call.layer),
+  ZG_ASSERT(call.experts.group >= 0 &&
+                unit + 1 + static_cast<std::size_t>(call.experts.group) < model.unit_of(call.layer + 1),
             "{}: unit {} with experts of layer {}", form.name, call.experts.group, call.layer);
   return unit + 1 + static_cast<std::size_t>(call.experts.group);
 }
@@ -266,8 +267,9 @@ void Model::run(Stream& s, ModelCall kind, const UnitCall& given) const {
 model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) const {
   const model::ModelShape& m = structure_->shape;
   ZG_ASSERT(ops_ != nullptr, "a model that was made to plan with cannot compute");
-  ZG_ASSERT(m.shard.degree == 1 || exchange_ != nullptr,
-            "a tensor shard computes with the others of its group alone");
+  ZG_ASSERT((m.shard.degree == 1 || exchange_ != nullptr) &&
+                (m.shard.experts.degree == 1 || expert_exchange_ != nullptr),
+            "a shard computes with the others of its group alone");
   const CallForm form = form_of(kind);
   const UnitCall taken = only_taken(form, given);
   const bool is_block = form.part == Part::kBlock || form.part == Part::kExperts;
@@ -289,15 +291,26 @@ model::Call Model::call_of(Stream& s, ModelCall kind, const UnitCall& given) con
           m.shard,
           model::tokens_of(m.whole, m.shard),
           m.whole.vocab_size,
-          exchange_};
+          exchange_,
+          expert_exchange_};
 }
 
 model::Call Model::table_call(const model::Call& head) const {
   UnitCall operands = head;
   operands.weights = head.table, operands.grads = head.table_grads;
-  model::Call call{
-      operands,      head.model_call,   head.ops,   head.stream, head.config,           head.dtype,
-      output_unit(), head.logits_bytes, head.shard, head.tokens, head.whole_vocabulary, head.exchange};
+  model::Call call{operands,
+                   head.model_call,
+                   head.ops,
+                   head.stream,
+                   head.config,
+                   head.dtype,
+                   output_unit(),
+                   head.logits_bytes,
+                   head.shard,
+                   head.tokens,
+                   head.whole_vocabulary,
+                   head.exchange,
+                   head.expert_exchange};
   call.matrix = model::table_index(config(), units());
   call.matrix_rows = model::head_columns(structure_->shape.here, *structure_->shape.sizes);
   return call;

@@ -57,6 +57,20 @@ void validate_parts(const ModelConfig& c, int parts) {
               "lower parallel.tensor");
 }
 
+void validate_expert_ranks(const ModelConfig& c, int ranks) {
+  constexpr const char* kKey = "parallel.experts";
+  if (ranks > 1 && !c.experts.on()) {
+    throw Error(
+        Errc::kUsage, kKey,
+        fmt::format("is {}, and a {} has no experts that ranks could divide", ranks, title_of(c.arch)),
+        "remove the key; zero_optimization.stage 3 or parallel.tensor spread a dense model");
+  }
+  if (ranks == 1 || c.experts.count % ranks == 0) return;
+  throw Error(Errc::kUsage, kKey,
+              fmt::format("{} ranks do not divide the {} experts of a layer", ranks, c.experts.count),
+              fmt::format("the experts are divided by {}", divisors_of(c.experts.count)));
+}
+
 AttentionHeads heads_of_part(const ModelConfig& c, int parts) {
   const std::int64_t heads = c.heads / parts;
   return {heads, heads / run_of_heads(c, parts)};
@@ -119,7 +133,7 @@ std::vector<Band> kv_lines(const ModelConfig& whole, const TensorShard& shard) {
 std::vector<TensorParallelCall> Model::exchanges_of(std::size_t unit, ModelCall call,
                                                     BatchShape shape) const {
   std::vector<TensorParallelCall> calls;
-  if (shard().degree == 1) return calls;
+  if (shard().degree == 1 && shard().experts.degree == 1) return calls;
   const std::int64_t elements = residual_rows(shape) * config().width;
   const auto sum = [&] { calls.push_back(model::sum_over_parts(shard(), elements, dtype())); };
   const auto gather = [&] {

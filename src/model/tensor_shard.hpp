@@ -29,6 +29,10 @@ std::vector<Band> piece_of_lines(const TensorShard& shard, std::int64_t lines, s
 // The lines of the key and value heads that this rank holds.
 std::vector<Band> kv_lines(const ModelConfig& whole, const TensorShard& shard);
 
+// Rows that the experts of this rank may compute: those of all ranks of its expert group.
+inline std::int64_t routed_rows(const TensorShard& shard, BatchShape shape) {
+  return shard.experts.degree * shape.rows();
+}
 inline std::int64_t residual_rows(const TensorShard& shard, BatchShape shape) {
   return shard.sequence ? shape.rows() / shard.degree : shape.rows();
 }

@@ -284,9 +284,8 @@ void add_expert(UnitBuilder& b, const ModelConfig& c, std::int64_t e) {
 }
 
 // The experts [first, first + count) of a layer.
-Unit expert_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer, std::int64_t first,
-                 std::int64_t count) {
-  const std::int64_t group = first / c.experts_in_unit();
+Unit expert_unit(const ModelConfig& c, const TensorShard& shard, std::int64_t layer, std::int64_t group,
+                 std::int64_t first, std::int64_t count) {
   UnitBuilder b(shard, fmt::format("block.{}.experts.{}", layer, group), layer_prefix(c, layer));
   for (std::int64_t e = first; e < first + count; ++e) add_expert(b, c, e);
   add_expert_adapters(b, c, shard, first, first + count);
@@ -557,9 +556,14 @@ std::vector<Unit> make_units(const ModelConfig& c, const TensorShard& shard, std
     ZG_ASSERT_EQ(units.back().params.size(), BlockParams(c, l).count + 2 * AdapterList(c, l).count());
     if (blocks == BlockTiling::kInTiles) cut_into_tiles(units.back());
     units.back().layer = static_cast<std::int32_t>(l);
-    for (std::int64_t first = 0; c.has_experts(l) && first < c.experts.count; first += c.experts_in_unit()) {
-      units.push_back(
-          expert_unit(c, shard, l, first, std::min(c.experts_in_unit(), c.experts.count - first)));
+    if (!c.has_experts(l)) continue;
+    // Ranks of an expert group have units of equal sizes.
+    const std::int64_t own = shard.experts.count(c.experts.count),
+                       first = shard.experts.first(c.experts.count),
+                       each = std::min(c.experts_in_unit(), own), groups = (own + each - 1) / each;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      units.push_back(expert_unit(c, shard, l, shard.experts.index * groups + g, first + g * each,
+                                  std::min(each, own - g * each)));
       units.back().layer = static_cast<std::int32_t>(l);
     }
   }

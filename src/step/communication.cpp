@@ -25,7 +25,7 @@ CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
   if (call.to >= 0) return {passed, 0, 1};
   if (call.from >= 0) return {0, passed, 1};
   if (call.passes) return {passed, passed, 2};
-  const std::vector<int> group = members_of(place, call.axis);
+  const std::vector<int> group = members_of(place, call.axis, call.weights);
   const auto members = static_cast<std::int64_t>(group.size());
   if (!call.everywhere) return traffic_of(members, call.count, call.dtype);
   // The others' ranges are sent to them to be summed, and come back as sums; this member's sum goes to all
@@ -37,14 +37,21 @@ CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
   return {bytes, bytes, 1};
 }
 
-std::int64_t members(const RankPlace& place, CommAxis axis) {
+const Sharding sharding_of(const RankPlace& place, SharedWeights weights) {
+  return weights == SharedWeights::kExperts ? place.expert_sharding() : place.sharding;
+}
+
+std::int64_t members(const RankPlace& place, CommAxis axis, SharedWeights weights = SharedWeights::kAll) {
+  const Sharding sharding = sharding_of(place, weights);
   switch (axis) {
     case CommAxis::kShards:
-      return place.sharding.shards;
+      return sharding.shards;
     case CommAxis::kReplicas:
-      return place.sharding.replicas();
+      return sharding.replicas();
     case CommAxis::kDataParallel:
-      return place.sharding.ranks;
+      return sharding.ranks;
+    case CommAxis::kExperts:
+      return place.parts.experts;
     case CommAxis::kScalars:
       return place.ranks();
     case CommAxis::kTensor:
@@ -82,8 +89,8 @@ CommTraffics numbers_of_step(const Layout& layout) {
 }  // namespace
 
 const char* name_of(CommAxis axis) {
-  static constexpr const char* kNames[] = {"shards", "pieces",  "replicas", "numbers",
-                                           "tensor", "context", "stages",   "copies"};
+  static constexpr const char* kNames[] = {"shards",  "pieces", "replicas", "numbers", "tensor",
+                                           "context", "stages", "copies",   "experts"};
   return kNames[static_cast<std::size_t>(axis)];
 }
 
@@ -93,10 +100,13 @@ CommTraffics operator-(const CommTraffics& a, const CommTraffics& b) {
   return t;
 }
 
-std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
-  const Sharding& s = place.sharding;
+std::vector<int> members_of(const RankPlace& place, CommAxis axis, SharedWeights weights) {
+  const Sharding s = sharding_of(place, weights);
   const ParallelDegrees& parts = place.parts;
-  const auto same_weights = [&](int rank) { return place.rank_at(parts.tensor_part, rank, parts.stage); };
+  const auto neighbour = [&](int rank) { return place.rank_at(parts.tensor_part, rank, parts.stage); };
+  const auto same_weights = [&](int rank) {
+    return neighbour(weights == SharedWeights::kExperts ? rank * parts.experts + place.expert_part() : rank);
+  };
   const auto member = [&](int i) {
     switch (axis) {
       case CommAxis::kShards:
@@ -109,16 +119,18 @@ std::vector<int> members_of(const RankPlace& place, CommAxis axis) {
         return i;
       case CommAxis::kTensor:
       case CommAxis::kReplicated:
-        return place.rank_at(i, s.rank, parts.stage);
+        return place.rank_at(i, place.sharding.rank, parts.stage);
       case CommAxis::kContext:
-        return same_weights(place.data_rank() * parts.context + i);
+        return neighbour(place.data_rank() * parts.context + i);
+      case CommAxis::kExperts:
+        return neighbour(place.sharding.rank - place.expert_part() + i);
       case CommAxis::kStages:
-        return place.rank_at(parts.tensor_part, s.rank, i);
+        return place.rank_at(parts.tensor_part, place.sharding.rank, i);
     }
     return i;
   };
   std::vector<int> ranks;
-  for (int i = 0; i < members(place, axis); ++i) ranks.push_back(member(i));
+  for (int i = 0; i < members(place, axis, weights); ++i) ranks.push_back(member(i));
   return ranks;
 }
 
@@ -157,8 +169,10 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
   if (joins_stages(op.kind)) return {passing_of(layout, op)};
   const RankPlace place = layout.options.place();
   std::vector<CommCall> calls;
-  const auto add = [&](const CommCall& call) {
-    if (members(place, call.axis) > 1) calls.push_back(call);
+  const bool experts = layout.model->units()[static_cast<std::size_t>(op.unit)].is_experts();
+  const auto add = [&](CommCall call) {
+    call.weights = experts ? SharedWeights::kExperts : SharedWeights::kAll;
+    if (members(place, call.axis, call.weights) > 1) calls.push_back(call);
   };
   // Quantized rows are exchanged in several calls, each limited by the size of the buffers.
   const auto add_quantized = [&](CommAxis axis, bool sums, std::int64_t count, int bits) {
@@ -194,7 +208,8 @@ std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op) {
     for (const ModelCall call : model_calls(layout, op.kind, op.unit)) {
       const auto unit = static_cast<std::size_t>(op.unit);
       for (const TensorParallelCall& c : layout.model->exchanges_of(unit, call, layout.options.micro_batch)) {
-        add({CommAxis::kTensor, c.kind != TensorParallelCall::Kind::kAllGather, c.count, c.dtype,
+        add({c.experts ? CommAxis::kExperts : CommAxis::kTensor,
+             c.kind != TensorParallelCall::Kind::kAllGather, c.count, c.dtype,
              c.kind == TensorParallelCall::Kind::kAllReduce});
       }
     }
@@ -304,12 +319,14 @@ std::string tiles_by_layer(const Model& model) {
 
 std::vector<std::string> agreement_of(const Layout& layout, const StepPrograms& programs) {
   const LayoutOptions& o = layout.options;
-  std::vector<std::string> lines{fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks,
-                                             o.sharding.shards, o.sharding.keep_weights),
-                                 fmt::format("{} parts of each layer, sequence parallel: {}", o.parts.tensor,
-                                             layout.model->shard().sequence),
-                                 fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches,
-                                             o.micro_batch.sequences, o.micro_batch.time)};
+  std::vector<std::string> lines{
+      fmt::format("{} ranks in groups of {}, weights kept: {}", o.sharding.ranks, o.sharding.shards,
+                  o.sharding.keep_weights),
+      fmt::format("{} parts of each layer, sequence parallel: {}", o.parts.tensor,
+                  layout.model->shard().sequence),
+      fmt::format("{} ranks in a group that has the experts of a layer", o.parts.experts),
+      fmt::format("{} micro-batches of {} x {} tokens", o.micro_batches, o.micro_batch.sequences,
+                  o.micro_batch.time)};
   if (o.stored_weights == StoredWeights::kFp8) lines.emplace_back("matrices of layers are kept in FP8");
   if (o.parts.context > 1) {
     lines.push_back(fmt::format("sequences in {} parts, by {}", o.parts.context,

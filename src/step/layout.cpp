@@ -40,7 +40,9 @@ double multiplied_elements(const Model& model, std::size_t unit) {
   const Unit& of = model.units()[unit];
   const Experts& e = model.config().experts;
   const auto all = static_cast<double>(of.count);
-  return of.is_experts() ? all * static_cast<double>(e.router.per_token) / static_cast<double>(e.count) : all;
+  if (!of.is_experts()) return all;
+  const int ranks = model.shard().experts.degree;  // whose tokens they multiply
+  return all * static_cast<double>(e.router.per_token * ranks) / static_cast<double>(e.count);
 }
 
 LayoutOptions with_part(LayoutOptions o) {
@@ -139,7 +141,8 @@ class Layout::Builder {
                                                : unit.name;
     const Tier weights = lowest_of(options_.weights), optimizer = lowest_of(options_.optimizer);
     TileTensors& t = layout_.tiles.emplace_back();
-    t.unit = u, t.first = tile.first, t.count = tile.count, t.sharding = options_.sharding;
+    t.unit = u, t.first = tile.first, t.count = tile.count;
+    t.sharding = unit.is_experts() ? options_.place().expert_sharding() : options_.sharding;
     int versions = 1;
     const auto add = [&](const char* what, DType dtype, Role role, Tier lowest, std::int64_t count) {
       TensorSpec spec{name + "." + what, dtype, count, role, lowest, 0};
@@ -362,6 +365,10 @@ Layout::Layout(const Model& m_, const LayoutOptions& given)
       options.parts.tensor == model->shard().degree && options.parts.tensor_part == model->shard().index,
       "part {} of {} has the model of part {} of {}", options.parts.tensor_part, options.parts.tensor,
       model->shard().index, model->shard().degree);
+  const ExpertShard& experts = model->shard().experts;
+  ZG_ASSERT(options.parts.experts == experts.degree && options.place().expert_part() == experts.index,
+            "rank {} of {} has the model of rank {} of {} with experts", options.place().expert_part(),
+            options.parts.experts, experts.index, experts.degree);
   Builder(*this).build();
 }
 

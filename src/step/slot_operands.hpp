@@ -146,7 +146,8 @@ class SlotOperands {
     const Unit& of = layout_.model->units()[static_cast<std::size_t>(unit)];
     const Experts& experts = layout_.model->config().experts;
     const std::int64_t products =
-        of.is_experts() ? of.count * experts.router.per_token / experts.count : of.count;
+        of.is_experts() ? of.count * experts.router.per_token * layout_.options.parts.experts / experts.count
+                        : of.count;
     const int again = layout_.options.recompute ? 1 : 0, trained = layout_.is_frozen(unit) ? 0 : 1;
     switch (slot.kind) {
       case OpKind::kForward:

@@ -104,10 +104,26 @@ std::string add(Adoption& to, const std::vector<Writer>& writers, const std::vec
   return "";
 }
 
+// Whether other ranks pin some of what this rank has, and it pins the rest: its part of the experts.
+bool pins_some(const Layout& layout) {
+  bool some = false, not_all = false;
+  for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {
+    if (!layout.has_unit(u)) continue;
+    layout.gives(u) ? some = true : not_all = true;
+  }
+  return some && not_all;
+}
+
 std::optional<Adoption> find(const std::vector<RunPlan>& plans, const Checkpoint& from,
                              const Processes& processes, std::string& why) {
   const RunPlan& first = plans.front();
   if (!first.pins()) return std::nullopt;
+  if (std::any_of(plans.begin(), plans.end(), [](const RunPlan& plan) { return pins_some(*plan.layout); })) {
+    why =
+        "ranks with different experts hold copies of all else, of which one is pinned "
+        "(zero_optimization.stage)";
+    return std::nullopt;
+  }
   std::vector<Writer> writers;
   for (std::size_t r = 0; r < plans.size(); ++r) {
     PinnedState form = pinned_form(*plans[r].layout);

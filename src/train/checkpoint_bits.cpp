@@ -25,9 +25,10 @@ namespace {
 
 constexpr const char* kAccumulation = "accumulation";
 constexpr const char* kRouter = "router";
+constexpr const char* kExperts = "parallel.experts";
 // Keys whose change alters the order of sums, so that results agree only to rounding.
-const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", "layers",
-                                      "devices",    "processor",       kAccumulation};
+const std::set<std::string> kRounding{"data_ranks", "parallel.tensor", "parallel.context", kExperts,
+                                      "layers",     "devices",         "processor",        kAccumulation};
 // Keys that change if the same batch is divided among another number of ranks.
 const std::set<std::string> kDivision{"train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};
 constexpr const char* kBlend = "data.blend";
@@ -149,6 +150,7 @@ class Writer {
     add("parallel.tensor", fmt::format("{}{}", p.tensor, p.tensor > 1 && p.sequence ? " with sequence" : ""));
     const bool ulysses = p.context > 1 && p.context_method == ContextMethod::kUlysses;
     add("parallel.context", fmt::format("{}{}", p.context, ulysses ? " by ulysses" : ""));
+    add(kExperts, p.experts);
     add("zero_optimization.zero_quantized_weights", c.quantize_weights);
     add("zero_optimization.zero_quantized_gradients",
         c.quantize_gradients ? fmt::format("{} bits", c.parallel.quantized_gradient_bits) : "false");
@@ -269,6 +271,7 @@ std::vector<std::string> compare_bits(const BitKeys& checkpoint, const BitKeys& 
   now.emplace(kBaseKey, kBaseInElements), before.emplace(kBaseKey, kBaseInElements);
   now.emplace(kQuantize, "none"), before.emplace(kQuantize, "none");
   now.emplace(kRouter, "none"), before.emplace(kRouter, "none");
+  before.emplace(kExperts, "1");  // of a program before ranks could divide experts
   now.emplace(kStoredWeights, "computed"), before.emplace(kStoredWeights, "computed");
   std::map<std::string, std::pair<std::string, std::string>> changed;
   for (const auto& [key, value] : before) {

@@ -3,8 +3,11 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "ziggurat/base/error.hpp"
+#include "ziggurat/device/ops.hpp"
 
 namespace zg {
 
@@ -72,6 +75,29 @@ void check_met(const std::vector<ParamGroup>& groups, const Met& met, const Mode
   }
 }
 
+// A rank of an expert group does not see all names. So patterns are held against those of all experts, and
+// the experts of all ranks must have the same groups, since ranks run the same program.
+void meet_all_experts(const std::vector<ParamGroup>& groups, const Model& model, Met& met) {
+  ModelConfig config = model.config();
+  config.experts.in_unit = 1;
+  const Model all(config, model.dtype(), host_ops());
+  const std::int64_t own = model.shard().experts.count(config.experts.count);
+  std::map<std::pair<std::int32_t, std::int64_t>, std::vector<int>> of_expert;  // by layer, place on a rank
+  for (const Unit& unit : all.units()) {
+    std::vector<int> found;
+    for (const Param& param : unit.params) found.push_back(group_of(groups, param.name, met));
+    if (!unit.is_experts()) continue;
+    const auto [at, fresh] = of_expert.try_emplace({unit.layer, unit.first_expert % own}, found);
+    if (fresh || at->second == found) continue;
+    throw Error(Errc::kUsage, "optimizer.param_groups",
+                fmt::format("treat {} unlike an expert that another rank has in its place (parallel.experts)",
+                            unit.params.front().name),
+                fmt::format("name the experts of a layer alike, or experts {} apart too, or set "
+                            "parallel.experts to 1",
+                            own));
+  }
+}
+
 }  // namespace
 
 std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, const Model& model) {
@@ -89,6 +115,7 @@ std::vector<std::vector<int>> parameter_groups(const OptimizerConfig& config, co
       trained |= groups.back().back() != kFrozen;
     }
   }
+  if (model.shard().experts.degree > 1 && !config.groups.empty()) meet_all_experts(config.groups, model, met);
   check_met(config.groups, met, model);
   if (!trained) {
     throw Error(Errc::kUsage, "optimizer.param_groups",

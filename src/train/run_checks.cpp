@@ -135,14 +135,22 @@ void check_parts(const RunConfig& config, const ModelConfig& model) {
                 "change data.seq_len or train_micro_batch_size_per_gpu, or remove the key");
   }
   check_copies(config, model);
+  validate_expert_ranks(model, config.parallel.experts);
+  if (config.parallel.experts > 1 && context > 1 && model.lora.on() && model.lora.dropout > 0) {
+    throw Error(Errc::kUsage, "lora.dropout",
+                "is above 0, and an expert's rows come from ranks with other parts of the sequences "
+                "(parallel.experts, parallel.context)",
+                "set it to 0, or one of the two to 1");
+  }
 }
 
 void check_routers(const RunConfig& config, const ModelConfig& model) {
   const bool moves = config.balance.kind == BalanceKind::kBias;
   if (moves && model.experts.on() && !model.experts.choice_bias) {
-    throw Error(Errc::kUsage, "router.balance",
-                fmt::format("is \"bias\", and the routers of a {} have no choice biases", title_of(model.arch)),
-                "choose a balance term, \"global\" for example");
+    throw Error(
+        Errc::kUsage, "router.balance",
+        fmt::format("is \"bias\", and the routers of a {} have no choice biases", title_of(model.arch)),
+        "choose a balance term, \"global\" for example");
   }
   if ((!config.balance.on() && !moves) || model.experts.on()) return;
   throw Error(

@@ -75,8 +75,10 @@ class Planner {
     const std::int64_t logits = op_sizes().logits_bytes();
     Ops* const ops = hardware_.gpu ? hardware_.gpu->ops : &host_ops();
     codes_.clear();
-    const ParallelDegrees parts = config_.place_of(plan_.rank).parts;
-    const TensorShard part{parts.tensor, parts.tensor_part, config_.parallel.sequence};
+    const RankPlace place = config_.place_of(plan_.rank);
+    const ParallelDegrees& parts = place.parts;
+    const TensorShard part{
+        parts.tensor, parts.tensor_part, config_.parallel.sequence, {parts.experts, place.expert_part()}};
     plan_.model =
         ops != nullptr
             ? std::make_unique<Model>(plan_.model_config, config_.dtype, *ops, logits, part, blocks)
@@ -526,7 +528,8 @@ double RunPlan::flops_per_step() const {
           model->units()[static_cast<std::size_t>(u)].is_experts()
               ? static_cast<double>(experts.router.per_token) / static_cast<double>(experts.count)
               : 1;
-      const double count = share * static_cast<double>(p.whole_count());
+      const Unit& unit = model->units()[static_cast<std::size_t>(u)];
+      const double count = share * static_cast<double>(model->ranks_with_such(unit) * p.whole_count());
       products += p.adapter ? (3 + again) * count : (more - spared) * count;
     }
   }

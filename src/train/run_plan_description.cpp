@@ -51,9 +51,10 @@ std::string describe_update(const RunPlan& plan) {
           : fmt::format("of {} of {} units on the device, of the others on the host", on_device, units);
   std::int64_t frozen = 0;
   for (std::size_t u = 0; u < layout.options.groups.size(); ++u) {
-    const std::vector<Param>& params = plan.model->units()[u].params;
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (layout.options.groups[u][i] == kFrozen) frozen += params[i].whole_count();
+    const Unit& unit = plan.model->units()[u];
+    for (std::size_t i = 0; i < unit.params.size(); ++i) {
+      if (layout.options.groups[u][i] == kFrozen)
+        frozen += plan.model->ranks_with_such(unit) * unit.params[i].whole_count();
     }
   }
   return fmt::format("{} with {:.3g} bytes of state per parameter, {}, {}{}",
@@ -73,7 +74,8 @@ std::string describe_adapters(const RunPlan& plan) {
   if (!lora.on()) return "";
   std::int64_t count = 0;
   for (const Unit& unit : plan.model->units()) {
-    for (const Param& p : unit.params) count += p.adapter ? p.whole_count() : 0;
+    for (const Param& p : unit.params)
+      count += p.adapter ? plan.model->ranks_with_such(unit) * p.whole_count() : 0;
   }
   return fmt::format("\nadapters   {}, {}{}; {:.3f} M of the parameters, which alone are trained",
                      shape_of(lora), arithmetic_of(lora),

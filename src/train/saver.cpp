@@ -25,7 +25,7 @@ void Trainer::save_model(const std::string& directory) {
     rank().engine().flush();
     const auto& units = plan().model->units();
     StepExecutor& engine = rank().engine();
-    Saver::save(to, plan(), engine.choice_biases(),
+    Saver::save(to, plan(), *plan().model, engine.choice_biases(),
                 [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
                   engine.read_master(static_cast<std::int32_t>(&unit - units.data()), p, begin, end, out);
                 });

@@ -4,7 +4,10 @@
 #include <array>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ziggurat/model/adapter_files.hpp"
@@ -26,17 +29,18 @@ class Trainer::Saver {
     std::vector<int> all(static_cast<std::size_t>(trainer.ranks()));
     std::iota(all.begin(), all.end(), 0);
     comm_ = trainer.comm_[static_cast<std::size_t>(local)]->group(all, "save");
+    find_saved();
     rank_.engine().flush();
   }
 
   void write(const std::string& directory) {
-    const auto& units = plan_.model->units();
-    save(directory, plan_, rank_.engine().choice_biases(),
+    const auto& units = saved().units();
+    save(directory, plan_, saved(), rank_.engine().choice_biases(),
          [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
            ask({&unit - units.data(), &p - unit.params.data(), begin, end});
            read().write_to(out);
            for (int stage = 0; stage < place_.parts.stages; ++stage) {
-             for (int shard = 0; shard < place_.sharding.shards; ++shard) {
+             for (int shard = 0; shard < holders(); ++shard) {
                for (int part = 0; part < place_.parts.tensor; ++part)
                  receive(place_.rank_at(part, shard, stage), out);
              }
@@ -45,21 +49,21 @@ class Trainer::Saver {
     ask({kDone, 0, 0, 0});
   }
   // Writes the model or, if the run trains adapters, only these. choice_biases: those of all layers, of which
-  // every rank has all; `read` is asked for parameters alone.
-  static void save(const std::string& directory, const RunPlan& plan, const std::vector<float>& choice_biases,
-                   const ReadParam& read) {
+  // every rank has all; `read` is asked for parameters of `model` alone, which has all experts.
+  static void save(const std::string& directory, const RunPlan& plan, const Model& model,
+                   const std::vector<float>& choice_biases, const ReadParam& read) {
     if (!plan.model_config.lora.on()) {
-      return save_hf(directory, *plan.model, DType::kF32,
+      return save_hf(directory, model, DType::kF32,
                      [&](const Unit& unit, const Param& p, std::int64_t begin, std::int64_t end, float* out) {
                        if (p.offset >= 0) return read(unit, p, begin, end, out);
                        std::copy_n(choice_biases.begin() + unit.layer * p.cols + begin, end - begin, out);
                      });
     }
-    save_adapters(directory, *plan.model, plan.config.base_name(), read);
+    save_adapters(directory, model, plan.config.base_name(), read);
   }
   void follow() {
     while (ask({}), request_[0] != kDone) {
-      if (place_.sharding.replica() > 0) continue;
+      if (place_.sharding.rank >= holders()) continue;
       const Held held = read();
       const auto runs = static_cast<std::int64_t>(held.runs.size());
       comm_->send(stream_, &runs, 1, DType::kI64, 0);
@@ -70,7 +74,7 @@ class Trainer::Saver {
 
  private:
   static constexpr std::int64_t kDone = -1;
-  // Unit, parameter, elements [begin, end) of the whole parameter.
+  // Unit and parameter of saved(), elements [begin, end) of the whole parameter.
   using Request = std::array<std::int64_t, 4>;
   // The requested elements that a rank holds: runs of elements, whose `first` counts from the request's
   // begin, and their values.
@@ -102,25 +106,41 @@ class Trainer::Saver {
     comm_->receive(stream_, held.values.data(), values, DType::kF32, holder);
     held.write_to(out);
   }
-  const Param& param() const {
-    return plan_.model->units()[static_cast<std::size_t>(request_[0])]
-        .params[static_cast<std::size_t>(request_[1])];
+  // A rank of an expert group has some of the experts. So requests are numbered in a model with all of them.
+  const Model& saved() const { return all_experts_ ? *all_experts_ : *plan_.model; }
+  void find_saved() {
+    if (plan_.model->shard().experts.degree == 1) return;
+    all_experts_ = plan_.model->with_all_experts();
+    for (std::size_t u = 0; u < plan_.model->units().size(); ++u) {
+      const std::vector<Param>& params = plan_.model->units()[u].params;
+      for (std::size_t i = 0; i < params.size(); ++i)
+        own_.try_emplace(params[i].name, static_cast<std::int32_t>(u), &params[i]);
+    }
+  }
+  // The ranks of a stage and tensor part, the first ones, that together hold every element.
+  int holders() const { return std::max(place_.sharding.shards, place_.parts.experts); }
+  // This rank's unit with the requested parameter; -1 if the rank does not have it.
+  std::pair<std::int32_t, const Param*> requested() const {
+    const auto unit = static_cast<std::size_t>(request_[0]);
+    const Param& p = saved().units()[unit].params[static_cast<std::size_t>(request_[1])];
+    if (!all_experts_) return {static_cast<std::int32_t>(unit), &p};
+    const auto found = own_.find(p.name);
+    return found != own_.end() ? found->second : std::pair<std::int32_t, const Param*>{-1, nullptr};
   }
   // Reads the requested elements that this rank holds. Of elements that several tensor-parallel ranks have
   // copies of, only one rank's are counted.
   Held read() {
-    const auto unit = static_cast<std::int32_t>(request_[0]);
+    const auto [unit, param] = requested();
     const std::int64_t begin = request_[2], end = request_[3];
     Held held;
-    if (!plan_.layout->has_unit(unit)) return held;
+    if (unit < 0 || !plan_.layout->gives(unit)) return held;
     for (const Layout::Elements& shard : held_of_unit(*plan_.layout, unit))
-      read(unit, shard, begin, end, held);
+      read(unit, *param, shard, begin, end, held);
     return held;
   }
   // Appends the requested elements that lie in this shard of the unit.
-  void read(std::int32_t unit, const Layout::Elements& shard, std::int64_t begin, std::int64_t end,
-            Held& held) {
-    const Param& p = param();
+  void read(std::int32_t unit, const Param& p, const Layout::Elements& shard, std::int64_t begin,
+            std::int64_t end, Held& held) {
     const std::int64_t whole_line = p.vector ? 1 : p.whole_cols;
     std::vector<float> lines;
     for (const Band& band : p.bands) {
@@ -149,6 +169,8 @@ class Trainer::Saver {
   const RankPlace place_;
   HostStream stream_{"save", HostStream::Mode::kInline};
   std::unique_ptr<Communicator> comm_;
+  std::optional<Model> all_experts_;  // none: this rank's model has all
+  std::unordered_map<std::string, std::pair<std::int32_t, const Param*>> own_;  // by name, with all_experts_
   Request request_{};
 };
 

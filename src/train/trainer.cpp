@@ -380,7 +380,8 @@ ResultRoom Trainer::results() const {
   std::int64_t weights = 0;
   for (const Unit& unit : plan().model->units()) {
     for (const Param& param : unit.params) {
-      if (param.adapter || !adapters) weights += 4 * param.whole_count();
+      if (param.adapter || !adapters)
+        weights += 4 * plan().model->ranks_with_such(unit) * param.whole_count();
     }
   }
   const std::int64_t steps = std::max<std::int64_t>(0, plan().config.steps - first_step());

@@ -43,6 +43,10 @@ std::string Trainer::describe() const {
     text += fmt::format("\nsequences  in parts, one on each of {} ranks ({})", parts.context,
                         parts.context_method == ContextMethod::kRing ? "ring" : "ulysses");
   }
+  if (const int experts = layout.options.parts.experts; experts > 1) {
+    text += fmt::format("\nexperts    {} of each layer on each of {} ranks, which exchange their tokens",
+                        plan().model_config.experts.count / experts, experts);
+  }
   if (layout.options.is_pipeline()) {
     const PipelineShape shape = layout.options.pipeline_shape();
     text += fmt::format("\npipeline   {} stages of {} chunk{} each, {}, bubble {:.1f}% of a step; layers",

@@ -15,7 +15,7 @@ std::string meetings_of(const StepExecutor& rank, const std::vector<const StepEx
     if (!mine.inside) continue;
     std::vector<int> missing;
     if (mine.from >= 0) missing.push_back(mine.from);
-    for (const int member : members_of(rank.place(), axis)) {
+    for (const int member : members_of(rank.place(), axis, mine.weights)) {
       if (mine.from >= 0) break;
       const auto other = std::find_if(ranks.begin(), ranks.end(),
                                       [&](const auto* r) { return r->place().rank() == member; });

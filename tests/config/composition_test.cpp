@@ -81,6 +81,7 @@ TEST_F(Composition, EveryExclusionRefusesOrWarns) {
         if (e.numbers != nullptr) {
           settings.push_back(of == "tensor parallelism"    ? "parallel.tensor=3"
                              : of == "context parallelism" ? "parallel.context=3"
+                             : of == "expert parallelism"  ? "parallel.experts=3"
                              : of == "pipeline"            ? "parallel.pipeline=3"
                                                            : "zero_optimization.zero_hpz_partition_size=3");
         }

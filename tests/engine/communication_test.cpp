@@ -78,9 +78,9 @@ CommTraffics closed_form(const TinySetup& s, const Model& model, const Sharding&
 // All members of a group see the same group, and the groups of an axis are all ranks.
 TEST(RankPlaces, GroupsAreTheSameForAllMembers) {
   const auto place_of = [](int rank) {
-    return RankPlace{{6, rank / 2 % 6, 3, false}, {2, 3, 4, rank % 2, rank / 12}};
+    return RankPlace{{6, rank / 2 % 6, 3, false}, {2, 3, 4, rank % 2, rank / 12, ContextMethod::kRing, 3}};
   };
-  const int sizes[kCommAxes] = {3, 6, 2, 48, 2, 3, 4, 2};
+  const int sizes[kCommAxes] = {3, 6, 2, 48, 2, 3, 4, 2, 3};
   for (int a = 0; a < kCommAxes; ++a) {
     const auto axis = static_cast<CommAxis>(a);
     for (int rank = 0; rank < 48; ++rank) {
@@ -96,6 +96,8 @@ TEST(RankPlaces, GroupsAreTheSameForAllMembers) {
   EXPECT_EQ(members_of(place_of(0), CommAxis::kShards), (std::vector{0, 2, 4}));
   EXPECT_EQ(members_of(place_of(0), CommAxis::kReplicas), (std::vector{0, 6}));
   EXPECT_EQ(members_of(place_of(0), CommAxis::kStages), (std::vector{0, 12, 24, 36}));
+  EXPECT_EQ(members_of(place_of(0), CommAxis::kExperts), (std::vector{0, 2, 4}));
+  EXPECT_EQ(members_of(place_of(9), CommAxis::kExperts), (std::vector{7, 9, 11}));
 }
 
 TEST(CommBytes, AreTheClosedFormsAsForecast) {

@@ -25,6 +25,7 @@ struct RanksWay {
   ContextMethod method = ContextMethod::kRing;
   int stages = 1;
   PipelineOptions pipeline = {};
+  int experts = 1;  // ranks that divide the experts of a layer
   int world() const { return ranks * tensor * stages; }
 };
 
@@ -193,6 +194,25 @@ inline void collect_first_gradients(TinyRun& run, RanksOutcome& all, Brought& br
     collect_moment(run, 0, all.first_gradients, brought, "");
 }
 
+// LayoutOptions::groups of all experts, as those of a rank that has some of them.
+inline std::vector<std::vector<int>> groups_of_rank(const TinySetup& setup, const LayoutOptions& mine) {
+  std::vector<std::vector<int>> groups;
+  if (setup.layout.groups.empty()) return groups;
+  const Model all(setup.model, setup.dtype, host_ops());
+  const Model own(setup.model, setup.dtype, host_ops(), 0,
+                  {1, 0, false, {mine.parts.experts, mine.place().expert_part()}});
+  std::map<std::string, int> by_name;
+  for (std::size_t u = 0; u < all.units().size(); ++u) {
+    const std::vector<Param>& params = all.units()[u].params;
+    for (std::size_t i = 0; i < params.size(); ++i) by_name[params[i].name] = setup.layout.groups[u][i];
+  }
+  for (const Unit& unit : own.units()) {
+    groups.emplace_back();
+    for (const Param& p : unit.params) groups.back().push_back(by_name.at(p.name));
+  }
+  return groups;
+}
+
 }  // namespace ranks_run
 
 // On these ranks of this process: all that there are, unless other processes have the rest. `setup` has the
@@ -212,8 +232,10 @@ inline RanksOutcome train_on(const std::vector<std::unique_ptr<CommRank>>& ranks
                          .stages = way.stages,
                          .tensor_part = comm->rank() % way.tensor,
                          .stage = comm->rank() / (way.tensor * way.ranks),
-                         .context_method = way.method};
+                         .context_method = way.method,
+                         .experts = way.experts};
     mine.layout.pipeline = way.pipeline;
+    if (way.experts > 1) mine.layout.groups = ranks_run::groups_of_rank(setup, mine.layout);
     mine.sequence = way.sequence;
     mine.comm = way.world() > 1 ? comm : nullptr;
     TinyRun run(mine);

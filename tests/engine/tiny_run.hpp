@@ -191,7 +191,11 @@ class TinyRun {
       : setup_(with_gradient(std::move(setup))),
         ops_device_(make_test_device(any_budget(), nullptr, setup_.graphs)),
         model_(setup_.model, setup_.dtype, ops_device_->ops(), 0,
-               {setup_.layout.parts.tensor, setup_.layout.parts.tensor_part, setup_.sequence}, setup_.blocks),
+               {setup_.layout.parts.tensor,
+                setup_.layout.parts.tensor_part,
+                setup_.sequence,
+                {setup_.layout.parts.experts, setup_.layout.place().expert_part()}},
+               setup_.blocks),
         layout_(model_, of_part(setup_.layout)),
         programs_(layout_, setup_.timing, setup_.gather_ahead),
         budgets_(budgets_of(setup_)) {

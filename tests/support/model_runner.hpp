@@ -131,7 +131,7 @@ class ModelRunner {
               const TensorShard& part = {}, TensorParallelGroup* exchange = nullptr,
               BlockTiling blocks = BlockTiling::kWhole)
       : model_(config, dtype, ops, logits_bytes, part, blocks), stream_(stream) {
-    if (exchange != nullptr) model_ = model_.with(*exchange);
+    if (exchange != nullptr) model_ = model_.with(exchange);
     for (const Unit& unit : model_.units()) {
       weights_.emplace_back(unit.count * bytes_of(dtype));
       weights_.back().clear();

@@ -41,8 +41,8 @@ def row_of(command, rows):
 
 
 class Folder:
-    """A folder that looks like the tree after a build, in which commands can be run: scripts are copied, since they
-    look for things beside themselves, and what they make stays in here; programs are links into the build folder."""
+    """A folder that looks like the tree after a build, in which commands can be run: files are copied, since scripts
+    look for things beside themselves, and what is written stays in here; programs are links into the build folder."""
 
     def __init__(self, root, build, name):
         self.root, self.build = root, build
@@ -56,9 +56,11 @@ class Folder:
         made = "bench/results build/bench build/tests drives/nvme0 drives/nvme1 home src/data unseen"
         for folder in made.split():
             (self.path / folder).mkdir(parents=True, exist_ok=True)
-        for name in ("configs", "docs", "README.md"):
-            if (root / name).exists():
-                os.symlink(root / name, self.path / name)
+        for name in ("configs", "docs"):
+            if (root / name).is_dir():
+                shutil.copytree(root / name, self.path / name)
+        if (root / "README.md").exists():
+            shutil.copy(root / "README.md", self.path)
         programs = [build / "ziggurat", *(build / "bench").glob("bench_*"), *(build / "tests").glob("zg_test_gpu*")]
         for program in programs:
             if program.is_file() and os.access(program, os.X_OK):

@@ -167,6 +167,9 @@ ROWS = (
         files=BOOK),
     Row("train_experts", ("ziggurat train configs/experts.json",), files={"README.md": TEXT}, set={"--steps": "1"},
         expect=("Qwen3-MoE from scratch", "largest load")),
+    Row("train_expert_ranks", ("ziggurat train configs/experts.json --devices host:2 --set parallel.experts=2",),
+        files={"README.md": TEXT}, set={"--steps": "1"},
+        expect=("4 of each layer on each of 2 ranks", r"experts +1\.3 MiB +1\.3 MiB +exact")),
     Row("train_ranks", ("ziggurat train configs/quickstart.json --devices host:2",), files=BOOK, set={"--steps": "1"},
         more=SMALL.replace("--devices host ", "").replace("per_gpu=2", "per_gpu=1")),
     Row("train_parts", ("ziggurat train configs/quickstart.json --devices host:2 --set parallel.tensor=2 "
@@ -352,6 +355,7 @@ ROWS = (
         expect=("PyTorch is not compared: .*/without-torch cannot import torch .Module",)),
     Row("qlora", ("bench/qlora.py *",), instead=(
         "bench/qlora.py --dir base --size tiny --tokens 8 --steps 1 --device 8MiB --host 8MiB --out steps.md",
+        "bench/qlora.py --dir base --size tiny-experts --tokens 8 --steps 1 --device 8MiB --host 8MiB",
         "bench/qlora.py --dir both --compare --size tiny --rounds 1 --steps 2 --device 8MiB --host 8MiB"),
         expect=("exact", "codes are .* times as fast")),
     Row("bench_experts", ("bench/experts.py *",), instead=(

@@ -46,7 +46,8 @@ FILES = {"README.md": README, "bench/count.py": PROGRAM, "CMakeLists.txt": "opti
          "CMakePresets.json": '{"name": "release"}\n'}
 ROWS = (
     Row("usage", ("bench/count.py [*",), instead=("bench/count.py --count 2",), expect=("counted to 2",)),
-    Row("count", ("bench/count.py", "bench/count.py --count *"), set={"--count": "4"}, expect=("counted to 4",)),
+    Row("count", ("bench/count.py", "bench/count.py --count *"), set={"--count": "4"}, expect=("counted to 4",),
+        files={"README.md": "not the tree's", "configs/a.json": "{}"}),
     Row("build", ("cmake *",), why="builds"),
 )
 
@@ -64,6 +65,8 @@ def check(files, rows):
             for row in rows:
                 if code == 0 and documented_commands.is_run(row):
                     code = documented_commands.run_named(row.name, root, root / "build", rows)
+        for place, text in files.items():
+            assert (root / place).read_text() == text, f"a row has written to {place} of the tree"
         return code, said.getvalue()
 
 

@@ -108,10 +108,8 @@ class RankFile {
   std::unique_ptr<NewFile> file_;
 };
 
-// Whether this rank writes a file: of the ranks that hold the same elements, only one does.
-inline bool writes_file(const Layout& layout) {
-  return layout.options.sharding.replica() == 0;
-}
+// Whether this rank writes a file: it gives some elements that it holds.
+bool writes_file(const Layout& layout);
 // CheckpointManifest::format for this layout: 2 if a file may have several boxes of a tensor.
 std::int64_t format_of(const Layout& layout);
 

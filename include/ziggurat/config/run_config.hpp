@@ -119,6 +119,7 @@ struct ParallelConfig {
   int chunks = 1, pipeline_group = 0;
   // LayoutOptions::stage_layers: one entry for each chunk of a stage.
   std::vector<std::int32_t> stage_layers;
+  int experts = 1;  // ranks that divide the experts of a layer among them (ExpertShard)
 };
 
 // LoRA adapters, trained instead of the model's weights (Lora).
@@ -210,7 +211,7 @@ struct RunConfig {
     const int shards = zero_stage == 0 || same == 1 ? 1 : shard_group > 0 ? shard_group : same;
     return {{same, rank / tensor % same, shards, zero_stage < 3},
             {tensor, parallel.context, parallel.pipeline, rank % tensor, rank / (tensor * same),
-             parallel.context_method}};
+             parallel.context_method, parallel.experts}};
   }
 };
 

@@ -213,6 +213,7 @@ class StepExecutor {
     bool inside = false;
     std::string what;
     int from = -1;  // -1: a collective call of all members
+    SharedWeights weights = SharedWeights::kAll;
   };
   Meeting meeting(CommAxis axis) const;
   TensorStore& store() const;  // Options::store

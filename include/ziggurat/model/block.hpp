@@ -28,12 +28,13 @@ enum class Direction { kForward, kBackward };
 enum class Backward { kWhole, kInHalves, kFrozen };
 
 // One call of TensorParallelGroup (model.hpp), for forecasts. count: elements of the data of an all-reduce,
-// or of one rank's slice of the data.
+// or of one rank's slice of the data. experts: it is of the expert group, not of the tensor-parallel one.
 struct TensorParallelCall {
   enum class Kind { kAllReduce, kReduceScatter, kAllGather };
   Kind kind = Kind::kAllReduce;
   std::int64_t count = 0;
   DType dtype = DType::kF32;
+  bool experts = false;
 };
 
 class Block {
@@ -51,7 +52,7 @@ class Block {
   virtual std::int64_t saved_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
   // Bytes of scratch memory for a forward and a backward.
   virtual std::int64_t workspace_bytes(BatchShape shape, Backward how = Backward::kWhole) const = 0;
-  // The exchanges of a call with the other tensor-parallel ranks, in order.
+  // The exchanges of a call with the other ranks of the tensor-parallel and expert groups, in order.
   virtual std::vector<TensorParallelCall> exchanges(ModelCall call, BatchShape shape) const = 0;
   // The exchanges of a pass with the other context-parallel ranks, in order.
   virtual std::vector<ContextCall> context_calls(BatchShape shape, Direction direction) const = 0;

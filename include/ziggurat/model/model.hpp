@@ -42,10 +42,10 @@ enum class BlockTiling { kWhole, kInTiles };
 // Whether the head's calls compute the gradients of its parameters.
 enum class HeadGradients { kAll, kFrozen };
 
-// The collectives of a tensor-parallel group, which a sharded model's calls need. All ranks of the group make
-// the same exchanges in the same order. Views have no gaps. An exchange begins when the work enqueued on the
-// stream `s` so far is done, and runs concurrently with later work of `s`, which must not touch its views
-// until end(). Exchanges are carried out one after the other.
+// The collectives of a tensor-parallel or expert group, which a sharded model's calls need. All ranks of the
+// group make the same exchanges in the same order. Views have no gaps. An exchange begins when the work
+// enqueued on the stream `s` so far is done, and runs concurrently with later work of `s`, which must not
+// touch its views until end(). Exchanges are carried out one after the other.
 class TensorParallelGroup {
  public:
   virtual ~TensorParallelGroup() = default;
@@ -66,6 +66,9 @@ class TensorParallelGroup {
 // heads and the inner width, and each rank needs at least one token of the vocabulary. The error's place is
 // "parallel.tensor".
 void validate_parts(const ModelConfig& config, int parts);
+// The same for `ranks` ranks of an expert group, which must divide the experts of a layer. The error's place
+// is "parallel.experts".
+void validate_expert_ranks(const ModelConfig& config, int ranks);
 
 class Model {
  public:
@@ -77,9 +80,12 @@ class Model {
   // A model for planning without a device: it reports sizes, and calls that compute abort.
   Model(const ModelConfig& config, DType dtype, const OpSizes& sizes, std::int64_t logits_bytes = 0,
         const TensorShard& shard = {}, BlockTiling blocks = BlockTiling::kWhole);
-  // The same model, connected to the other tensor-parallel ranks, as the calls of a tensor shard need.
-  // `exchange` must outlive it.
-  Model with(TensorParallelGroup& exchange) const;
+  // The same model, connected to the other tensor-parallel ranks and to the other ranks of its expert group,
+  // as the calls of a shard need. Both must outlive it; null: the rank is alone in that group.
+  Model with(TensorParallelGroup* exchange, TensorParallelGroup* experts = nullptr) const;
+
+  // A model for planning with the parameters of all experts, in whole units; the same tensor shard of them.
+  Model with_all_experts() const;
 
   const ModelConfig& config() const;  // of the whole model
   const TensorShard& shard() const;
@@ -101,11 +107,17 @@ class Model {
   // The unit that holds the output matrix: the embedding when tied, else the head.
   const Unit& output_unit() const&;
   std::int64_t parameter_count() const;  // of the whole model, without padding
+  // How many ranks have a unit of this kind with other parameters: the ranks of the expert group, for
+  // experts.
+  std::int64_t ranks_with_such(const Unit& unit) const {
+    return unit.is_experts() ? shard().experts.degree : 1;
+  }
   // Rows of the residual stream that this rank holds: all N, or N / degree with TensorShard::sequence.
   std::int64_t residual_rows(BatchShape shape) const {
     return shard().sequence ? shape.rows() / shard().degree : shape.rows();
   }
-  // The exchanges with the other tensor-parallel ranks in a call on a unit, in order.
+  // The exchanges with the other ranks of the tensor-parallel and expert groups in a call on a unit, in
+  // order.
   std::vector<TensorParallelCall> exchanges_of(std::size_t unit, ModelCall call, BatchShape shape) const;
 
   // The tiles that a call on a unit asks for, in order, without the first tile; empty where the unit is
@@ -164,6 +176,7 @@ class Model {
 
   std::shared_ptr<const model::Structure> structure_;  // copies share it
   TensorParallelGroup* exchange_ = nullptr;            // null if the model is whole or for planning
+  TensorParallelGroup* expert_exchange_ = nullptr;     // likewise
   Ops* ops_ = nullptr;                                 // null if the model is for planning
   std::int64_t logits_bytes_;
 };

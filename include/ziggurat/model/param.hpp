@@ -23,9 +23,19 @@ enum class Init { kZero, kOne, kNormal, kNormalResidual, kUniform };
 // Rank `index` of the `degree` ranks of a tensor-parallel group. `sequence` (sequence parallelism): the norms
 // and the residual stream, which lie between the split products, are split by rows: each rank has rows /
 // degree consecutive rows.
+//
+// experts (expert parallelism): of each layer's E experts, rank `index` of the `degree` ranks of an expert
+// group has E / degree consecutive ones, as they are, or its tensor shard of them. Each rank of the group
+// computes with rows of its own; experts compute the rows of all.
+struct ExpertShard {
+  int degree = 1, index = 0;
+  std::int64_t count(std::int64_t experts) const { return experts / degree; }
+  std::int64_t first(std::int64_t experts) const { return index * count(experts); }
+};
 struct TensorShard {
   int degree = 1, index = 0;
   bool sequence = false;
+  ExpertShard experts = {};
 };
 
 // Consecutive lines of a parameter: rows of a matrix, elements of a vector.
@@ -42,7 +52,7 @@ struct Param {
   std::string name;                 // as in Hugging Face's files, without "transformer.": "h.0.ln_1.weight"
   std::int64_t rows = 1, cols = 0;  // shape of the held tensor: matrices are [out, in], vectors [1, n]
   bool vector = false;
-  bool conv1d = false;   // files store it transposed, [in, out] (GPT-2's Conv1D), unless they have codes of it
+  bool conv1d = false;  // files store it transposed, [in, out] (GPT-2's Conv1D), unless they have codes of it
   bool adapter = false;  // belongs to an adapter, which has files of its own (Lora)
   // A router, or the gate of the MLP that all tokens pass: small, and it decides by small differences. So it
   // is neither cut into tiles nor coded in few bits.
@@ -52,8 +62,8 @@ struct Param {
   std::string file_name = {};
   std::int64_t file_row = 0, file_rows = 0;
   // The tensor's rows are divided into so many slices, one for each expert: it has the shape
-  // [file_slices, file_rows / file_slices, cols] or, transposed, [file_slices, cols, file_rows / file_slices].
-  // 0: it has two dimensions.
+  // [file_slices, file_rows / file_slices, cols] or, transposed, [file_slices, cols, file_rows /
+  // file_slices]. 0: it has two dimensions.
   std::int64_t file_slices = 0;
   std::int64_t offset = 0;  // first element in the unit's flat tensor; multiple of kParamAlign
   Init init = Init::kNormal;

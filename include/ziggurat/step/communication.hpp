@@ -26,8 +26,9 @@ enum class CommAxis : std::uint8_t {
   kContext,       // context-parallel ranks: keys and values and their gradients
   kStages,        // the stages of a pipeline, in order: activations and their gradients are passed on
   kReplicated,    // the ranks of kTensor: gradients of replicated elements, summed during compute
+  kExperts,       // the ranks of an expert group: inputs and outputs of experts, and their gradients
 };
-inline constexpr int kCommAxes = 8;
+inline constexpr int kCommAxes = 9;
 const char* name_of(CommAxis axis);  // "shards", ...
 // Whether every run of several ranks has the axis. The other axes depend on ParallelDegrees.
 constexpr bool is_of_sharding(CommAxis axis) {
@@ -51,8 +52,12 @@ inline CommTraffic operator-(const CommTraffic& a, const CommTraffic& b) {
 }
 CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
 
+// Whose weights ranks share: kExperts has axes of sharding (kShards, kDataParallel, kReplicas) of its own,
+// the groups of ranks with the same experts.
+enum class SharedWeights : std::uint8_t { kAll, kExperts };
 // The ranks of this rank's group on the axis, in the group's order.
-std::vector<int> members_of(const RankPlace& place, CommAxis axis);
+std::vector<int> members_of(const RankPlace& place, CommAxis axis,
+                            SharedWeights weights = SharedWeights::kAll);
 
 // A collective call of all members of a group, or on kStages, a send or receive between two of them. `count`:
 // elements of one member's row, of the whole operand of an all-reduce, or of the tensor that is passed
@@ -65,6 +70,7 @@ struct CommCall {
   bool everywhere = false;  // an all-reduce
   bool passes = false;      // a send to the next member and a receive from the one before, not a collective
   int to = -1, from = -1;   // the stages that this stage sends to and receives from; -1: none
+  SharedWeights weights = SharedWeights::kAll;
 };
 // The calls that the operation makes, in order.
 std::vector<CommCall> calls_of(const Layout& layout, const StepOp& op);

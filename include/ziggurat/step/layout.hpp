@@ -173,6 +173,11 @@ struct Layout {
   int chunk_of(std::int32_t unit) const;
   int stage_of(std::int32_t unit) const { return chunk_of(unit) % options.parts.stages; }
   bool has_unit(std::int32_t unit) const { return stage_of(unit) == options.parts.stage; }
+  // Whether this rank is the one that gives the unit's elements that it holds to checkpoints and saved
+  // models: of the ranks that hold the same elements, the first.
+  bool gives(std::int32_t unit) const {
+    return has_unit(unit) && tile(first_tile(unit)).sharding.replica() == 0;
+  }
   // The tensor for micro-batch `m`. Micro-batches whose tensors are never live at the same time share one.
   TensorId activation_of(std::int32_t layer, std::int32_t m) const;
   TensorId saved_of(std::int32_t layer, std::int32_t m) const;

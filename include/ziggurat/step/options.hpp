@@ -1,5 +1,6 @@
 // Options of a step as plain values. The readers of the configuration use them without the engine.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 namespace zg {
@@ -50,11 +51,13 @@ enum class ContextMethod { kRing, kUlysses };
 // How the model itself is spread over ranks that compute with different weights or different tokens. Each of
 // `tensor` ranks has a tensor shard of every layer, each of `stages` stages has ranges of layers, and each of
 // `context` ranks has a shard of every sequence. The ranks of a context group compute with the same weights,
-// so they are among Sharding's ranks, as neighbours.
+// so they are among Sharding's ranks, as neighbours. So are the `experts` ranks of an expert group, which
+// have the experts of a layer between them (ExpertShard), and all else alike.
 struct ParallelDegrees {
   int tensor = 1, context = 1, stages = 1;
   int tensor_part = 0, stage = 0;  // indices of this rank
   ContextMethod context_method = ContextMethod::kRing;
+  int experts = 1;
 };
 
 // The order in which the stages of a pipeline start micro-batches (step/pipeline.hpp).
@@ -71,8 +74,8 @@ struct PipelineOptions {
   int group = 0;   // micro-batches that pass a chunk before the next chunk; 0: the schedule's default
 };
 
-// How routers learn to use all experts: by terms that are added to the loss of training (step/balance.hpp), or
-// with kBias by choice biases that follow the numbers of experts' tokens.
+// How routers learn to use all experts: by terms that are added to the loss of training (step/balance.hpp),
+// or with kBias by choice biases that follow the numbers of experts' tokens.
 enum class BalanceKind : std::uint8_t { kNone, kHf, kSwitch, kSequence, kGlobal, kBias };
 
 struct BalanceOptions {
@@ -100,6 +103,14 @@ struct RankPlace {
   int data_ranks() const { return sharding.ranks / parts.context; }
   int data_rank() const { return sharding.rank / parts.context; }
   int context_part() const { return sharding.rank % parts.context; }
+  // The index of this rank in its expert group, and the ranks that have the same experts, which shard these.
+  // `experts` and the ranks of a shard group: one divides the other.
+  int expert_part() const { return sharding.rank % parts.experts; }
+  Sharding expert_sharding() const {
+    const int each = parts.experts;
+    return {sharding.ranks / each, sharding.rank / each, std::max(1, sharding.shards / each),
+            sharding.keep_weights};
+  }
   // The number of this rank's micro-batch `m` among the micro-batches of all data ranks, which take turns.
   std::int64_t micro_batch(std::int64_t m) const { return m * data_ranks() + data_rank(); }
   // Whether this rank reports the loss and the token count to the sums over all ranks. All ranks of a tensor

@@ -26,8 +26,9 @@ inline bool pins_weight(const Layout& layout, std::int32_t tile) {
 // Empty if another replica of the shard pins the same segments.
 inline std::vector<SegmentId> pinned_segments(const Layout& layout) {
   std::vector<SegmentId> all;
-  if (!layout.options.pins || layout.options.sharding.replica() != 0) return all;
+  if (!layout.options.pins) return all;
   for (std::int32_t t = 0; t < static_cast<std::int32_t>(layout.tiles.size()); ++t) {
+    if (!layout.gives(layout.tile(t).unit)) continue;
     if (pins_weight(layout, t)) all.push_back(layout.whole(layout.tile(t).stored));
     for (std::int32_t i = 0; i < layout.state_segments(t); ++i) all.push_back(layout.state_segment(t, i));
   }

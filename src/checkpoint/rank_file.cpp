@@ -69,7 +69,8 @@ std::vector<CheckpointPart> parts_of(const Layout& layout, std::int32_t unit, co
   return parts;
 }
 
-// A rank of an expert group has some of the experts; those of the others are alike, and have other names.
+// A checkpoint has the experts of all ranks. This rank's model names its own experts only, so the other
+// ranks' experts, which have the same shapes, get their names from a model of each of these ranks.
 std::vector<CheckpointTensor> tensors_of(const Layout& layout) {
   std::vector<CheckpointTensor> all;
   const Model& model = *layout.model;

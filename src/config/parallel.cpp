@@ -55,13 +55,10 @@ const Keys& parallel_keys() {
        "rank has some of the heads, over whole sequences; `context` must divide "
        "`data.seq_len`, the heads, and the heads of keys and values."},
       {"experts", &ParallelConfig::experts, IntSpec{.fallback = 1, .min = 1, .max = 1 << 16},
-       "Expert parallelism: of each layer's experts this many neighbouring ranks have an equal share each, "
-       "and "
-       "compute the tokens of all of them. It divides the experts of a layer, and the ranks that have the "
-       "same "
-       "layers; with shards of weights (`zero_optimization.stage` 1 to 3), one of it and the ranks of a "
-       "shard "
-       "group divides the other."},
+       "Expert parallelism: of each layer's experts this many neighbouring ranks have an equal "
+       "share each, and compute the tokens of all of them. It divides the experts of a layer, and "
+       "the ranks that have the same layers; with shards of weights (`zero_optimization.stage` 1 "
+       "to 3), one of it and the ranks of a shard group divides the other."},
       {"pipeline", &ParallelConfig::pipeline, IntSpec{.fallback = 1, .min = 1, .max = kMostStages},
        "Pipeline parallelism: the number of stages, each of which has a stretch of the "
        "layers. A stage is a group of neighbouring ranks, so the number of stages divides "

@@ -41,8 +41,8 @@ class ModelOps {
   // ranks.
   bool repeats(const StepOp& op) const;
 
-  // The streams of context-parallel and of tensor-parallel exchanges and of those of expert groups, in this
-  // order; null if there is no such stream.
+  // The streams of the exchanges with context-parallel ranks, with tensor-parallel ranks and with the expert
+  // group, in this order; null if this rank makes no such exchanges.
   std::array<Stream*, 3> streams() const;
   void add_traffic(CommTraffics& all) const;
   // Null if the model has no experts.

@@ -51,7 +51,7 @@ OpContext::OpContext(const StepExecutor::Options& o)
     groups.pieces = make_group(o.comm, CommAxis::kDataParallel, weights);
   };
   make_sharding(of_all, SharedWeights::kAll);
-  if (layout.model->config().experts.on()) make_sharding(of_experts, SharedWeights::kExperts);
+  if (place().parts.experts > 1) make_sharding(of_experts, SharedWeights::kExperts);
   copies = group(CommAxis::kReplicated);
   stages = group(CommAxis::kStages);
 }

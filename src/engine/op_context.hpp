@@ -34,7 +34,8 @@ class OpContext {
   // The communicators of the axes (CommAxis); null where this rank is alone. numbers: kScalars; copies:
   // kReplicated.
   std::unique_ptr<Communicator> numbers, copies, stages;
-  ShardingGroups of_all, of_experts;  // SharedWeights
+  ShardingGroups of_all;      // SharedWeights::kAll
+  ShardingGroups of_experts;  // SharedWeights::kExperts, where ranks divide the experts
   Position position;
   OpTimer timer;
   StallMeter stall;
@@ -48,7 +49,8 @@ class OpContext {
                                            SharedWeights weights = SharedWeights::kAll) const;
   // The groups of the unit's weights.
   const ShardingGroups& groups_of(std::int32_t unit) const {
-    return layout.model->units()[static_cast<std::size_t>(unit)].is_experts() ? of_experts : of_all;
+    const bool experts = layout.model->units()[static_cast<std::size_t>(unit)].is_experts();
+    return experts && place().parts.experts > 1 ? of_experts : of_all;
   }
   // The stream on which an operation runs.
   Stream& stream_of(const StepOp& op) const;

@@ -110,7 +110,7 @@ void RouterOps::sum_counts() {
   }
   ZG_ASSERT(exchange_ != nullptr, "a step exchanges numbers with other ranks");
   counts_ = (*exchange_)(counts_);
-  // Tensor-parallel ranks have the same tokens, and all ranks of an expert group count those of the group.
+  // A token is counted by each tensor-parallel rank that has it, and by each rank of the expert group.
   const ParallelDegrees& parts = context_.layout.options.parts;
   for (double& n : counts_) n /= parts.tensor * parts.experts;
 }
@@ -126,7 +126,8 @@ std::vector<double> RouterOps::numbers() const {
   const BalanceShape of = shape();
   std::vector<double> all(static_cast<std::size_t>(number_count(layout)));
   if (layout.options.parts.tensor_part > 0) return all;
-  const bool counts = layout.options.place().expert_part() == 0;  // for its expert group
+  // The first rank of an expert group reports the tokens of the whole group.
+  const bool counts = layout.options.place().expert_part() == 0;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     for (std::int32_t m = 0; m < layout.options.micro_batches; ++m) {
       const std::int32_t* const starts = rows_.starts(layers_[i], m);

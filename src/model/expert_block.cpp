@@ -10,10 +10,10 @@ namespace {
 
 // Scratch for the rows of one expert, at most G: a token has an expert once. I = width inside an expert.
 struct ExpertWorkspace {
-  View x;             // T [G,C]: the experts' inputs; in a forward, later their outputs
+  View x;             // T [G,C]: the expert's inputs; a forward overwrites them with its outputs
   View gate_up, act;  // T [G,2I], T [G,I]
-  // Of a backward: the gradients of the outputs, T [G,C], and then those of the inputs; the gradient of act,
-  // T [G,I].
+  // The backward needs these: the gradients of the experts' outputs, T [G,C], which the gradients of their
+  // inputs then overwrite; and the gradient of act, T [G,I].
   View d_output, d_act;
   View bias_partials;  // A [row groups, widest bias], where experts have biases
   // Of the adapters; what a forward saves for the backward is computed again there, with the products.
@@ -176,7 +176,7 @@ void ExpertBlock::backward(const Call& call) const {
   if (is_last()) {
     ops.zero(s, sums.rows);
     if (call.shares_experts()) {
-      ops.zero(s, sums.d_weights);  // other ranks write those of their experts
+      ops.zero(s, sums.d_weights);  // this rank fills in its own experts' slots alone
       call.gather_rows(routing.x, sums.x);
       const View own = call.all_rows(call.activation_gradient, call.own_rows(sums.d_output));
       call.gather_rows(own, sums.d_output);

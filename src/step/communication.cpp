@@ -37,7 +37,7 @@ CommTraffic traffic_of(const RankPlace& place, const CommCall& call) {
   return {bytes, bytes, 1};
 }
 
-const Sharding sharding_of(const RankPlace& place, SharedWeights weights) {
+Sharding sharding_of(const RankPlace& place, SharedWeights weights) {
   return weights == SharedWeights::kExperts ? place.expert_sharding() : place.sharding;
 }
 

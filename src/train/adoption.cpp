@@ -104,7 +104,7 @@ std::string add(Adoption& to, const std::vector<Writer>& writers, const std::vec
   return "";
 }
 
-// Whether other ranks pin some of what this rank has, and it pins the rest: its part of the experts.
+// Whether this rank pins its experts, while another rank pins the other weights that both hold.
 bool pins_some(const Layout& layout) {
   bool some = false, not_all = false;
   for (std::int32_t u = 0; u <= layout.head_unit(); ++u) {

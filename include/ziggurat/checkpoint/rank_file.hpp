@@ -108,7 +108,7 @@ class RankFile {
   std::unique_ptr<NewFile> file_;
 };
 
-// Whether this rank writes a file: it gives some elements that it holds.
+// Whether this rank writes a file: there is a unit that it writes to checkpoints (Layout::gives).
 bool writes_file(const Layout& layout);
 // CheckpointManifest::format for this layout: 2 if a file may have several boxes of a tensor.
 std::int64_t format_of(const Layout& layout);

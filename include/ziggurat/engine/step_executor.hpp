@@ -212,8 +212,8 @@ class StepExecutor {
     std::uint64_t calls = 0;
     bool inside = false;
     std::string what;
-    int from = -1;  // -1: a collective call of all members
-    SharedWeights weights = SharedWeights::kAll;
+    int from = -1;                                // -1: a collective call of all members
+    SharedWeights weights = SharedWeights::kAll;  // which group of the axis: see members_of()
   };
   Meeting meeting(CommAxis axis) const;
   TensorStore& store() const;  // Options::store

@@ -107,8 +107,8 @@ class Model {
   // The unit that holds the output matrix: the embedding when tied, else the head.
   const Unit& output_unit() const&;
   std::int64_t parameter_count() const;  // of the whole model, without padding
-  // How many ranks have a unit of this kind with other parameters: the ranks of the expert group, for
-  // experts.
+  // The number of ranks that each have such a unit with parameters of their own: for a unit with experts the
+  // ranks of the expert group, else 1.
   std::int64_t ranks_with_such(const Unit& unit) const {
     return unit.is_experts() ? shard().experts.degree : 1;
   }

@@ -20,18 +20,18 @@ namespace zg {
 // and 1 / sqrt(cols), as PEFT initialises the A of an adapter.
 enum class Init { kZero, kOne, kNormal, kNormalResidual, kUniform };
 
-// Rank `index` of the `degree` ranks of a tensor-parallel group. `sequence` (sequence parallelism): the norms
-// and the residual stream, which lie between the split products, are split by rows: each rank has rows /
-// degree consecutive rows.
-//
-// experts (expert parallelism): of each layer's E experts, rank `index` of the `degree` ranks of an expert
-// group has E / degree consecutive ones, as they are, or its tensor shard of them. Each rank of the group
-// computes with rows of its own; experts compute the rows of all.
+// Expert parallelism: of each layer's E experts, rank `index` of the `degree` ranks of an expert group has
+// E / degree consecutive ones, or its tensor shard of each. Each rank of the group computes with rows of its
+// own; its experts compute the rows of all.
 struct ExpertShard {
   int degree = 1, index = 0;
   std::int64_t count(std::int64_t experts) const { return experts / degree; }
   std::int64_t first(std::int64_t experts) const { return index * count(experts); }
 };
+
+// Rank `index` of the `degree` ranks of a tensor-parallel group. `sequence` (sequence parallelism): the norms
+// and the residual stream, which lie between the split products, are split by rows: each rank has rows /
+// degree consecutive rows. `experts`: which experts it has.
 struct TensorShard {
   int degree = 1, index = 0;
   bool sequence = false;

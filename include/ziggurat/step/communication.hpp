@@ -52,8 +52,8 @@ inline CommTraffic operator-(const CommTraffic& a, const CommTraffic& b) {
 }
 CommTraffics operator-(const CommTraffics& a, const CommTraffics& b);
 
-// Whose weights ranks share: kExperts has axes of sharding (kShards, kDataParallel, kReplicas) of its own,
-// the groups of ranks with the same experts.
+// The weights whose shards and gradients a call on kShards, kDataParallel or kReplicas exchanges. Experts may
+// be sharded over fewer ranks than other weights, since only ranks with the same experts share them.
 enum class SharedWeights : std::uint8_t { kAll, kExperts };
 // The ranks of this rank's group on the axis, in the group's order.
 std::vector<int> members_of(const RankPlace& place, CommAxis axis,

@@ -173,8 +173,8 @@ struct Layout {
   int chunk_of(std::int32_t unit) const;
   int stage_of(std::int32_t unit) const { return chunk_of(unit) % options.parts.stages; }
   bool has_unit(std::int32_t unit) const { return stage_of(unit) == options.parts.stage; }
-  // Whether this rank is the one that gives the unit's elements that it holds to checkpoints and saved
-  // models: of the ranks that hold the same elements, the first.
+  // Whether this rank writes its elements of the unit to checkpoints and saved models. If several ranks hold
+  // the same elements, only the first of them does.
   bool gives(std::int32_t unit) const {
     return has_unit(unit) && tile(first_tile(unit)).sharding.replica() == 0;
   }

@@ -103,8 +103,8 @@ struct RankPlace {
   int data_ranks() const { return sharding.ranks / parts.context; }
   int data_rank() const { return sharding.rank / parts.context; }
   int context_part() const { return sharding.rank % parts.context; }
-  // The index of this rank in its expert group, and the ranks that have the same experts, which shard these.
-  // `experts` and the ranks of a shard group: one divides the other.
+  // expert_part(): the index of this rank in its expert group. expert_sharding(): how experts are sharded
+  // over the ranks that have the same ones; one of `experts` and Sharding::shards must divide the other.
   int expert_part() const { return sharding.rank % parts.experts; }
   Sharding expert_sharding() const {
     const int each = parts.experts;

@@ -23,7 +23,7 @@ inline bool pins_weight(const Layout& layout, std::int32_t tile) {
 }
 
 // The segments that this rank pins for a checkpoint: all state, and the weights that pins_weight() names.
-// Empty if another replica of the shard pins the same segments.
+// It leaves out units that another rank with the same elements pins (Layout::gives).
 inline std::vector<SegmentId> pinned_segments(const Layout& layout) {
   std::vector<SegmentId> all;
   if (!layout.options.pins) return all;

@@ -1,12 +1,13 @@
 """offload(): a torch model whose parameters lie in a store."""
 import contextlib
+import sys
 import threading
 import weakref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import _offload_files, _offload_tensors
+from . import _offload_files, _offload_slots, _offload_tensors
 from ._errors import Error, MemoryLimitError, UsageError
 from ._measure import probe
 from ._records import Record
@@ -37,6 +38,20 @@ def _dense_strides(p, name):
     return p.stride()
 
 
+class _Calls(threading.local):
+    """Of a thread: how deep it is in calls of modules, the frame of the outermost, and whether that has pushed hooks."""
+
+    depth, outermost, hooked = 0, None, False
+
+
+def _runs(frame):
+    """Whether the caller's caller was called by `frame`, directly or not."""
+    here = sys._getframe(2)
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is not None
+
+
 class Offloaded:
     """A model whose parameters lie in a store; made by offload(). A context manager, whose end is close()."""
 
@@ -44,7 +59,7 @@ class Offloaded:
         self.model, self._store, self._own_store = model, store, own_store
         self._min_bytes, self._gradient_dtype = min_bytes, gradient_dtype
         self._hooks, self._params, self._closed = [], {}, False
-        self._step, self._local = None, threading.local()
+        self._step, self._calls = None, _Calls()
         number = store.__dict__.setdefault("_offloaded_models", 0)
         store.__dict__["_offloaded_models"] += 1
         self._prefix = f"{number}." if number else ""
@@ -132,7 +147,7 @@ class Offloaded:
         return p
 
     def _slot(self, role, name, like, dtype, strides):
-        return _offload_tensors.Slot(self._store, f"{role}.{self._prefix}{name}", name, like, dtype, role, strides)
+        return _offload_slots.Slot(self._store, f"{role}.{self._prefix}{name}", name, like, dtype, role, strides)
 
     def _gradient_slot(self, p):
         dtype = self._gradient_dtype or p.dtype
@@ -150,48 +165,53 @@ class Offloaded:
             hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
             hooks.append(module.register_forward_hook(self._leave, always_call=True))
             hooks.append(module.register_load_state_dict_pre_hook(_refuse_assignment))
-        hooks.append(register_optimizer_step_post_hook(lambda opt, *_: (off := me()) and off._optimizer_stepped(opt)))
+        hooks.append(register_optimizer_step_post_hook(lambda *_: (off := me()) and off._optimizer_stepped()))
 
     def _enter(self, module, _inputs):
-        local = self._local
-        depth = local.depth = getattr(local, "depth", 0) + 1
-        if depth > 1:
+        calls = self._calls
+        if calls.depth > 0 and not _runs(calls.outermost):
+            self._left(calls)  # Ctrl-C passed it, of which hooks are not told
+        calls.depth += 1
+        if calls.depth > 1:
             return
+        calls.outermost = sys._getframe(1)
         gradients = torch.is_grad_enabled()
         self._begin("training step" if gradients else "forward pass")
-        local.hooks = None
-        if gradients and _offload_tensors.unhooked():
-            local.hooks = torch.autograd.graph.saved_tensors_hooks(_offload_tensors.pack, _offload_tensors.unpack)
-            local.hooks.__enter__()
+        if gradients and _offload_slots.unhooked():
+            calls.hooked = True
+            _offload_slots.push_hooks()
 
     def _leave(self, module, _inputs, _outputs):
-        local = self._local
-        local.depth -= 1
-        if local.depth > 0:
-            return
-        if local.hooks is not None:
-            local.hooks.__exit__()
-            local.hooks = None
+        if self._calls.depth <= 1:
+            self._left(self._calls)
+        else:
+            self._calls.depth -= 1
+
+    def _left(self, calls):
+        """The outermost call of a module has ended."""
+        calls.depth, calls.outermost, hooked, calls.hooked = 0, None, calls.hooked, False
+        if hooked:
+            _offload_slots.pop_hooks()
         if self._step == "forward pass":
             self._end()
 
     def _begin(self, name):
         """A step of the store begins, unless one runs: of this model, of another, or of the caller's."""
         if self._step is None:
-            with contextlib.suppress(UsageError):
+            self._step = name
+            try:
                 self._store._core.step_begin(f"{self._prefix}{name}")
-                self._step = name
+            except UsageError:
+                self._step = None
 
     def _end(self):
         step, self._step = self._step, None
         if step is not None:
             self._store._core.step_end()
 
-    def _optimizer_stepped(self, optimizer):
-        if self._step == "training step":
-            mine = set(map(id, self.model.parameters()))
-            if any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-                self._end()
+    def _optimizer_stepped(self):
+        if self._step == "training step":  # of any parameters: a frozen model is part of what another one learns
+            self._end()
 
     # ---- what is told ----
 

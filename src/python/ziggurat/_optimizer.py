@@ -1,15 +1,18 @@
 """What the optimizers of ziggurat.torch have in common: steps, their overlap, state, checkpoints, life."""
 import concurrent.futures
+import contextlib
 import logging
 import math
 import os
+import signal
+import threading
 import warnings
 import weakref
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from . import _core, _offload_tensors, _optimizer_files, _staging
+from . import _core, _offload_slots, _offload_tensors, _optimizer_files, _staging
 from ._errors import ForkError, NumericError, UsageError
 from ._measure import probe
 from ._store import Store, bytes_of
@@ -43,6 +46,29 @@ def _split(those):
         device = _local(p).device
         (near if device.type == "cpu" else far.setdefault(device, [])).append((p, group))
     return near, far
+
+
+@contextlib.contextmanager
+def _interrupts_later():
+    """Ctrl-C in this block comes at its end, so that no step is made by halves; a second one comes at once."""
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+        yield
+        return
+    seen = []
+
+    def later(number, frame):
+        if seen:
+            usual(number, frame)
+        seen.append(number)
+
+    signal.signal(signal.SIGINT, later)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if seen:
+        raise KeyboardInterrupt
 
 
 class _Held:
@@ -118,6 +144,8 @@ class StoredOptimizer(Optimizer):
             number = len(self._numbers)
             key = self._keys[p] = names[i] if names else f"param.{number}"
             self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), _TYPES[local.dtype])
+            if _stored(p):
+                _offload_tensors.watch_gradient(p)  # before the hook below, which finds the gradient in the store then
             if self._overlap == "backward" and p.requires_grad:
                 # Not by a reference to the optimizer: a parameter's hooks are out of the garbage collector's sight.
                 update = weakref.WeakMethod(self._after_backward)
@@ -217,10 +245,11 @@ class StoredOptimizer(Optimizer):
                 raise NumericError(f"is {self._norm}", "norm of the gradients",
                                    "nothing was changed; lower the learning rate, or warm up longer")  # fmt: skip
             factor *= min(1.0, self._max_grad_norm / (self._norm + 1e-6))
-        if self._overlap == "step":
-            self._step_at_once(trained, factor)
-        else:
-            self._begin(trained, factor)
+        with _interrupts_later() if any(_stored(p) for p, _ in trained) else contextlib.nullcontext():
+            if self._overlap == "step":
+                self._step_at_once(trained, factor)
+            else:
+                self._begin(trained, factor)
         return loss
 
     def _warn_of_forwards_that_did_not_wait(self):
@@ -272,17 +301,39 @@ class StoredOptimizer(Optimizer):
             self._ready(p)
             self._versions[p] = p._version
         rule = self._rule(group, int(self.state[p]["step"]) + 1, factor)
-        own, finish = p._own, weakref.WeakMethod(self._finish)
-        owner, slot, own.pending = weakref.ref(p), p._slot, True
-        slot.before_use = lambda: (call := finish()) and (p := owner()) is not None and call(p)
-        gradient = own.slot
+        slot, own, number = p._slot, p._own, self._numbers[p]
+        gradient, finish, owner, done = own.slot, weakref.WeakMethod(self._finish), weakref.ref(p), []
 
         def update():
-            with slot.raw("write") as weights, gradient.raw("read") as grad:
-                item = (self._numbers[owner()], weights, grad, _TYPES[gradient.dtype], rule, -1)
-                self._core.update([item], False)
+            if not done:  # Ctrl-C comes after calls: one call makes the update and remembers that
+                with _offload_slots.addresses([(slot, "write"), (gradient, "read")]) as (weights, grad):
+                    item = (number, weights, grad, _TYPES[gradient.dtype], rule, -1)
+                    done.extend(map(self._core.update, [[item]], [False]))
 
-        self._jobs[p] = (self._worker.submit(update), None)
+        own.pending = True
+        slot.before_use = lambda: (call := finish()) and (p := owner()) is not None and call(p)
+        self._jobs[p] = (self._worker.submit(update), (update, rule.step))
+
+    def _finish_stored(self, p):
+        """Ends an update of _begin_stored(), and may be called again after Ctrl-C."""
+        job, (update, step) = self._jobs[p]
+        # This thread makes an update that has not begun: the store can tell then whether the leases that this thread
+        # has leave room for it, and raises MemoryLimitError instead of waiting for ever.
+        if job.cancel():
+            update()
+        else:
+            concurrent.futures.wait([job])
+        failed = None if job.cancelled() else job.exception()
+        if failed is None:
+            self.state[p]["step"].fill_(step)
+            p._slot.epoch += 1
+            torch.autograd.graph.increment_version(p)
+            self._versions[p] = p._version
+        p._slot.before_use = None
+        p._own.update_done()
+        del self._jobs[p]
+        if failed is not None:
+            raise failed
 
     def _begin(self, those, factor):
         """Hands updates to the worker thread: one by one on the CPU, together on a GPU."""
@@ -309,18 +360,14 @@ class StoredOptimizer(Optimizer):
     def _finish(self, p):
         if p not in self._jobs:
             return
+        if _stored(p):
+            return self._finish_stored(p)
         job, kept = self._jobs[p]
         concurrent.futures.wait([job])  # Ctrl-C here leaves the job to the next call
         del self._jobs[p]
         done = job.result()
         self.state[p]["step"] += 1
-        if _stored(p):
-            p._slot.before_use = None
-            p._own.update_done()
-            p._slot.epoch += 1
-            torch.autograd.graph.increment_version(p)
-            self._versions[p] = p._version
-        elif done is None:
+        if done is None:
             self._written(p, kept[0])
         else:
             self._staged[_local(p).device].await_on_current_stream(done)

@@ -1,5 +1,9 @@
 """offload() of models of transformers and PEFT, none changed for it, beside themselves in memory. Needs both."""
+import functools
+import importlib.util
 import os
+import pathlib
+import re
 
 from support import InFolder, need, same_bits
 
@@ -190,6 +194,79 @@ class Adapters(Case):
             self.assertGreaterEqual(links.nvme_read.bytes - before.nvme_read.bytes, 6 * 2 * (base - base // 3))
             off.close()
             self.assertTrue(same_bits(plain.state_dict().values(), ours.state_dict().values()))
+
+
+class Page(Case):
+    def need_accelerate(self):
+        if importlib.util.find_spec("accelerate") is None:
+            self.skipTest("accelerate, which the Trainer needs, is missing: tools/python_packages.sh --torch brings it")
+
+    def test_the_code_of_the_page_runs_as_it_stands(self):
+        """Block after block, in one namespace; drives and sizes are the test's."""
+        self.need_accelerate()
+        page = pathlib.Path(__file__).resolve().parents[2] / "docs/offload.md"
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        self.assertEqual(len(blocks), 3)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.folder)
+        self.made("llama").save_pretrained("llama")
+        ids = torch.randint(3, 128, (4, 9))
+        names = {"functools": functools, "torch": torch, "transformers": tf, "model": self.made("llama"), "loader": [{"input_ids": ids, "labels": ids}] * 2,
+                 "data": [{"input_ids": row, "labels": row} for row in ids]}  # fmt: skip
+        begun = [p.detach().clone() for p in names["model"].parameters()]
+        for block in blocks:
+            for documented, here in (("/mnt/nvme0", self.folder), ("200GiB", "64MiB"), ("8GiB", "256KiB"),
+                                     ('"1GB"', '"30KB"'), ("max_steps=100", "max_steps=2, report_to=[], disable_tqdm=True")):  # fmt: skip
+                block = block.replace(documented, here)
+            block = block.replace("zt.offload(model,", "zt.offload(model, min_bytes=1024,")
+            exec(compile(block, str(page), "exec"), names)
+            off, trained = names["off"], names["model"]
+            if "off.close()" not in block:
+                self.assertEqual(off.store._core.leases, 0)
+                self.assertGreater(off.statistics().parameters, 10)
+                if "trainer" in names:
+                    names["trainer"].optimizer.optimizer.close()
+                off.close()
+            self.assertEqual([type(p) for p in trained.parameters()], [torch.nn.Parameter] * len(begun))
+            changed = [not torch.equal(a, b) for a, b in zip(begun, trained.parameters()) if a.dim() > 1]
+            self.assertEqual(changed, ["step()" in block or "train()" in block] * len(changed))
+
+    def test_trainer_and_its_checkpoints(self):
+        """Losses, weights and the state that is resumed are those of the model in memory."""
+        self.need_accelerate()
+
+        def run(name, offloaded, resume=None):
+            model = self.made("llama")
+            args = tf.TrainingArguments(
+                output_dir=os.path.join(self.folder, name), max_steps=4, per_device_train_batch_size=2, save_steps=2,
+                logging_steps=1, report_to=[], use_cpu=True, seed=0, disable_tqdm=True, learning_rate=1e-2,
+                gradient_accumulation_steps=2)  # fmt: skip
+            off = self.offload(model) if offloaded else None
+            model.save_pretrained = functools.partial(model.save_pretrained, max_shard_size="20KB")
+            torch.manual_seed(7)
+            data = [{"input_ids": row, "labels": row} for row in torch.randint(3, 128, (16, 9))]
+            trainer = tf.Trainer(
+                model=model, args=args, train_dataset=data, callbacks=[zt.TrainerCallback()],
+                optimizer_cls_and_kwargs=zt.trainer_optimizer(
+                    args, segment_bytes=4096, **({"store": off.store} if off else {"host_bytes": "64MiB"})))  # fmt: skip
+            trainer.train(resume_from_checkpoint=resume)
+            losses = [e["loss"] for e in trainer.state.log_history if "loss" in e]
+            optimizer = trainer.optimizer
+            while hasattr(optimizer, "optimizer"):
+                optimizer = optimizer.optimizer
+            optimizer.close()
+            if off:
+                self.assertGreater(off.statistics().store.links.nvme_read.bytes, 0)
+                off.close()
+            return losses, list(model.parameters())
+
+        losses, weights = run("plain", False)
+        found, ours = run("ours", True)
+        self.assertEqual(losses, found)
+        self.assertTrue(same_bits(weights, ours))
+        found, ours = run("ours", True, os.path.join(self.folder, "ours", "checkpoint-2"))
+        self.assertEqual(losses, found)
+        self.assertTrue(same_bits(weights, ours))
 
 
 class Files(Case):

@@ -9,7 +9,7 @@ import signal
 import time
 import weakref
 
-from support import InFolder, need, same_bits
+from support import InFolder, SlowWorker, need, same_bits
 
 need("torch")
 
@@ -92,6 +92,7 @@ class Interrupts(Case):
             signal.raise_signal(signal.SIGINT)
 
         before = signal.signal(signal.SIGALRM, press)
+        usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background ignore it
         try:
             # A Ctrl-C that comes inside a finalizer is told by Python, and lost: the next comes later. Not soon: of two
             # in one step the second would end it.
@@ -105,6 +106,7 @@ class Interrupts(Case):
             pass
         finally:
             signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGINT, usual)
 
     def seconds_of(self, work):
         begin = time.perf_counter()
@@ -253,6 +255,31 @@ class Activations(Case):
             gc.collect()
             self.assertEqual(len(list(store)), stored)  # the same again: parameters are not among them
         self.assertTrue(same_bits([p.grad for p in plain.parameters()], [p.grad for p in ours.parameters()]))
+
+
+class Updates(Case):
+    def test_overlapping_ones_are_seen_by_all_who_use_the_parameter(self):
+        """With a worker that is late: parameters, gradients of the next step, a graph that is older, norms."""
+        (plain, theirs), (ours, optimizer) = self.pair(host_bytes="2MiB", overlap="forward", max_grad_norm=1e-3)
+        theirs._max_grad_norm = 1e-3
+        optimizer._worker = SlowWorker(0.02)
+        for _ in range(3):
+            for model, o in ((plain, theirs), (ours, optimizer)):
+                older = loss_of(model)
+                loss_of(model).backward()
+                o.step()
+                o.zero_grad()
+                if model is ours:
+                    self.assertGreater(len(o._jobs), 4)
+                loss_of(model).backward()  # the next gradients, while updates still read those before
+                with self.assertRaisesRegex(RuntimeError, "modified"):
+                    older.backward()
+                o.zero_grad()
+                del older
+            self.assertEqual(theirs.grad_norm, optimizer.grad_norm)
+            self.assertTrue(same_bits(plain.parameters(), ours.parameters()))
+        optimizer.step()
+        self.assertTrue(all(p.grad is None for p in ours.parameters()))
 
 
 class LaterTrainable(Case):

@@ -549,6 +549,27 @@ class Life(Case):
         off.close()
         self.assertTrue(same_bits(plain.state_dict().values(), ours.state_dict().values()))
 
+    def test_counters_of_passes_in_the_same_order(self):
+        """12 equal parameters and room for 6: each is lent once a pass, written once for all, read at most once a pass,
+        and no policy reads less than Belady's, which keeps 5 or 6 of them from one pass to the next."""
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(12)))
+        each = model[0].weight.nbytes
+        off = self.offload(model, host_bytes=6 * each, drives={self.folder: "16MiB"})
+        told = []
+        with torch.no_grad():
+            for _ in range(8):
+                model(torch.ones(2, WIDTH))
+                off.store.drain()
+                told.append(off.statistics())
+        links = [t.store.links for t in told]
+        for before, after in zip(told[1:], told[2:]):
+            self.assertEqual(after.lent - before.lent, 12)
+            read = after.store.links.nvme_read.bytes - before.store.links.nvme_read.bytes
+            self.assertGreaterEqual(read, 5 * each)
+            self.assertLessEqual(read, 12 * each)
+        self.assertEqual(links[-1].nvme_write.bytes, 12 * each)
+        self.assertGreater(told[-1].store.prefetches, 6 * 5)
+
     def test_evaluation_between_steps(self):
         model = make()
         off = self.offload(model, tenth=True)

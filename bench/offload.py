@@ -4,13 +4,13 @@ memory, and with most of it on a drive, in turns.
 
     bench/offload.py --dir DIR [--rounds 5] [--steps 4] [--size 124m] [--out FILE.md]
 
-Needs the package (docs/python.md), torch and transformers. Weights are random, the loss is that of text, the optimizer is
-ziggurat.torch.AdamW in all ways but the first, which has torch's. A step is a forward and a backward pass, the step of
-the optimizer and zero_grad(). Each way runs in a process of its own, a turn of each way in every round. The first two
-steps of a turn make the state and learn the order; figures are medians of the others with their median absolute
-deviations. Ratios are those of a round's medians, with the least and the largest; processor time is that of all threads,
-which other programs do not lengthen as they do a step. Bytes are those of the store's counters, a step. The peak is what was resident at most from the second step
-on. All ways with zt's optimizer must end with the same bits, or nothing is told. --size tiny is a model that trains in
+Needs the package (docs/python.md), torch and transformers. Weights are random; the optimizer is zt.AdamW in all ways but
+the first, which has torch's. A step is a forward and a backward pass, the optimizer's step and zero_grad(). Each way
+runs in a process of its own, a turn of each in every round. The first two steps of a turn make the state and learn the
+order; figures are medians of the others with their median absolute deviations. Ratios are those of a round's medians,
+with the least and the largest; processor time is that of all threads, which other programs do not lengthen as they do a
+step. Bytes are those of the store's counters, a step. The peak is what was resident at most from the third step on. All
+ways with zt's optimizer must end with the same bits, or nothing is told. --size tiny is a model that trains in
 milliseconds, to see that all works, not to conclude from.
 """
 import argparse

@@ -211,12 +211,14 @@ class Page(Case):
         os.chdir(self.folder)
         self.made("llama").save_pretrained("llama")
         ids = torch.randint(3, 128, (4, 9))
-        names = {"functools": functools, "torch": torch, "transformers": tf, "model": self.made("llama"), "loader": [{"input_ids": ids, "labels": ids}] * 2,
+        names = {"functools": functools, "torch": torch, "transformers": tf, "model": self.made("llama"),
+                 "loader": [{"input_ids": ids, "labels": ids}] * 2,
                  "data": [{"input_ids": row, "labels": row} for row in ids]}  # fmt: skip
         begun = [p.detach().clone() for p in names["model"].parameters()]
         for block in blocks:
             for documented, here in (("/mnt/nvme0", self.folder), ("200GiB", "64MiB"), ("8GiB", "256KiB"),
-                                     ('"1GB"', '"30KB"'), ("max_steps=100", "max_steps=2, report_to=[], disable_tqdm=True")):  # fmt: skip
+                                     ('"1GB"', '"30KB"'),
+                                     ("max_steps=100", "max_steps=2, report_to=[], disable_tqdm=True")):  # fmt: skip
                 block = block.replace(documented, here)
             block = block.replace("zt.offload(model,", "zt.offload(model, min_bytes=1024,")
             exec(compile(block, str(page), "exec"), names)

@@ -6,9 +6,8 @@
     off = zt.offload(model, drives={"/mnt/nvme0": "64GiB"}, host_bytes="4GiB")
     optimizer = zt.AdamW(model.parameters(), lr=3e-4, store=off.store)
 
-Each optimizer is a torch.optim.Optimizer with the options of torch's own: schedulers, GradScaler, gradient clipping, accumulation
-and closures work as they do there. help(AdamW) and
-help(offload) have the rest.
+Each optimizer is a torch.optim.Optimizer with the options of torch's own: schedulers, GradScaler, gradient clipping,
+accumulation and closures work as they do there. help(AdamW) and help(offload) have the rest.
 """
 from ._activations import offload_activations
 from ._errors import UsageError

@@ -231,22 +231,27 @@ class Exceptions(Case):
     def test_updates_that_wait_for_what_this_thread_holds(self):
         """An error, and not two threads that wait for each other; the update is made when there is room."""
         pair = (plain, theirs), (ours, optimizer) = self.pair(host_bytes=120 << 10, overlap="forward")
+        optimizer._patience = 0.5
         self.check_it_goes_on(pair)
-        loss_of(ours).backward()
-        optimizer._worker.submit(time.sleep, 0.5)
-        optimizer.step()
-        held = [ours[0].weight[:], ours[1].a.weight[:]]  # this thread makes their updates
-        with self.assertRaisesRegex(zg.MemoryLimitError, "the leases that are held fill the budget"):
-            held.append(ours[1].b.weight[:])
-        del held
-        gc.collect()
-        loss_of(plain).backward()
-        theirs.step()
-        optimizer.flush()
-        self.assertTrue(same_bits(plain.parameters(), ours.parameters()))
-        for model, o in pair:
-            o.zero_grad()
-        self.check_it_goes_on(pair)
+        for begun, told in ((False, "the leases that are held fill the budget"), (True, "finds no room for its update")):
+            loss_of(ours).backward()
+            late = optimizer._worker.submit(time.sleep, 1)
+            optimizer.step()
+            held = [ours[0].weight[:], ours[1].a.weight[:]]  # this thread makes their updates
+            if begun:
+                late.result()
+                time.sleep(0.5)
+            with self.assertRaisesRegex(zg.MemoryLimitError, told):
+                held.append(ours[1].b.weight[:])
+            del held
+            gc.collect()
+            loss_of(plain).backward()
+            theirs.step()
+            optimizer.flush()
+            self.assertTrue(same_bits(plain.parameters(), ours.parameters()))
+            for model, o in pair:
+                o.zero_grad()
+            self.check_it_goes_on(pair)
 
     def test_what_was_changed_in_place_before_backward(self):
         (plain, _), (ours, _) = self.pair()

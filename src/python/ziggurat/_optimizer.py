@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from . import _core, _offload_slots, _offload_tensors, _optimizer_files, _staging
-from ._errors import ForkError, NumericError, UsageError
+from ._errors import ForkError, MemoryLimitError, NumericError, UsageError
 from ._measure import probe
 from ._store import Store, bytes_of
 
@@ -85,6 +85,7 @@ class StoredOptimizer(Optimizer):
     """What the optimizers have in common. `_kind`, `_moments`: of the C++ library; `_names`: of torch's moments."""
 
     _kind, _names = "adam", ("exp_avg", "exp_avg_sq")
+    _patience = 60.0  # seconds without an access to the store, after which an update that is awaited stands still
     # GradScaler sets grad_scale and found_inf, calls step() always, and deletes them.
     _step_supports_amp_scaling = True
 
@@ -322,7 +323,7 @@ class StoredOptimizer(Optimizer):
         if job.cancel():
             update()
         else:
-            concurrent.futures.wait([job])
+            self._await_stored(p, job)
         failed = None if job.cancelled() else job.exception()
         if failed is None:
             self.state[p]["step"].fill_(step)
@@ -334,6 +335,17 @@ class StoredOptimizer(Optimizer):
         del self._jobs[p]
         if failed is not None:
             raise failed
+
+    def _await_stored(self, p, job):
+        """Waits for an update on the worker; an error where it stands still, since views of this thread hold the memory."""
+        seen = None
+        while not concurrent.futures.wait([job], self._patience).done:
+            told = self._store.statistics()
+            now = [(t.hits, t.misses) for t in (told.tiers.host, told.tiers.nvme)], told.links.nvme_read.bytes
+            if now == seen:
+                raise MemoryLimitError(f"finds no room for its update since {self._patience:g} s", p._slot.place,
+                                       "views of parameters that live on hold the budget: drop them, or raise host_bytes")
+            seen = now
 
     def _begin(self, those, factor):
         """Hands updates to the worker thread: one by one on the CPU, together on a GPU."""

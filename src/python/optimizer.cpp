@@ -391,14 +391,11 @@ class Optimizer {
     end_recording(Inside(released, handle_));
   }
 
-  static double gradient_norm(const std::vector<std::tuple<std::uintptr_t, std::int64_t, std::string>>& all) {
-    std::vector<View> views;
-    for (const auto& [address, count, dtype] : all)
-      views.emplace_back(at(address), dtype_named(dtype), 1, count);
+  // The sum of the squares of a gradient's elements, in fp64.
+  static double gradient_square(std::uintptr_t address, std::int64_t count, const std::string& dtype) {
+    const View gradient(at(address), dtype_named(dtype), 1, count);
     WithoutGil released;
-    double sum = 0;
-    for (const View& v : views) sum += norm_sq(v);
-    return std::sqrt(sum);
+    return norm_sq(gradient);
   }
 
  private:
@@ -482,7 +479,7 @@ void bind_optimizer(nb::module_& m) {
       .def("update", &Optimizer::update)
       .def("begin_step", &Optimizer::begin_step)
       .def("end_step", &Optimizer::end_step)
-      .def_static("gradient_norm", &Optimizer::gradient_norm);
+      .def_static("gradient_square", &Optimizer::gradient_square);
 }
 
 }  // namespace zg::python

@@ -131,7 +131,7 @@ class Gil(InFolder):
                 "copy_codes": lambda: o.copy_codes(0, 0, True, at(out), at(g), 0),
                 "update": lambda: o.update([(0, at(w), at(g), "f32", rule, -1)], True),
                 "begin_step": whole_step, "end_step": whole_step,
-                "gradient_norm": lambda: _core.Optimizer.gradient_norm([(at(g), g.size, "f32")]),
+                "gradient_square": lambda: _core.Optimizer.gradient_square(at(g), g.size, "f32"),
             }  # fmt: skip
             bf16 = o.add("h", "h", w.size, "bf16")
             o.reset(bf16, at(w))

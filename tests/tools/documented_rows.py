@@ -65,6 +65,7 @@ HELPS = {
     "same_bits.py": "python bench/same_bits.py --help",
     "python_optimizer.py": "python bench/python_optimizer.py --help",
     "python_activations.py": "python bench/python_activations.py --help",
+    "offload.py": "python bench/offload.py --help",
     "checkpoints.py": "python bench/checkpoints.py --help",
     "bench_kernels": "bench_kernels --help",
     "gpu.sh": "bench/gpu.sh --help",
@@ -391,7 +392,8 @@ ROWS = (
     Row("python_optimizer", ("bench/python_optimizer.py",
                              "python bench/python_optimizer.py *", "python store_stream.py *",
                              "python train_torch.py *", "python finetune_trainer.py *",
-                             "bench/python_activations.py *", "python bench/python_activations.py *"), foreign=True,
+                             "bench/python_activations.py *", "python bench/python_activations.py *",
+                             "bench/offload.py *"), foreign=True,
         why="needs the Python package, and torch"),
     Row("same_bits", ("bench/same_bits.py *",), instead=(
         "bench/same_bits.py {build}/ziggurat {build}/ziggurat --only Lion --out same.json",),

@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from . import _staging
+from . import _offload_slots, _staging
 from ._errors import UsageError
 from ._store import Store, bytes_of
 
@@ -147,8 +147,9 @@ class offload_activations(contextlib.ContextDecorator):
         known, order = {}, []
 
         def pack(t):
-            if self._stays(t):
-                return t
+            stored = _offload_slots.saved_of(t)  # a parameter that lies in a store
+            if stored is not None or self._stays(t):
+                return stored or _offload_slots.Kept(t)
             storage = t.untyped_storage()
             key = (storage._cdata, t.storage_offset(), t.shape, t.stride(), t.dtype, t._version)
             saved, alive = known.get(key, (None, None))
@@ -161,7 +162,7 @@ class offload_activations(contextlib.ContextDecorator):
 
         def unpack(saved):
             if not isinstance(saved, _Activation):
-                return saved
+                return _offload_slots.unpack(saved)
             for earlier in order[max(0, saved.order - 2) : saved.order]:  # mostly backward goes the other way
                 if (ahead := earlier()) is not None:
                     ahead.prefetch()

@@ -1,16 +1,19 @@
 """What the optimizers of ziggurat.torch have in common: steps, their overlap, state, checkpoints, life."""
 import concurrent.futures
+import contextlib
 import logging
 import math
 import os
+import signal
+import threading
 import warnings
 import weakref
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from . import _core, _optimizer_files, _staging
-from ._errors import ForkError, NumericError, UsageError
+from . import _core, _offload_slots, _offload_tensors, _optimizer_files, _staging
+from ._errors import ForkError, MemoryLimitError, NumericError, UsageError
 from ._measure import probe
 from ._store import Store, bytes_of
 
@@ -32,6 +35,10 @@ def _spread_as(values, p):
     return DTensor.from_local(values, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
 
 
+_stored = _offload_tensors.is_stored
+_lent = _offload_tensors.lent  # for parameters that are not stored it does nothing
+
+
 def _split(those):
     """(p, group) pairs of parameters on the CPU, and of the others by device."""
     near, far = [], {}
@@ -39,6 +46,29 @@ def _split(those):
         device = _local(p).device
         (near if device.type == "cpu" else far.setdefault(device, [])).append((p, group))
     return near, far
+
+
+@contextlib.contextmanager
+def _interrupts_later():
+    """Ctrl-C in this block comes at its end, so that no step is made by halves; a second one comes at once."""
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+        yield
+        return
+    seen = []
+
+    def later(number, frame):
+        if seen:
+            usual(number, frame)
+        seen.append(number)
+
+    signal.signal(signal.SIGINT, later)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if seen:
+        raise KeyboardInterrupt
 
 
 class _Held:
@@ -55,6 +85,7 @@ class StoredOptimizer(Optimizer):
     """What the optimizers have in common. `_kind`, `_moments`: of the C++ library; `_names`: of torch's moments."""
 
     _kind, _names = "adam", ("exp_avg", "exp_avg_sq")
+    _patience = 60.0  # seconds without an access to the store, after which an update that is awaited stands still
     # GradScaler sets grad_scale and found_inf, calls step() always, and deletes them.
     _step_supports_amp_scaling = True
 
@@ -114,6 +145,8 @@ class StoredOptimizer(Optimizer):
             number = len(self._numbers)
             key = self._keys[p] = names[i] if names else f"param.{number}"
             self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), _TYPES[local.dtype])
+            if _stored(p):
+                _offload_tensors.watch_gradient(p)  # before the hook below, which finds the gradient in the store then
             if self._overlap == "backward" and p.requires_grad:
                 # Not by a reference to the optimizer: a parameter's hooks are out of the garbage collector's sight.
                 update = weakref.WeakMethod(self._after_backward)
@@ -213,10 +246,11 @@ class StoredOptimizer(Optimizer):
                 raise NumericError(f"is {self._norm}", "norm of the gradients",
                                    "nothing was changed; lower the learning rate, or warm up longer")  # fmt: skip
             factor *= min(1.0, self._max_grad_norm / (self._norm + 1e-6))
-        if self._overlap == "step":
-            self._step_at_once(trained, factor)
-        else:
-            self._begin(trained, factor)
+        with _interrupts_later() if any(_stored(p) for p, _ in trained) else contextlib.nullcontext():
+            if self._overlap == "step":
+                self._step_at_once(trained, factor)
+            else:
+                self._begin(trained, factor)
         return loss
 
     def _warn_of_forwards_that_did_not_wait(self):
@@ -225,7 +259,7 @@ class StoredOptimizer(Optimizer):
                           "read parameters that were being updated; call optimizer.attach(model) once", stacklevel=5)  # fmt: skip
 
     def _step_at_once(self, trained, factor):
-        near, far = _split(trained)
+        near, far = _split([(p, group) for p, group in trained if not _stored(p)])
         work = [(p, *self._item(p, group, factor)) for p, group in near]
         if work:
             self._core.update([item for _, item, _ in work], True)
@@ -234,16 +268,92 @@ class StoredOptimizer(Optimizer):
             self._written(p, weights)
         for device, those in far.items():
             self._begin_on(device, those, factor, record=not near)
+        self._update_stored(trained, factor, record=not near and not far)
         try:
             self.flush()
         except KeyboardInterrupt:
             self.flush()  # the step is made as a whole first
             raise
 
+    def _update_stored(self, trained, factor, record):
+        """Updates the parameters of an offloaded model one after the other, so that one at a time is in memory."""
+        stored = [(p, group) for p, group in trained if _stored(p)]
+        began = bool(stored) and record and self._core.begin_step()
+        try:
+            for p, group in stored:
+                with _lent(p, mode="write"), _lent(p.grad):
+                    item, kept = self._item(p, group, factor)
+                    self._core.update([item], False)
+                    self.state[p]["step"] += 1
+                    self._written(p, kept[0])
+                    del kept
+                self._versions[p] = p._version
+        finally:
+            if began:
+                self._core.end_step()
+
+    def _begin_stored(self, p, group, factor):
+        """Hands the update of an offloaded parameter to the worker thread, which leases its bytes there.
+
+        Until it is done nobody is lent the parameter: who asks waits for it (before_use).
+        """
+        self._finish(p)
+        with _lent(p):
+            self._ready(p)
+            self._versions[p] = p._version
+        rule = self._rule(group, int(self.state[p]["step"]) + 1, factor)
+        slot, own, number = p._slot, p._own, self._numbers[p]
+        gradient, finish, owner, done = own.slot, weakref.WeakMethod(self._finish), weakref.ref(p), []
+
+        def update():
+            if not done:  # Ctrl-C comes after calls: one call makes the update and remembers that
+                with _offload_slots.addresses([(slot, "write"), (gradient, "read")]) as (weights, grad):
+                    item = (number, weights, grad, _TYPES[gradient.dtype], rule, -1)
+                    done.extend(map(self._core.update, [[item]], [False]))
+
+        own.pending = True
+        slot.before_use = lambda: (call := finish()) and (p := owner()) is not None and call(p)
+        self._jobs[p] = (self._worker.submit(update), (update, rule.step))
+
+    def _finish_stored(self, p):
+        """Ends an update of _begin_stored(), and may be called again after Ctrl-C."""
+        job, (update, step) = self._jobs[p]
+        # This thread makes an update that has not begun: the store can tell then whether the leases that this thread
+        # has leave room for it, and raises MemoryLimitError instead of waiting for ever.
+        if job.cancel():
+            update()
+        else:
+            self._await_stored(p, job)
+        failed = None if job.cancelled() else job.exception()
+        if failed is None:
+            self.state[p]["step"].fill_(step)
+            p._slot.epoch += 1
+            torch.autograd.graph.increment_version(p)
+            self._versions[p] = p._version
+        p._slot.before_use = None
+        p._own.update_done()
+        del self._jobs[p]
+        if failed is not None:
+            raise failed
+
+    def _await_stored(self, p, job):
+        """Waits for an update on the worker; an error where it stands still, since views of this thread hold the memory."""
+        seen = None
+        while not concurrent.futures.wait([job], self._patience).done:
+            told = self._store.statistics()
+            now = [(t.hits, t.misses) for t in (told.tiers.host, told.tiers.nvme)], told.links.nvme_read.bytes
+            if now == seen:
+                raise MemoryLimitError(f"finds no room for its update since {self._patience:g} s", p._slot.place,
+                                       "views of parameters that live on hold the budget: drop them, or raise host_bytes")
+            seen = now
+
     def _begin(self, those, factor):
         """Hands updates to the worker thread: one by one on the CPU, together on a GPU."""
         self._check_process()
-        near, far = _split(those)
+        for p, group in those:
+            if _stored(p):
+                self._begin_stored(p, group, factor)
+        near, far = _split([(p, group) for p, group in those if not _stored(p)])
         for p, group in near:
             item, kept = self._item(p, group, factor)
             self._jobs[p] = (self._worker.submit(self._core.update, [item], False), kept)
@@ -262,6 +372,8 @@ class StoredOptimizer(Optimizer):
     def _finish(self, p):
         if p not in self._jobs:
             return
+        if _stored(p):
+            return self._finish_stored(p)
         job, kept = self._jobs[p]
         concurrent.futures.wait([job])  # Ctrl-C here leaves the job to the next call
         del self._jobs[p]
@@ -328,16 +440,22 @@ class StoredOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def _gradient_norm(self, params):
-        near, far = [], {}
+        squares, far = [], {}
         for p in params:
             if hasattr(p.grad, "to_local"):
                 raise UsageError("cannot be computed for parameters that are spread over ranks", "max_grad_norm",
                                  "clip by torch.nn.utils.clip_grad_norm_")  # fmt: skip
             if p.grad.device.type == "cpu":
-                near.append(self._host_copy(p.grad))
+                with _lent(p.grad):
+                    g = self._host_copy(p.grad)
+                    squares.append(self._core.gradient_square(g.data_ptr(), g.numel(), _TYPES[g.dtype]))
+                    del g
             else:  # on the GPU, which has them at hand
                 far.setdefault(p.grad.device, []).append(torch.linalg.vector_norm(p.grad, dtype=torch.float64))
-        norm = self._core.gradient_norm([(g.data_ptr(), g.numel(), _TYPES[g.dtype]) for g in near])
+        total = 0.0
+        for square in squares:  # one after the other: sum() would compensate from Python 3.12 on
+            total += square
+        norm = math.sqrt(total)
         return math.hypot(norm, *(torch.linalg.vector_norm(torch.stack(norms)).item() for norms in far.values()))
 
     @property
@@ -392,6 +510,10 @@ class StoredOptimizer(Optimizer):
 
     def _read(self, p):
         number, local = self._numbers[p], _local(p)
+        with _lent(p):
+            return self._read_state(p, number, local)
+
+    def _read_state(self, p, number, local):
         weights = self._known_weights(p)
         state = {"step": self.state[p]["step"].clone()}
         parts = [(name, str(i)) for i, name in enumerate(self._group_names(p))]
@@ -453,6 +575,11 @@ class StoredOptimizer(Optimizer):
             hook(self)
 
     def _write(self, p, saved):
+        with _lent(p, mode="write"):
+            self._write_state(p, saved)
+        self._versions[p] = p._version
+
+    def _write_state(self, p, saved):
         number, local = self._numbers[p], _local(p)
         # torch's SGD does not count; of dampening only the first step knows.
         step = saved.get("step", 1 if saved.get("momentum_buffer") is not None else 0)
@@ -468,7 +595,6 @@ class StoredOptimizer(Optimizer):
                 raise UsageError(f"has {codes.numel()} bytes", f"codes of parameter {number}",
                                  "they fit optimizers of the same segment_bytes")  # fmt: skip
             self._core.copy_blocks(number, False, codes.data_ptr())
-        self._versions[p] = p._version
 
     def _begin_state(self, p, step):
         """State of p as before its first step, but of this number of steps; and its weights in host memory."""

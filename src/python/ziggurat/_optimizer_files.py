@@ -6,6 +6,7 @@ import torch
 
 from . import _checkpoints
 from ._errors import UsageError
+from ._offload_tensors import lent
 
 _MOMENTS = {"fp32": "F32", "split": "F32", "bf16": "BF16", "int8": "U8"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
@@ -131,9 +132,11 @@ def save(optimizer, directory):
     entries = [entry for _, parts in plan for part in parts for entry in part.entries]
     with _checkpoints.Writer(directory, max(steps.values(), default=0), entries) as writer:
         for p, parts in plan:
-            weights = optimizer._known_weights(p)
-            for part in parts:
-                part.write(writer, weights)
+            with lent(p):
+                weights = optimizer._known_weights(p)
+                for part in parts:
+                    part.write(writer, weights)
+                del weights
         return writer.commit(secrets.token_hex(8), bits, config)
 
 
@@ -154,10 +157,13 @@ def load(optimizer, path):
         for p, key, parts in plan:
             optimizer.state.pop(p, None)
             if key in config["steps"]:
-                optimizer.state[p], weights = optimizer._begin_state(p, config["steps"][key])
-                for part in parts:
-                    part.read(saved, weights)
-                optimizer._written(p, weights)
+                with lent(p, mode="write"):
+                    optimizer.state[p], weights = optimizer._begin_state(p, config["steps"][key])
+                    for part in parts:
+                        part.read(saved, weights)
+                    optimizer._written(p, weights)
+                    del weights
+                optimizer._versions[p] = p._version
 
 
 def _compare(optimizer, path, config):

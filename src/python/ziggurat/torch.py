@@ -1,16 +1,22 @@
-"""Optimizers for PyTorch whose state lies in a store: in host memory and on NVMe.
+"""PyTorch over the tiers: optimizers whose state lies in a store, in host memory and on NVMe, and models that do.
 
     import ziggurat.torch as zt
     optimizer = zt.AdamW(model.parameters(), lr=3e-4, drives={"/mnt/nvme0": "64GiB"}, host_bytes="4GiB")
 
-Each is a torch.optim.Optimizer with the options of torch's own: schedulers, GradScaler, gradient clipping, accumulation
-and closures work as they do there. help(AdamW) has the rest.
+    off = zt.offload(model, drives={"/mnt/nvme0": "64GiB"}, host_bytes="4GiB")
+    optimizer = zt.AdamW(model.parameters(), lr=3e-4, store=off.store)
+
+Each optimizer is a torch.optim.Optimizer with the options of torch's own: schedulers, GradScaler, gradient clipping,
+accumulation and closures work as they do there. help(AdamW) and help(offload) have the rest.
 """
 from ._activations import offload_activations
 from ._errors import UsageError
+from ._offload import Offloaded, OffloadStatistics, empty_parameters, offload
+from ._offload_tensors import Stored, lent
 from ._optimizer import StoredOptimizer
 
-__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload_activations", "TrainerCallback", "trainer_optimizer"]
+__all__ = ["AdamW", "Adam", "Lion", "SGD", "offload", "Offloaded", "OffloadStatistics", "empty_parameters", "Stored", "lent",
+           "offload_activations", "TrainerCallback", "trainer_optimizer"]  # fmt: skip
 
 _COMMON = """
 

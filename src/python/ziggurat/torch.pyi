@@ -1,11 +1,11 @@
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from . import Store
+from . import Record, Store
 from ._trainer import TrainerCallback as TrainerCallback, trainer_optimizer as trainer_optimizer
 
 _Size = int | str
@@ -81,6 +81,40 @@ class SGD(_StoredOptimizer):
         nesterov: bool = False,
         **options: Any,
     ) -> None: ...
+
+class Stored:
+    """Parameters, gradients and detached values whose bytes lie in a store; also torch.Tensor."""
+
+class lent:
+    def __init__(self, *tensors: torch.Tensor, mode: Literal["read", "write", "overwrite"] = "read") -> None: ...
+    def __enter__(self) -> lent: ...
+    def __exit__(self, *error: object) -> None: ...
+
+class OffloadStatistics(Record): ...
+
+class Offloaded:
+    model: torch.nn.Module
+    @property
+    def store(self) -> Store: ...
+    def statistics(self) -> OffloadStatistics: ...
+    def explain(self, name: str | None = None) -> str: ...
+    def close(self, restore: bool = True) -> None: ...
+    def __enter__(self) -> Offloaded: ...
+    def __exit__(self, *error: object) -> None: ...
+
+def offload(
+    model: torch.nn.Module,
+    *,
+    store: Store | None = None,
+    host_bytes: _Size | None = None,
+    drives: _Drives = (),
+    device: str | torch.device | None = None,
+    device_bytes: _Size | None = None,
+    files: Any = None,
+    min_bytes: _Size = ...,
+    gradient_dtype: torch.dtype | None = None,
+) -> Offloaded: ...
+def empty_parameters() -> AbstractContextManager[None]: ...
 
 class offload_activations(ContextDecorator):
     def __init__(

@@ -20,8 +20,8 @@ using namespace kernels;
 template <class In, class Out>
 void gemm(const GemmShape& shape, const In* a, const In* b, Out* c, const In* bias);
 
-// The memory that widening and transposing take in each multiplying thread, for any sizes. In addition oneDNN keeps scratch
-// for a product of 256 x 512 x 512.
+// The memory that widening and transposing take in each multiplying thread, for any sizes. In addition oneDNN
+// keeps scratch for a product of 256 x 512 x 512.
 inline constexpr std::int64_t kWidenedBytes = 2 * 1024 * 1024;
 
 // Whether bf16 products run on bf16 instructions of the CPU; if not, they are computed in fp32, and the

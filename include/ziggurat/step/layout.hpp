@@ -149,8 +149,8 @@ struct Layout {
   // [layer][micro-batch], of layers with experts: Model::routing_bytes() from the forward to the backward;
   // and [micro-batch]: Model::expert_sums_bytes() within a layer's forward or backward.
   std::vector<std::vector<TensorId>> routing;
-  // [layer][micro-batch]: Model::expert_saved_bytes() from the forward to the backward of the layer's experts.
-  // Empty with recomputation, and in layers that no backward passes.
+  // [layer][micro-batch]: Model::expert_saved_bytes() from the forward to the backward of the layer's
+  // experts. Empty with recomputation, and in layers that no backward passes.
   std::vector<std::vector<TensorId>> expert_saved;
   std::vector<TensorId> expert_sums;
   std::vector<TensorId> activation_gradient;  // [micro-batch], for one chunk of the stage after another

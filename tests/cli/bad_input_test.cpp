@@ -82,9 +82,12 @@ std::string tokens(std::size_t count, std::uint16_t value) {
 
 std::vector<Mistake> flags() {
   return {
-      {"NoSubcommand", {}, "a subcommand", "expected: train, generate, eval, merge, quantize, probe"},
-      {"UnknownSubcommand", {"trian", "config.json"}, "trian", "train, generate, eval, merge, quantize, probe"},
-      {"UnknownFlagFirst", {"--verbos"}, "--verbos", "train, generate, eval, merge, quantize, probe"},
+      {"NoSubcommand", {}, "a subcommand", "expected: train, generate, eval, merge, quantize, plan, probe"},
+      {"UnknownSubcommand",
+       {"trian", "config.json"},
+       "trian",
+       "train, generate, eval, merge, quantize, plan, probe"},
+      {"UnknownFlagFirst", {"--verbos"}, "--verbos", "train, generate, eval, merge, quantize, plan, probe"},
       {"UnknownFlag", {"train", "config.json", "--stepz", "3"}, "--stepz", "not expected"},
       {"NoConfiguration", {"train"}, "config", "required"},
       {"FlagWithoutValue", {"train", "config.json", "--steps"}, "--steps", "required"},

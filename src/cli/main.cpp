@@ -50,7 +50,7 @@ int run(int argc, char** argv) {
       "  ziggurat eval --model runs/quickstart/model --data held-out.txt\n"
       "  ziggurat merge Qwen3-8B runs/qwen3-8b-lora/adapter Qwen3-8B-merged\n"
       "  ziggurat quantize Qwen3-8B Qwen3-8B-nf4 --to nf4\n"
-      "  ziggurat plan configs/gpt2-124m.json --machine rtx4090-1\n"
+      "  ziggurat plan configs/bench-llama-7b-gpu.json --machine h100-1\n"
       "  ziggurat probe /mnt/nvme0 /mnt/nvme1\n"
       "  ziggurat io-bench --path /mnt/nvme0 --op mixed\n"
       "  ziggurat io-tune --path /mnt/nvme0\n"

@@ -169,7 +169,7 @@ void add_plan(CLI::App& app, int& exit_code) {
                     "The run alone: no search for changes that make it fit, no times with a better part");
   command->add_flag("--json", flags->json, "Say it as a JSON object");
   command->footer(
-      "Examples:\n  ziggurat plan configs/gpt2-124m.json --machine rtx4090-1 --tokens 10B\n"
+      "Examples:\n  ziggurat plan configs/bench-llama-7b-gpu.json --machine h100-1 --tokens 10B\n"
       "  ziggurat plan models/Llama-3.1-8B --machine h200-8 --json");
   command->callback([flags, &exit_code] { exit_code = plan(*flags); });
 }

@@ -251,7 +251,7 @@ ROWS = (
 
     # Measuring drives and the machine.
     Row("plan", ("ziggurat plan configs/finetune/llama-3.1-8b.json *", "ziggurat plan tests/reference/configs/*",
-                 "ziggurat plan configs/gpt2-124m.json *"),
+                 "ziggurat plan configs/bench-llama-7b-gpu.json *"),
         expect=("it fits|\"fits\": true",)),
     Row("plan_synopsis", ("ziggurat plan CONFIG... *", "ziggurat plan MODEL *"),
         instead=("ziggurat plan configs/tiny.json --machine h100-1 --devices 1 --tokens 10B --what-if nvme+1 --json",)),

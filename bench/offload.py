@@ -4,14 +4,14 @@ memory, and with most of it on a drive, in turns.
 
     bench/offload.py --dir DIR [--rounds 5] [--steps 4] [--size 124m] [--out FILE.md]
 
-Needs the package (docs/python.md), torch and transformers. Weights are random; the optimizer is zt.AdamW in all ways but
-the first, which has torch's. A step is a forward and a backward pass, the optimizer's step and zero_grad(). Each way
-runs in a process of its own, a turn of each in every round. The first two steps of a turn make the state and learn the
-order; figures are medians of the others with their median absolute deviations. Ratios are those of a round's medians,
-with the least and the largest; processor time is that of all threads, which other programs do not lengthen as they do a
-step. Bytes are those of the store's counters, a step. The peak is what was resident at most from the third step on. All
-ways with zt's optimizer must end with the same bits, or nothing is told. --size tiny is a model that trains in
-milliseconds, to see that all works, not to conclude from.
+Needs the package (docs/python.md), torch and transformers. Weights are random; the optimizer is zt.AdamW in all ways
+but the first, which has torch's. A step is a forward and a backward pass, the optimizer's step and zero_grad(). Each
+way runs in a process of its own, a turn of each in every round. The first two steps of a turn make the state and learn
+the order; figures are medians of the others with their median absolute deviations. Ratios compare the medians of a
+round, with the least and the largest. Processor time is the time of all threads, which other programs do not lengthen
+as they do a step. Bytes come from the store's counters, for a step. The peak is the largest resident memory from the
+third step on. All ways with zt's optimizer must end with the same bits, or nothing is told. --size tiny is a model
+that trains in milliseconds, to see that all works, not to conclude from.
 """
 import argparse
 import hashlib
@@ -129,7 +129,7 @@ def main():
         sys.exit(f"the ways do not end with the same weights: {ours}")
 
     def beside_plain(key):
-        """Ratios of the median step to that of plain PyTorch in the same round."""
+        """Ratios of the median step to plain PyTorch's in the same round."""
         plain = [statistics.median(r[key]) for r in runs["plain, torch's AdamW"]]
         ratios = [statistics.median(r[key]) / p for r, p in zip(all_of_it, plain)]
         return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"

@@ -62,9 +62,9 @@ def parts_of(page):
 def check(page):
     rows = [[c.strip() for c in line.strip("|\n").split("|")] for line in parts_of(page)[1].splitlines()]
     if rows[0] != ["model", "parameters", *MACHINES]:
-        sys.exit(f"{PAGE}: the machines of the table are not those of tools/what_fits.py: run it with --update")
+        sys.exit(f"{PAGE}: the table has other machines than tools/what_fits.py: run it with --update")
     if [r[0] for r in rows[2:]] != MODELS:
-        sys.exit(f"{PAGE}: the rows of the table are not those of tools/what_fits.py: run it with --update")
+        sys.exit(f"{PAGE}: the table has other rows than tools/what_fits.py: run it with --update")
     if any(len(r) != 2 + len(MACHINES) or not all(r) for r in rows[2:]):
         sys.exit(f"{PAGE}: a row of the table has other cells than machines: run tools/what_fits.py --update")
 

@@ -204,7 +204,7 @@ class SlotOperands {
   bool is_experts(const Slot& slot) const {
     return layout_.model->units()[static_cast<std::size_t>(slot.unit)].is_experts();
   }
-  // Of the layer's units with experts, the first one that a backward passes.
+  // The first unit with experts of the layer that a backward passes.
   std::int32_t first_passed(std::int32_t layer) const {
     return std::max(static_cast<std::int32_t>(layout_.model->unit_of(layer)) + 1, layout_.first_trained());
   }

@@ -3,9 +3,9 @@
 // and which moves overlap, comes out of the graph's rules, as in the store.
 //
 // What differs from the store: each direction of a link carries one transfer at a time, the most urgent
-// first; drives that take turns carry one altogether; memory is always at hand; and streams of every device
-// hold up the thread like those of the host device (MoveRules::device_has_events), so that an operation is
-// issued when its operands are there.
+// first; drives that take turns carry one altogether; and memory is always at hand. The thread waits until an
+// operation's operands are there before it issues the operation, as the store's thread does for the host
+// device (MoveRules::device_has_events).
 #pragma once
 #include <array>
 #include <cstdint>

@@ -237,7 +237,7 @@ class Offloaded:
         """Where the bytes of a parameter are, who holds them and when they are needed next, as text; None: of all."""
         if name is not None and name not in self._params:
             raise UsageError("is none of the parameters in the store", f'"{name}"',
-                             "names are those of model.named_parameters()")  # fmt: skip
+                             "take a name of model.named_parameters()")  # fmt: skip
         those = self._params.values() if name is None else [self._params[name]]
         return "\n".join(p._slot.tensor.explain() for p in those)
 

@@ -112,7 +112,7 @@ class Slot:
         self.epoch += 1
 
     def keep(self, values):
-        """Replaces the bytes by those of a tensor of the same shape."""
+        """Replaces the bytes by the bytes of a tensor of the same shape."""
         with self.overwritten() as (_, whole), torch.no_grad(), as_plain():
             whole.copy_(values)
             del whole

@@ -4,21 +4,19 @@ import contextlib
 import logging
 import math
 import os
-import signal
-import threading
 import warnings
 import weakref
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-from . import _core, _offload_slots, _offload_tensors, _optimizer_files, _staging
-from ._errors import ForkError, MemoryLimitError, NumericError, UsageError
+from . import _core, _offload_tensors, _optimizer_files, _staging
+from ._errors import ForkError, NumericError, UsageError
 from ._measure import probe
+from ._optimizer_offload import TYPES, OffloadedUpdates, interrupts_later, is_stored, lent
 from ._store import Store, bytes_of
 
 _log = logging.getLogger("ziggurat.torch")
-_TYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 def _local(t):
@@ -35,10 +33,6 @@ def _spread_as(values, p):
     return DTensor.from_local(values, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
 
 
-_stored = _offload_tensors.is_stored
-_lent = _offload_tensors.lent  # for parameters that are not stored it does nothing
-
-
 def _split(those):
     """(p, group) pairs of parameters on the CPU, and of the others by device."""
     near, far = [], {}
@@ -46,29 +40,6 @@ def _split(those):
         device = _local(p).device
         (near if device.type == "cpu" else far.setdefault(device, [])).append((p, group))
     return near, far
-
-
-@contextlib.contextmanager
-def _interrupts_later():
-    """Ctrl-C in this block comes at its end, so that no step is made by halves; a second one comes at once."""
-    usual = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
-        yield
-        return
-    seen = []
-
-    def later(number, frame):
-        if seen:
-            usual(number, frame)
-        seen.append(number)
-
-    signal.signal(signal.SIGINT, later)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    if seen:
-        raise KeyboardInterrupt
 
 
 class _Held:
@@ -81,11 +52,10 @@ class _Held:
         return f"<state in the store, {self.nbytes} bytes>"
 
 
-class StoredOptimizer(Optimizer):
+class StoredOptimizer(OffloadedUpdates, Optimizer):
     """What the optimizers have in common. `_kind`, `_moments`: of the C++ library; `_names`: of torch's moments."""
 
     _kind, _names = "adam", ("exp_avg", "exp_avg_sq")
-    _patience = 60.0  # seconds without an access to the store, after which an update that is awaited stands still
     # GradScaler sets grad_scale and found_inf, calls step() always, and deletes them.
     _step_supports_amp_scaling = True
 
@@ -136,7 +106,7 @@ class StoredOptimizer(Optimizer):
         names = group.get("param_names")
         for i, p in enumerate(group["params"]):
             local = _local(p)
-            if local.dtype not in _TYPES:
+            if local.dtype not in TYPES:
                 raise UsageError(f"is in {local.dtype}", f"parameter {i} of group {len(self.param_groups) - 1}",
                                  "float32, bfloat16 or float16")  # fmt: skip
             if p in self._numbers:
@@ -144,8 +114,8 @@ class StoredOptimizer(Optimizer):
                                  "name each once; those that modules share are updated once")  # fmt: skip
             number = len(self._numbers)
             key = self._keys[p] = names[i] if names else f"param.{number}"
-            self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), _TYPES[local.dtype])
-            if _stored(p):
+            self._numbers[p] = self._core.add(self._unused_name(key), key, local.numel(), TYPES[local.dtype])
+            if is_stored(p):
                 _offload_tensors.watch_gradient(p)  # before the hook below, which finds the gradient in the store then
             if self._overlap == "backward" and p.requires_grad:
                 # Not by a reference to the optimizer: a parameter's hooks are out of the garbage collector's sight.
@@ -193,11 +163,11 @@ class StoredOptimizer(Optimizer):
     def _item(self, p, group, factor):
         """What the library needs for one parameter on the CPU, and what must be kept until it is done."""
         grad = self._host_copy(self._dense_gradient(p))
-        if grad.dtype not in _TYPES:
+        if grad.dtype not in TYPES:
             grad = grad.float()
         rule = self._rule(group, int(self._ready(p)["step"]) + 1, factor)
         weights = self._host_copy(_local(p))
-        item = (self._numbers[p], weights.data_ptr(), grad.data_ptr(), _TYPES[grad.dtype], rule, -1)
+        item = (self._numbers[p], weights.data_ptr(), grad.data_ptr(), TYPES[grad.dtype], rule, -1)
         return item, (weights, grad)
 
     def _item_of_device(self, staged, p, group, factor):
@@ -246,7 +216,7 @@ class StoredOptimizer(Optimizer):
                 raise NumericError(f"is {self._norm}", "norm of the gradients",
                                    "nothing was changed; lower the learning rate, or warm up longer")  # fmt: skip
             factor *= min(1.0, self._max_grad_norm / (self._norm + 1e-6))
-        with _interrupts_later() if any(_stored(p) for p, _ in trained) else contextlib.nullcontext():
+        with interrupts_later() if any(is_stored(p) for p, _ in trained) else contextlib.nullcontext():
             if self._overlap == "step":
                 self._step_at_once(trained, factor)
             else:
@@ -259,7 +229,7 @@ class StoredOptimizer(Optimizer):
                           "read parameters that were being updated; call optimizer.attach(model) once", stacklevel=5)  # fmt: skip
 
     def _step_at_once(self, trained, factor):
-        near, far = _split([(p, group) for p, group in trained if not _stored(p)])
+        near, far = _split([(p, group) for p, group in trained if not is_stored(p)])
         work = [(p, *self._item(p, group, factor)) for p, group in near]
         if work:
             self._core.update([item for _, item, _ in work], True)
@@ -275,85 +245,13 @@ class StoredOptimizer(Optimizer):
             self.flush()  # the step is made as a whole first
             raise
 
-    def _update_stored(self, trained, factor, record):
-        """Updates the parameters of an offloaded model one after the other, so that one at a time is in memory."""
-        stored = [(p, group) for p, group in trained if _stored(p)]
-        began = bool(stored) and record and self._core.begin_step()
-        try:
-            for p, group in stored:
-                with _lent(p, mode="write"), _lent(p.grad):
-                    item, kept = self._item(p, group, factor)
-                    self._core.update([item], False)
-                    self.state[p]["step"] += 1
-                    self._written(p, kept[0])
-                    del kept
-                self._versions[p] = p._version
-        finally:
-            if began:
-                self._core.end_step()
-
-    def _begin_stored(self, p, group, factor):
-        """Hands the update of an offloaded parameter to the worker thread, which leases its bytes there.
-
-        Until it is done nobody is lent the parameter: who asks waits for it (before_use).
-        """
-        self._finish(p)
-        with _lent(p):
-            self._ready(p)
-            self._versions[p] = p._version
-        rule = self._rule(group, int(self.state[p]["step"]) + 1, factor)
-        slot, own, number = p._slot, p._own, self._numbers[p]
-        gradient, finish, owner, done = own.slot, weakref.WeakMethod(self._finish), weakref.ref(p), []
-
-        def update():
-            if not done:  # Ctrl-C comes after calls: one call makes the update and remembers that
-                with _offload_slots.addresses([(slot, "write"), (gradient, "read")]) as (weights, grad):
-                    item = (number, weights, grad, _TYPES[gradient.dtype], rule, -1)
-                    done.extend(map(self._core.update, [[item]], [False]))
-
-        own.pending = True
-        slot.before_use = lambda: (call := finish()) and (p := owner()) is not None and call(p)
-        self._jobs[p] = (self._worker.submit(update), (update, rule.step))
-
-    def _finish_stored(self, p):
-        """Ends an update of _begin_stored(), and may be called again after Ctrl-C."""
-        job, (update, step) = self._jobs[p]
-        # This thread makes an update that has not begun: the store can tell then whether the leases that this thread
-        # has leave room for it, and raises MemoryLimitError instead of waiting for ever.
-        if job.cancel():
-            update()
-        else:
-            self._await_stored(p, job)
-        failed = None if job.cancelled() else job.exception()
-        if failed is None:
-            self.state[p]["step"].fill_(step)
-            p._slot.epoch += 1
-            torch.autograd.graph.increment_version(p)
-            self._versions[p] = p._version
-        p._slot.before_use = None
-        p._own.update_done()
-        del self._jobs[p]
-        if failed is not None:
-            raise failed
-
-    def _await_stored(self, p, job):
-        """Waits for an update on the worker; an error where it stands still, since views of this thread hold the memory."""
-        seen = None
-        while not concurrent.futures.wait([job], self._patience).done:
-            told = self._store.statistics()
-            now = [(t.hits, t.misses) for t in (told.tiers.host, told.tiers.nvme)], told.links.nvme_read.bytes
-            if now == seen:
-                raise MemoryLimitError(f"finds no room for its update since {self._patience:g} s", p._slot.place,
-                                       "views of parameters that live on hold the budget: drop them, or raise host_bytes")
-            seen = now
-
     def _begin(self, those, factor):
         """Hands updates to the worker thread: one by one on the CPU, together on a GPU."""
         self._check_process()
         for p, group in those:
-            if _stored(p):
+            if is_stored(p):
                 self._begin_stored(p, group, factor)
-        near, far = _split([(p, group) for p, group in those if not _stored(p)])
+        near, far = _split([(p, group) for p, group in those if not is_stored(p)])
         for p, group in near:
             item, kept = self._item(p, group, factor)
             self._jobs[p] = (self._worker.submit(self._core.update, [item], False), kept)
@@ -362,7 +260,7 @@ class StoredOptimizer(Optimizer):
 
     def _begin_on(self, device, those, factor, record):
         if device not in self._staged:
-            self._staged[device] = _staging.Updates(self._core, device, _TYPES)
+            self._staged[device] = _staging.Updates(self._core, device, TYPES)
         staged = self._staged[device]
         items = [self._item_of_device(staged, p, group, factor) for p, group in those]
         job = self._worker.submit(staged.run, items, staged.ready(), record)
@@ -372,7 +270,7 @@ class StoredOptimizer(Optimizer):
     def _finish(self, p):
         if p not in self._jobs:
             return
-        if _stored(p):
+        if is_stored(p):
             return self._finish_stored(p)
         job, kept = self._jobs[p]
         concurrent.futures.wait([job])  # Ctrl-C here leaves the job to the next call
@@ -446,9 +344,9 @@ class StoredOptimizer(Optimizer):
                 raise UsageError("cannot be computed for parameters that are spread over ranks", "max_grad_norm",
                                  "clip by torch.nn.utils.clip_grad_norm_")  # fmt: skip
             if p.grad.device.type == "cpu":
-                with _lent(p.grad):
+                with lent(p.grad):
                     g = self._host_copy(p.grad)
-                    squares.append(self._core.gradient_square(g.data_ptr(), g.numel(), _TYPES[g.dtype]))
+                    squares.append(self._core.gradient_square(g.data_ptr(), g.numel(), TYPES[g.dtype]))
                     del g
             else:  # on the GPU, which has them at hand
                 far.setdefault(p.grad.device, []).append(torch.linalg.vector_norm(p.grad, dtype=torch.float64))
@@ -510,7 +408,7 @@ class StoredOptimizer(Optimizer):
 
     def _read(self, p):
         number, local = self._numbers[p], _local(p)
-        with _lent(p):
+        with lent(p):
             return self._read_state(p, number, local)
 
     def _read_state(self, p, number, local):
@@ -575,7 +473,7 @@ class StoredOptimizer(Optimizer):
             hook(self)
 
     def _write(self, p, saved):
-        with _lent(p, mode="write"):
+        with lent(p, mode="write"):
             self._write_state(p, saved)
         self._versions[p] = p._version
 
